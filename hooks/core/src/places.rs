@@ -27,17 +27,24 @@ impl Places {
     ];
 
     /// Default directories in which containerd, CRI-O, Docker and Podman mount snapshots, sandboxes
-    /// and network namespaces.
-    pub const RUNTIME_DIRECTORIES: [&'static str; 9] = [
+    /// and network namespaces, also those of k3s, RKE2, k0s, MicroK8s and Docker's snap.
+    pub const RUNTIME_DIRECTORIES: [&'static str; 16] = [
         "/run/containerd",
         "/run/containers",
         "/run/docker",
+        "/run/k0s/containerd",
         "/run/k3s/containerd",
         "/run/netns",
+        "/run/snap.docker",
         "/var/lib/containerd",
         "/var/lib/containers",
         "/var/lib/docker",
+        "/var/lib/k0s/containerd",
         "/var/lib/rancher/k3s/agent/containerd",
+        "/var/lib/rancher/rke2/agent/containerd",
+        "/var/snap/docker/common/var-lib-docker",
+        "/var/snap/microk8s/common/run/containerd",
+        "/var/snap/microk8s/common/var/lib/containerd",
     ];
 
     /// The kubelet's roots as paths.
@@ -68,6 +75,23 @@ impl Places {
             places.runtime_directories.extend(directories);
             places
         })
+    }
+
+    /// The same places, and the directories of the runtimes that made the mounts or bundles at
+    /// `paths`, wherever the runtimes' configuration has these directories. A pod can mount in the
+    /// kubelet's folders, so paths there name no runtime.
+    #[must_use]
+    pub fn with_runtimes_at<'p>(&self, paths: impl IntoIterator<Item = &'p Path>) -> Self {
+        let mut places = self.clone();
+        for path in paths {
+            let Some(directory) = runtime_directory(path) else {
+                continue;
+            };
+            if !places.directories().any(|known| lies_in(path, known)) {
+                places.runtime_directories.push(directory.to_owned());
+            }
+        }
+        places
     }
 
     /// True if a bind of `path` is known to include mounts that the kubelet or a runtime makes.
@@ -144,6 +168,19 @@ impl Default for Places {
     }
 }
 
+/// The directory of the runtime that has a container's folder at `path`: containerd's `state`, which
+/// dockerd's containerd has, too, or the storage of Podman and CRI-O.
+fn runtime_directory(path: &Path) -> Option<&Path> {
+    let is_of_containers = |folder: &&Path| {
+        let name = folder.file_name().unwrap_or_default();
+        name == "io.containerd.runtime.v2.task" || name == "overlay-containers"
+    };
+    let folder = path.ancestors().skip(1).find(is_of_containers)?;
+    folder
+        .parent()
+        .filter(|it| it.is_absolute() && !is_root(it) && !climbs(it))
+}
+
 /// The kubelet mounts below these two folders of its root. All other folders contain ordinary
 /// files.
 const KUBELET_MOUNTS: [&str; 2] = ["pods", "plugins"];
@@ -181,4 +218,43 @@ fn is_of_one(below_root: &Path) -> bool {
     names.any(|name| {
         matches!(name, b"sandboxes" | b"containers" | b"volumes") || name.ends_with(b"-containers")
     }) && names.next().is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_of_every_distribution_and_of_a_running_runtime() {
+        let places = Places::default();
+        let holds = |places: &Places, path: &str| {
+            places.holds_runtime_mounts(Path::new(path), Scope::RuntimeDirectories)
+        };
+        for path in [
+            "/run/k0s",
+            "/run/k3s",
+            "/var/lib/k0s/containerd",
+            "/var/lib/rancher/rke2/agent/containerd",
+            "/var/snap/microk8s/common/run",
+            "/var/snap/microk8s/common/var/lib/containerd",
+            "/var/snap/docker",
+        ] {
+            assert!(holds(&places, path), "{path}");
+        }
+        let tasks = "io.containerd.runtime.v2.task/k8s.io/c";
+        let of_pod = "/var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir/d";
+        let mounts = [
+            format!("/data/run/{tasks}/rootfs"),
+            "/disk/storage/overlay-containers/c/userdata/shm".to_owned(),
+            format!("{of_pod}/{tasks}"),
+            format!("/{tasks}/rootfs"),
+            format!("run/{tasks}"),
+        ];
+        let found = places.with_runtimes_at(mounts.iter().map(Path::new));
+        let more = found.runtime_directories.len() - places.runtime_directories.len();
+        assert_eq!(more, 2, "{found:?}");
+        for path in ["/data/run", "/data", "/disk/storage"] {
+            assert!(!holds(&places, path) && holds(&found, path), "{path}");
+        }
+    }
 }

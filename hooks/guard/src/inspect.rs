@@ -298,6 +298,7 @@ pub(crate) fn inspect(
     places: &Places,
     probes: &Probes,
 ) -> Vec<Finding> {
+    let places = &places.with_runtimes_at([bundle]);
     let is_in_use = |root: &Path| spec.binds().iter().any(|bind| lies_in(bind.source(), root));
     let mounts = Mounts::default();
     let roots = RootsInUse::of(places, is_in_use, &mounts, probes);

@@ -54,6 +54,11 @@ impl MountTable {
         &self.entries
     }
 
+    /// The mount points, in the kernel's order.
+    pub fn mount_points(&self) -> impl Iterator<Item = &Path> {
+        self.entries.iter().map(|entry| entry.mount_point.as_path())
+    }
+
     /// True if a mount is on `entry`: umount(2) would fail.
     pub fn has_mounts_on(&self, entry: &MountEntry) -> bool {
         self.entries

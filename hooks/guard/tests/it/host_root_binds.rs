@@ -372,3 +372,37 @@ fn a_host_root_behind_a_link_is_one() {
         ["kubelet", "kubelet/pods"].map(expected)
     );
 }
+
+/// k0s, MicroK8s and each operator can move the folder: containerd's bundle shows it.
+#[test]
+fn the_state_folder_of_the_runtime_that_creates_the_container_is_one() {
+    if !own_namespace() {
+        return;
+    }
+    let pod = Pod::with_keys(0);
+    let disk = Folder::new();
+    for (folder, state) in [
+        ("run/io.containerd.runtime.v2.task/k8s.io/c", "run"),
+        ("storage/overlay-containers/c/userdata", "storage"),
+    ] {
+        let bundle = disk.path().join(folder);
+        fs::create_dir_all(&bundle).unwrap();
+        let sources = [disk.path().join(state), disk.path().join("other")];
+        fs::create_dir_all(&sources[1]).unwrap();
+        pod.write_spec(
+            &sources
+                .each_ref()
+                .map(|source| mount_of(source, "/m", "rprivate")),
+        );
+        fs::copy(pod.bundle().join("config.json"), bundle.join("config.json")).unwrap();
+        let binds = admit(&bundle, &pod.policy(), &pod.places(), Attempt::First)
+            .report
+            .binds;
+        let made_rslave: Vec<_> = binds
+            .iter()
+            .filter(|bind| bind.outcome == Some(Outcome::MadeRslave))
+            .map(BindReport::source)
+            .collect();
+        assert_eq!(made_rslave, [sources[0].as_path()], "{folder}");
+    }
+}

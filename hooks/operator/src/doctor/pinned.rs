@@ -24,6 +24,7 @@ pub fn pinned(
     if let Some(skipped) = own.skipped() {
         return Point::unknown(NAME, skipped.to_string());
     }
+    let places = &places.with_runtimes_at(own.mount_points());
     let host = HostMounts::of(own, places);
     let tables = others
         .iter()
