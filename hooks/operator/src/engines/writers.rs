@@ -159,9 +159,10 @@ impl Search {
                 let shown = pids
                     .iter()
                     .find_map(|pid| HeldProcess::open(*pid).ok()?.mounts().ok());
-                // A table that cannot be read may have an idmapped mount.
                 let Some(table) = shown else {
-                    return Some(WriterReach::Unknown);
+                    // The table of a living process may have an idmapped mount.
+                    let is_over = pids.iter().all(|pid| has_ended(*pid));
+                    return (!is_over).then_some(WriterReach::Unknown);
                 };
                 let hidden = Vec::new();
                 return has_idmapped(&table).then_some(WriterReach::Mounts { table, hidden });
