@@ -1,14 +1,15 @@
 //! The roots of this node's kubelets, as far as they answer.
 
-use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use bindguard_core::evidence::FileIdentity;
 use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
 use bindguard_guard::{Probes, in_real_folder};
+use bindguard_sys::Handle;
 use bindguard_sys::probe::{Answer, probe_side_by_side};
 
 /// Time limit for a kubelet's directories when an operator waits.
@@ -47,13 +48,20 @@ impl Roots {
                 .collect();
             return roots;
         };
-        let mut seen = BTreeSet::new();
+        let mut seen = Vec::new();
         for (named, answer) in names.into_iter().zip(answers) {
             match answer {
-                Answer::Reached(real) if seen.insert(real.clone()) => {
-                    roots.known.push(Root { named, real })
+                Answer::Reached(real) => {
+                    // A bind, as on minikube, is another name as much as a symlink is.
+                    let identity = Handle::of(&real).and_then(|handle| handle.identity()).ok();
+                    let is_known = |(path, file): &(PathBuf, Option<FileIdentity>)| {
+                        *path == real || identity.is_some() && *file == identity
+                    };
+                    if !seen.iter().any(is_known) {
+                        seen.push((real.clone(), identity));
+                        roots.known.push(Root { named, real });
+                    }
                 }
-                Answer::Reached(_) => {}
                 Answer::Refused(error) if error.kind() == ErrorKind::NotFound => {}
                 Answer::Refused(error) => roots
                     .problems

@@ -4,9 +4,10 @@
 //! A copy usually has no secrets. If the volume is missing from the copy, a deleted root is still
 //! certain: nothing can be bound from it.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use bindguard_core::evidence::{
     FileIdentity, FileKind, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume,
@@ -17,20 +18,86 @@ use bindguard_core::kubelet::{
     DATA_LINK, MountedVolume, Plugin, TimestampDirectory, VolumeLayout, VolumeSubpath,
 };
 use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable};
+use bindguard_core::paths::{below, join};
+use bindguard_core::places::Places;
+
+use crate::other_roots::place_in;
+
+/// A kubelet root of a recorded node.
+#[derive(Debug)]
+pub struct RecordedRoot {
+    /// Its name in the config.
+    pub named: PathBuf,
+    /// Its name in the mount table and in the copy: a folder of the name may be a symlink.
+    pub real: PathBuf,
+}
+
+/// The kubelet roots of a recorded node, each directory once.
+pub fn recorded_roots(places: &Places, table: &MountTable, root: &Path) -> Vec<RecordedRoot> {
+    let mut roots: Vec<RecordedRoot> = Vec::new();
+    for named in places.kubelet_roots() {
+        let real = resolved_in(root, named);
+        let place = place_in(table, &real);
+        let is_known = |known: &RecordedRoot| {
+            known.real == real || place.is_some() && place_in(table, &known.real) == place
+        };
+        if !roots.iter().any(is_known) {
+            let named = named.to_owned();
+            roots.push(RecordedRoot { named, real });
+        }
+    }
+    roots
+}
+
+/// The path to which `path` leads with `root` as `/`. A symlink of the copy must not lead to a file
+/// of the reader's own node.
+fn resolved_in(root: &Path, path: &Path) -> PathBuf {
+    const MAX_LINKS: usize = 40;
+    let names = |path: &Path| -> Vec<OsString> {
+        let names = path.components().map(|name| name.as_os_str().to_owned());
+        names.rev().collect()
+    };
+    let (mut done, mut left, mut links) = (PathBuf::from("/"), names(path), 0);
+    while let Some(name) = left.pop() {
+        match Path::new(&name).components().next() {
+            Some(Component::RootDir) => done = PathBuf::from("/"),
+            Some(Component::ParentDir) => drop(done.pop()),
+            Some(Component::Normal(name)) => {
+                let next = done.join(name);
+                match fs::read_link(copy_below(root, &next)) {
+                    Ok(target) if links < MAX_LINKS => {
+                        links += 1;
+                        left.extend(names(&target));
+                    }
+                    Ok(_) | Err(_) => done = next,
+                }
+            }
+            Some(Component::CurDir | Component::Prefix(_)) | None => {}
+        }
+    }
+    done
+}
+
+fn copy_below(root: &Path, path: &Path) -> PathBuf {
+    root.join(path.strip_prefix("/").unwrap_or(path))
+}
 
 /// A recorded node. Paths are the node's own.
 #[derive(Debug)]
 pub struct Recorded<'r> {
     table: MountIndex<'r>,
+    roots: &'r [RecordedRoot],
     /// A skipped line may be a mount at any path, and on top of any other mount.
     skipped: Option<String>,
     root: &'r Path,
 }
 
 impl<'r> Recorded<'r> {
-    /// The node with this mount table, whose `/` was copied to `root`.
-    pub fn new(table: &'r MountTable, root: &'r Path) -> Self {
+    /// The node with this mount table, which has the names of `roots`, whose `/` was copied to
+    /// `root`.
+    pub fn new(table: &'r MountTable, root: &'r Path, roots: &'r [RecordedRoot]) -> Self {
         Self {
+            roots,
             table: MountIndex::of(table),
             skipped: table.skipped().map(ToString::to_string),
             root,
@@ -39,7 +106,12 @@ impl<'r> Recorded<'r> {
 
     /// The path that a file of the node has in the copy.
     pub fn copy_of(&self, path: &Path) -> PathBuf {
-        self.root.join(path.strip_prefix("/").unwrap_or(path))
+        for root in self.roots {
+            if let Some(rest) = below(path, &root.named) {
+                return copy_below(self.root, &join(root.real.clone(), rest));
+            }
+        }
+        copy_below(self.root, path)
     }
 
     /// The recorded mount of a volume.

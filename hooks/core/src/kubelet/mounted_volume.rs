@@ -79,11 +79,11 @@ impl MountedVolume {
         }
     }
 
-    /// The volume's path before a copy of the node's files was made below `prefix`.
-    pub fn without_prefix(&self, prefix: &Path) -> Option<Self> {
-        let below = self.mount_point.strip_prefix(prefix).ok()?;
+    /// The volume of the same pod whose path begins with `to` instead of `from`.
+    pub fn moved(&self, from: &Path, to: &Path) -> Option<Self> {
+        let below = self.mount_point.strip_prefix(from).ok()?;
         Some(Self {
-            mount_point: Path::new("/").join(below),
+            mount_point: to.join(below),
             ..self.clone()
         })
     }

@@ -16,7 +16,7 @@ use bindguard_core::source::SourceKind;
 use bindguard_sys::observe::{list_subpaths, list_volumes};
 
 use super::{for_operators, planned_alone, without_bind};
-use crate::support_bundle::Recorded;
+use crate::support_bundle::{Recorded, RecordedRoot, recorded_roots};
 
 /// Judges the `wanted` subpaths and volumes of a node by its mount table and the copy of its files
 /// below `root`.
@@ -30,9 +30,15 @@ pub fn survey_recorded(
 ) -> NodeReport {
     let start = Instant::now();
     let policy = for_operators(policy);
-    let (recorded, mut report) = (Recorded::new(table, root), Report::default());
-    let mut findings = subpaths(places, table, &recorded, &mut report);
-    let (mounted, mut plain) = volumes(places, root, &recorded, &mut report);
+    let roots = recorded_roots(places, table, root);
+    let mut table = table.clone();
+    for root in roots.iter().filter(|root| root.named != root.real) {
+        table = table.with_name(&root.real, &root.named);
+    }
+    let table = &table;
+    let (recorded, mut report) = (Recorded::new(table, root, &roots), Report::default());
+    let mut findings = subpaths(&roots, table, &recorded, &mut report);
+    let (mounted, mut plain) = volumes(&roots, &recorded, &mut report);
     findings.extend(mounted);
     findings.retain(|finding| wanted(&finding.source));
     plain.retain(|directory| wanted(directory));
@@ -47,7 +53,7 @@ pub fn survey_recorded(
 
 /// The mounted subpaths, and those of which only the directory is left.
 fn subpaths(
-    places: &Places,
+    roots: &[RecordedRoot],
     table: &MountTable,
     recorded: &Recorded<'_>,
     report: &mut Report,
@@ -55,9 +61,9 @@ fn subpaths(
     let mounted = table
         .entries()
         .iter()
-        .filter_map(|e| VolumeSubpath::from_path(&e.mount_point, places.kubelet_roots()));
+        .filter_map(|e| VolumeSubpath::from_path(&e.mount_point, names(roots)));
     let mut found: Vec<VolumeSubpath> = mounted.collect();
-    for root in places.kubelet_roots() {
+    for root in names(roots) {
         match list_subpaths(&recorded.copy_of(root)) {
             Ok(copies) => found.extend(copies.iter().map(|copy| copy.at_root(root))),
             Err(error) => report.problems.push(error_chain(&error)),
@@ -72,6 +78,10 @@ fn subpaths(
     judged.collect()
 }
 
+fn names(roots: &[RecordedRoot]) -> impl Iterator<Item = &Path> {
+    roots.iter().map(|root| root.named.as_path())
+}
+
 /// A server cannot be probed from here.
 fn plain_volume(source: PathBuf) -> Finding {
     without_bind(source, SourceKind::PlainVolume, Verdict::Current)
@@ -80,26 +90,21 @@ fn plain_volume(source: PathBuf) -> Finding {
 /// The volumes that must be mounted, judged by the mount table, and the directories of volumes that
 /// need no mount.
 fn volumes(
-    places: &Places,
-    root: &Path,
+    roots: &[RecordedRoot],
     recorded: &Recorded<'_>,
     report: &mut Report,
 ) -> (Vec<Finding>, Vec<PathBuf>) {
     let (mut mounted, mut plain) = (Vec::new(), Vec::new());
-    for kubelet_root in places.kubelet_roots() {
-        match list_volumes(&recorded.copy_of(kubelet_root)) {
+    for named in names(roots) {
+        let copied = recorded.copy_of(named);
+        match list_volumes(&copied) {
             Ok(copies) => {
-                mounted.extend(
-                    copies
-                        .mounted
-                        .iter()
-                        .filter_map(|copy| copy.without_prefix(root)),
-                );
-                let below = copies
-                    .plain
-                    .iter()
-                    .filter_map(|copy| copy.strip_prefix(root).ok());
-                plain.extend(below.map(|path| Path::new("/").join(path)));
+                for volume in &copies.mounted {
+                    mounted.extend(volume.moved(&copied, named));
+                }
+                for volume in &copies.plain {
+                    plain.extend(volume.strip_prefix(&copied).map(|below| named.join(below)));
+                }
             }
             Err(error) => report.problems.push(error_chain(&error)),
         }

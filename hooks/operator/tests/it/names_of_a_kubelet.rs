@@ -71,3 +71,30 @@ fn a_node_is_surveyed_once_and_repaired_by_any_of_its_names() {
     );
     assert_eq!(fs::read_to_string(scene.subpath()).unwrap(), "new");
 }
+
+/// minikube binds `/var/lib/kubelet` from its disk, and its mounts reach both names.
+#[test]
+fn a_root_that_is_bound_from_another_folder_is_surveyed_once() {
+    if !own_namespace() {
+        return;
+    }
+    let scene = Scene::of_plugin("kubernetes.io~empty-dir").with_replaced("app.conf");
+    let (real, bound) = (
+        scene.folder.path().join("kubelet"),
+        scene.folder.path().join("bound"),
+    );
+    fs::create_dir(&bound).unwrap();
+    let flags = rustix::mount::MountPropagationFlags::SHARED;
+    rustix::mount::mount_bind_recursive(&real, &bound).unwrap();
+    rustix::mount::mount_change(&bound, flags).unwrap();
+    for roots in [vec![real.clone()], vec![real.clone(), bound.clone()]] {
+        let places = Places {
+            kubelet_roots: roots.clone(),
+            ..Places::default()
+        };
+        let report = survey_node(&Policy::default(), &places, &Default::default(), |_| true);
+        let subpaths = report.binds.iter().filter(|bind| bind.is_stale());
+        assert_eq!(subpaths.count(), 1, "{roots:?}: {report:?}");
+        assert_eq!(report.problems, [] as [&str; 0], "{roots:?}");
+    }
+}

@@ -101,3 +101,49 @@ fn nothing_is_certain_while_a_line_cannot_be_read() {
         assert!(problems.contains("`7 1 zero /x /y`"), "{problems}");
     }
 }
+
+const STALE: &str = "271 1 8:1 /data/kubelet/pods/u/volumes/kubernetes.io~configmap/c/..2026_01_01_00_00_00.1/f//deleted /data/kubelet/pods/u/volume-subpaths/c/app/0 rw - ext4 /dev/sda1 rw\n";
+
+/// Many nodes have their kubelet's folder on another disk, behind a link.
+#[test]
+fn a_kubelet_root_behind_a_symlink_is_read_in_the_copy() {
+    let text = format!("1 0 8:1 / / rw - ext4 /dev/sda1 rw\n{STALE}");
+    let table = MountTable::from_mountinfo(text.as_bytes()).unwrap();
+    for (link, target) in [
+        ("var/lib/kubelet", "/data/kubelet"),
+        ("var/lib", "../data"),
+        ("var/lib/kubelet", "../../data/./kubelet"),
+    ] {
+        let copy = tempfile::tempdir().unwrap();
+        let volume = "data/kubelet/pods/u/volumes/kubernetes.io~nfs/n";
+        fs::create_dir_all(copy.path().join(volume)).unwrap();
+        fs::create_dir_all(
+            copy.path()
+                .join("data/kubelet/pods/u/volume-subpaths/c/app/0"),
+        )
+        .unwrap();
+        fs::create_dir_all(copy.path().join(link).parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(target, copy.path().join(link)).unwrap();
+        let places = Places {
+            kubelet_roots: vec!["/var/lib/kubelet".into(), "/data/kubelet".into()],
+            ..Places::default()
+        };
+        let (policy, pods) = (Policy::default(), Pods::default());
+        let report = survey_recorded(&policy, &places, &pods, &table, copy.path(), |_| true);
+        let found: Vec<_> = report
+            .binds
+            .iter()
+            .map(|bind| (bind.bind.verdict().as_str(), bind.bind.source().to_owned()))
+            .collect();
+        let root = Path::new("/var/lib/kubelet/pods/u");
+        assert_eq!(
+            found,
+            [
+                ("stale", root.join("volume-subpaths/c/app/0")),
+                ("unmounted", root.join("volumes/kubernetes.io~nfs/n")),
+            ],
+            "{link}: {report:?}"
+        );
+        assert_eq!(report.problems, [] as [&str; 0]);
+    }
+}
