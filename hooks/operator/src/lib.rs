@@ -37,6 +37,7 @@ pub mod terminal;
 pub mod unix_http;
 
 mod block_device;
+mod container_cgroup;
 mod container_inits;
 mod host_mounts;
 mod kubelet_roots;

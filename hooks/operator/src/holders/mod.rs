@@ -12,7 +12,6 @@
 //! The second rule finds mounts that no mount here shows: after a lazy umount, and on a mount point
 //! that cannot be removed.
 
-mod cgroup;
 mod mounts_to_find;
 mod release;
 mod report;
@@ -20,7 +19,7 @@ mod spread;
 mod system;
 mod trial;
 
-pub use cgroup::{container_ids, pod_uid};
+pub use crate::container_cgroup::{container_ids, pod_uid};
 pub use mounts_to_find::MountsToFind;
 pub use release::ReleaseCommand;
 pub use report::{HeldMount, Holder, HolderKind, HoldersReport};

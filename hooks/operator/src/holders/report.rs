@@ -11,7 +11,6 @@ use bindguard_core::paths::lies_in;
 use bindguard_core::places::Places;
 use bindguard_core::text::{serialize_path, shell_word};
 
-use super::cgroup::looks_like_an_id;
 use super::release::{
     ReleaseCommand, delete_pod, from_outside, of_the_kubelet, release_empty, umount_here,
     umounts_elsewhere,
@@ -19,6 +18,7 @@ use super::release::{
 use super::spread::Spread;
 use super::system::SystemMounts;
 use super::{MountsToFind, Trial, container_ids, pod_uid};
+use crate::container_cgroup::looks_like_an_id;
 use crate::namespaces::{Checked, HeldBy, NamespaceMounts};
 
 /// The holders of the mounts at or below a path; `holders --json` prints this report.

@@ -22,6 +22,7 @@ use bindguard_sys::{ReadTableError, read_host_table_in_part};
 
 use self::enter::{NamespaceFile, mounts_of_namespace};
 pub use self::namespace::{Checked, HeldBy, NamespaceMounts};
+use crate::container_cgroup::{container_ids, looks_like_an_id};
 use crate::process_files::in_parts;
 
 /// A `/proc`, and the process in it whose mounts are the reader's own.
@@ -92,12 +93,26 @@ pub enum UnreadTable {
     /// The tables that were read before need all the memory that is allowed.
     #[error("the mount tables of all namespaces need more than {} MiB of memory", MAX_MEMORY >> 20)]
     NoMemory,
+    /// The container has its share of the namespaces and of the memory already.
+    #[error(
+        "{number} mount namespaces of this container are not read, beyond {MAX_OF_CONTAINER} or {} MiB",
+        MAX_MEMORY_OF_CONTAINER >> 20
+    )]
+    LeftOut {
+        /// Their number.
+        number: usize,
+    },
 }
 
 /// Limit of the memory for the tables of all other namespaces. Twenty services with namespaces of
 /// their own, on a node with 30,000 mounts, need 240 MiB; twenty containers with full mount tables
 /// need as much.
 const MAX_MEMORY: usize = 256 << 20;
+
+/// Limits for each container: its processes make namespaces and mounts as they like. A container that
+/// is a node of a test cluster has some hundred containers.
+const MAX_OF_CONTAINER: usize = 256;
+const MAX_MEMORY_OF_CONTAINER: usize = MAX_MEMORY / 4;
 
 /// The mount namespaces of a machine.
 #[derive(Debug)]
@@ -159,9 +174,9 @@ impl Proc {
         }
         summed_up(&mut problems);
         let lived_in = by_id.iter().filter(|(id, _)| **id != own_id);
-        let mut memory = Memory::default();
+        let mut budget = Budget::default();
         let mut others: Vec<NamespaceMounts> = lived_in
-            .filter_map(|(id, pids)| self.lived_in(*id, pids, &mut memory))
+            .filter_map(|(id, pids)| self.lived_in(*id, pids, &mut budget))
             .collect();
         // Read last. Otherwise a mount that the host makes meanwhile, and that another namespace
         // copies, would look unmounted by the host.
@@ -170,10 +185,11 @@ impl Proc {
             let path = self.file(self.own, "mountinfo");
             problems.push(format!("{}: {skipped}", path.display()));
         }
-        let empty = self.without_processes(&own, &mut memory, |id| {
+        let empty = self.without_processes(&own, &mut budget, |id| {
             id == own_id || by_id.contains_key(&id)
         });
         others.extend(empty);
+        others.extend(budget.left_out.into_values());
         checked.namespaces = others.len() + 1;
         Ok(Namespaces {
             own,
@@ -183,12 +199,23 @@ impl Proc {
         })
     }
 
-    /// `None` if all of its processes ended meanwhile.
-    fn lived_in(&self, id: u64, pids: &[u32], memory: &mut Memory) -> Option<NamespaceMounts> {
+    /// `None` if all of its processes ended meanwhile, or if its container has its share already.
+    fn lived_in(&self, id: u64, pids: &[u32], budget: &mut Budget) -> Option<NamespaceMounts> {
         for pid in pids {
             let text = |name: &str| {
                 fs::read_to_string(self.file(&pid.to_string(), name)).unwrap_or_default()
             };
+            let cgroup = text("cgroup");
+            let container = container_of(&cgroup);
+            let held_by = HeldBy::Process {
+                pid: *pid,
+                command: text("comm").trim_end().to_owned(),
+                cgroup: cgroup.clone(),
+            };
+            if budget.is_used_up(&container) {
+                budget.leave_out(container, id, held_by);
+                return None;
+            }
             let path = self.file(&pid.to_string(), "mountinfo");
             let namespace = self.mount_namespace(*pid, id).map_err(ReadTableError::from);
             let read = namespace.and_then(|namespace| namespace.mounts(|| File::open(&path)));
@@ -202,13 +229,7 @@ impl Proc {
                 Err(ReadTableError::Read(source)) => Err(UnreadTable::Read { path, source }),
                 Err(ReadTableError::Table(error)) => Err(error.into()),
             };
-            let table = table.and_then(|table| memory.add(table));
-            let command = text("comm").trim_end().to_owned();
-            let held_by = HeldBy::Process {
-                pid: *pid,
-                command,
-                cgroup: text("cgroup"),
-            };
+            let table = budget.add(container, table);
             return Some(NamespaceMounts {
                 id,
                 held_by,
@@ -233,7 +254,7 @@ impl Proc {
     fn without_processes(
         &self,
         own: &MountTable,
-        memory: &mut Memory,
+        budget: &mut Budget,
         is_known: impl Fn(u64) -> bool,
     ) -> Vec<NamespaceMounts> {
         let mut found = BTreeMap::new();
@@ -276,16 +297,29 @@ impl Proc {
                 }
             }
         });
-        let seen = found.into_iter().map(|(id, (held_by, file))| {
-            let table = mounts_of_namespace(&file).and_then(|table| memory.add(table));
-            NamespaceMounts {
+        let mut seen = Vec::new();
+        for (id, (held_by, file)) in found {
+            let container = match &held_by {
+                HeldBy::Descriptor { pid, .. } => {
+                    let cgroup = fs::read_to_string(self.file(&pid.to_string(), "cgroup"));
+                    container_of(&cgroup.unwrap_or_default())
+                }
+                // Root of the node made the mount.
+                HeldBy::BindMount(_) | HeldBy::Process { .. } => None,
+            };
+            if budget.is_used_up(&container) {
+                budget.leave_out(container, id, held_by);
+                continue;
+            }
+            let table = budget.add(container, mounts_of_namespace(&file));
+            seen.push(NamespaceMounts {
                 id,
                 held_by,
                 processes: 0,
                 table,
-            }
-        });
-        seen.collect()
+            });
+        }
+        seen
     }
 
     fn file_of(&self, pid: u32, name: &str) -> ProcessFile {
@@ -366,19 +400,66 @@ fn summed_up(problems: &mut Vec<String>) {
     }
 }
 
-/// The memory that the tables of other namespaces need.
+/// The cost of the tables of other namespaces.
 #[derive(Debug, Default)]
-struct Memory(usize);
+struct Budget {
+    memory: usize,
+    /// The number of tables of each container, and their memory.
+    containers: BTreeMap<String, (usize, usize)>,
+    /// The first namespace of each container that is not read represents all of them.
+    left_out: BTreeMap<String, NamespaceMounts>,
+}
 
-impl Memory {
-    fn add(&mut self, table: MountTable) -> Result<MountTable, UnreadTable> {
-        let needed = self.0 + table.memory();
-        if needed > MAX_MEMORY {
+impl Budget {
+    fn is_used_up(&self, container: &Option<String>) -> bool {
+        let used = container.as_ref().and_then(|id| self.containers.get(id));
+        used.is_some_and(|(tables, memory)| {
+            *tables >= MAX_OF_CONTAINER || *memory >= MAX_MEMORY_OF_CONTAINER
+        })
+    }
+
+    fn leave_out(&mut self, container: Option<String>, id: u64, held_by: HeldBy) {
+        let left_out = self.left_out.entry(container.unwrap_or_default());
+        let left_out = left_out.or_insert(NamespaceMounts {
+            id,
+            held_by,
+            processes: 0,
+            table: Err(UnreadTable::LeftOut { number: 0 }),
+        });
+        if let Err(UnreadTable::LeftOut { number }) = &mut left_out.table {
+            *number += 1;
+        }
+    }
+
+    fn add(
+        &mut self,
+        container: Option<String>,
+        table: Result<MountTable, UnreadTable>,
+    ) -> Result<MountTable, UnreadTable> {
+        let needed = table.as_ref().map_or(0, MountTable::memory);
+        if let Some(container) = container {
+            let (tables, memory) = self.containers.entry(container).or_default();
+            *tables += 1;
+            *memory += needed;
+        }
+        if self.memory + needed > MAX_MEMORY {
             return Err(UnreadTable::NoMemory);
         }
-        self.0 = needed;
-        Ok(table)
+        self.memory += needed;
+        table
     }
+}
+
+/// The container of a process, or its cgroup if that names none; `None` outside of every cgroup, as
+/// on a node without a service manager. A container's processes can make cgroups below their own.
+fn container_of(cgroup: &str) -> Option<String> {
+    // The names begin with the innermost.
+    let mut ids = container_ids(cgroup).into_iter().rev();
+    if let Some(id) = ids.find(|id| looks_like_an_id(id)) {
+        return Some(id.to_owned());
+    }
+    let is_root = |line: &str| line.ends_with(":/");
+    (!cgroup.lines().all(is_root)).then(|| cgroup.to_owned())
 }
 
 /// `mnt:[4026531841]`
@@ -392,7 +473,10 @@ fn namespace_id(link: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use bindguard_core::places::Places;
+
     use super::*;
+    use crate::doctor::{PointStatus, pinned};
 
     /// A process of a `/proc` made of plain files: hard links to the same file are the same
     /// namespace.
@@ -440,6 +524,70 @@ mod tests {
                 .all(|other| other.table.is_ok() && other.processes == 3)
         );
         assert_eq!((seen.others.len(), seen.problems.len()), (500, 0));
+    }
+
+    const ID: &str = "2fdc5572f480c0eaa35b0b793e187da2930c2c41bef4b3d51483e5ff90038bea";
+
+    /// A container can make namespaces without end, also in cgroups that it makes below its own.
+    #[test]
+    fn a_container_with_1500_namespaces_is_read_in_part() {
+        let proc = tempfile::tempdir_in("/dev/shm").unwrap();
+        for number in 0..1502u32 {
+            let namespace = proc.path().join(format!("namespace-{number}"));
+            fs::write(&namespace, "").unwrap();
+            process(proc.path(), 1 + number, &namespace, Some(LINE));
+            let container = match number {
+                0 => "/".to_owned(),
+                1501 => format!("/kubepods/{}", ID.replace('2', "3")),
+                _ => format!("/kubepods/cri-containerd-{ID}.scope/{}", number % 7),
+            };
+            let file = proc.path().join(format!("{}/cgroup", 1 + number));
+            fs::write(file, format!("0::{container}\n")).unwrap();
+        }
+        let seen = Proc::at(proc.path().to_owned()).namespaces().unwrap();
+        let read = seen.others.iter().filter(|other| other.table.is_ok());
+        assert_eq!(read.count(), 256 + 1);
+        let is_other = |other: &NamespaceMounts| {
+            matches!(&other.held_by, HeldBy::Process { pid: 1502, .. }) && other.table.is_ok()
+        };
+        assert!(
+            seen.others.iter().any(is_other),
+            "another container is unread"
+        );
+        let unread: Vec<String> = seen
+            .others
+            .iter()
+            .filter_map(NamespaceMounts::unread)
+            .collect();
+        assert_eq!(unread.len(), 1, "{unread:?}");
+        assert!(
+            unread[0].contains("1244 mount namespaces of this container are not read"),
+            "{unread:?}"
+        );
+        let point = pinned(&seen.own, &seen.others, &seen.problems, &Places::default());
+        assert_eq!(point.status, PointStatus::Unknown, "{point:?}");
+    }
+
+    /// A process can keep namespaces without processes as open files.
+    #[test]
+    fn a_process_with_1500_open_namespaces_is_read_in_part() {
+        let proc = tempfile::tempdir_in("/dev/shm").unwrap();
+        let namespace = proc.path().join("namespace");
+        fs::write(&namespace, "").unwrap();
+        for pid in [1, 2] {
+            process(proc.path(), pid, &namespace, Some(LINE));
+        }
+        fs::write(proc.path().join("2/cgroup"), format!("0::/{ID}\n")).unwrap();
+        fs::create_dir(proc.path().join("2/fd")).unwrap();
+        for number in 0..1500 {
+            let file = proc.path().join(format!("2/fd/{number}"));
+            std::os::unix::fs::symlink(format!("mnt:[{}]", 900_000 + number), file).unwrap();
+        }
+        let seen = Proc::at(proc.path().to_owned()).namespaces().unwrap();
+        assert_eq!(seen.others.len(), 256 + 1);
+        let last = seen.others.last().and_then(NamespaceMounts::unread);
+        let last = last.unwrap_or_default();
+        assert!(last.contains("1244 mount namespaces of"), "{last}");
     }
 
     #[test]
