@@ -43,11 +43,44 @@ fn podman() {
     });
 }
 
+/// The driver `vfs` lays the root filesystem out as a plain folder, and runc 1.3 makes the mount private
+/// on which the folder lies. Here this is the host's `/`.
+#[test]
+fn host_root_of_a_container_in_a_plain_folder() {
+    // runc 1.1 leaves that mount shared
+    story_on(Generation::V2_1, |node| {
+        let docker = Docker::start(node)?;
+        let kept = node.disk().join("kept");
+        fs::create_dir(&kept)?;
+        tmpfs(&kept, "mode=755")?;
+        fs::write(kept.join("file"), "one")?;
+        let id = docker.start(&["--volume=/:/host:rslave"], &SLEEP)?;
+        unmount(&kept)?;
+        ensure!(
+            docker
+                .read(&id, &format!("/host{}/file", kept.display()))
+                .is_ok(),
+            "the bind is no private one: this story shows nothing"
+        );
+        let words = ["refresh", "--container", &id[..12], "--what", "host-root"];
+        let refreshed = node.bindguard(words)?;
+        ensure!(
+            refreshed.stdout.contains("1 mount checked, 1 stale before"),
+            "{refreshed:?}"
+        );
+        docker.remove(&id)
+    });
+}
+
 fn story(story: impl FnOnce(&Node) -> Result<()>) {
+    story_on(Generation::V1_6, story);
+}
+
+fn story_on(generation: Generation, story: impl FnOnce(&Node) -> Result<()>) {
     if let Some(why) = missing() {
         return privilege::skipped(&why);
     }
-    Setup::on(Generation::V1_6).bare().story(story);
+    Setup::on(generation).bare().story(story);
 }
 
 fn play(node: &Node, engine: &impl ContainerEngine, flags: &[&str]) -> Result<()> {

@@ -52,7 +52,7 @@ struct RootBind {
 
 impl HostRoots {
     /// The binds of the container with this bundle that a create under this policy would make
-    /// rslave, or would report.
+    /// rslave, or would report, and those that are rslave by the spec.
     ///
     /// # Errors
     /// If the bundle has no spec.
@@ -75,7 +75,7 @@ impl HostRoots {
         let binds = bundle.spec.binds();
         let found = findings.into_iter().filter_map(|finding| {
             let bind = binds.iter().find(|it| Some(it.index()) == finding.bind)?;
-            RootBind::of(bind, finding)
+            RootBind::of(bind, finding, &policy)
         });
         Self {
             binds: found.collect(),
@@ -142,7 +142,7 @@ impl HostRoots {
         self.binds.iter().any(|bind| bind.source == source)
     }
 
-    /// True if the container has no host-root bind.
+    /// True if the container has no such bind.
     pub fn is_empty(&self) -> bool {
         self.binds.is_empty()
     }
@@ -180,8 +180,23 @@ impl HostRoots {
 }
 
 impl RootBind {
-    fn of(bind: &Bind<'_>, finding: Finding) -> Option<Self> {
-        let Verdict::Pinning(pinning) = finding.verdict else {
+    fn of(bind: &Bind<'_>, finding: Finding, policy: &Policy) -> Option<Self> {
+        let is_slave = matches!(
+            bind.propagation(),
+            RequestedPropagation::Slave | RequestedPropagation::RecursiveSlave
+        );
+        let pinning = if let Verdict::Pinning(pinning) = finding.verdict {
+            pinning
+        } else if finding.verdict == Verdict::Current && is_slave && policy.is_recursive(bind) {
+            // As a create left the spec. runc and crun make the mount private on which a plain
+            // folder with the root filesystem lies, and then a bind of this mount stays private.
+            Pinning {
+                bind: true,
+                rootfs: false,
+                private_mount: None,
+                kept: policy.keeps(bind.denied(), bind.denied_below()),
+            }
+        } else {
             return None;
         };
         (finding.kind == SourceKind::HostRoot).then(|| Self {

@@ -52,6 +52,29 @@ fn a_private_bind_releases_what_the_host_unmounted() {
     assert_eq!((container.mounts(), mounts_of_host()), (mounts, host));
 }
 
+/// The create wrote rslave into the spec. The runtime bound a mount that it had made private before,
+/// because the container's root filesystem is a plain folder on that mount.
+#[test]
+fn a_bind_that_the_runtime_made_private_is_refreshed() {
+    if !can_attach_beneath() {
+        return;
+    }
+    let scene = Scene::new();
+    scene.write_spec(&["rslave"], &[]);
+    let container = scene.start_with(|| {});
+    unmount(&scene.disk());
+    let looked = scene.act(&container, RefreshAct::Look);
+    assert!(
+        matches!(looked.mounts[..], [ref only] if matches!(only.outcome, Ok(MountResult::Stale))),
+        "{looked:?}"
+    );
+    assert_eq!(scene.refresh(&container).replaced(), 1);
+    assert_eq!(container.propagation_at("/host"), ["master"]);
+    assert!(container.mounts_at("/host/disk").is_empty());
+    let again = scene.refresh(&container);
+    assert!(again.mounts.is_empty() && again.subpaths == 1, "{again:?}");
+}
+
 /// Such a bind keeps no mount of the host alive, and the mounts below are not its container's.
 #[test]
 fn a_bind_that_is_not_recursive_is_not_refreshed() {
