@@ -1,5 +1,6 @@
 //! A client disconnects in the middle of a call, or its deadline passes. The call completes anyway,
-//! the next client finds the result, and nothing is lost.
+//! the next client finds the result, and nothing is lost. If containerd itself gives a create up and
+//! removes the bundle, no container and no shim is left.
 
 use std::time::Duration;
 
@@ -7,11 +8,12 @@ use anyhow::{Context as _, Result, ensure};
 use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::runtime::Gate;
 use bindguard_integration::shim::{Bundle, Client, Shim, code};
-use bindguard_integration::waiting::until;
+use bindguard_integration::waiting::{stays, until};
 use bindguard_integration::{Generation, Node, Setup};
 use containerd_shim_protos::api::{DeleteRequest, ExecProcessRequest, StartRequest, Status};
 use containerd_shim_protos::shim::oci::Options;
 use containerd_shim_protos::shim_async::TaskClient;
+use nix::mount::{MntFlags, umount2};
 use ttrpc::Code;
 use ttrpc::context::Context;
 
@@ -136,4 +138,95 @@ fn until_it_is(client: &Client, status: Status) -> Result<()> {
     };
     until(&format!("it is {status:?}"), is)
         .with_context(|| format!("{:?}", client.state("web", "")))
+}
+
+/// The way in which containerd gives a container up.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Abandoned {
+    /// It runs the shim's `delete`, which ends the container, and removes the bundle.
+    Killed,
+    /// It removes the bundle.
+    Created,
+    /// It removes the bundle after the end of the container's program.
+    Ended,
+}
+
+#[test]
+fn containerd_gives_up_a_create_and_removes_the_bundle() {
+    Setup::on(Generation::V2_1)
+        .obedient_runtime()
+        .story(|node| {
+            let before = Leftovers::of(node)?;
+            for how in [Abandoned::Killed, Abandoned::Created, Abandoned::Ended] {
+                abandoned(node, how).with_context(|| format!("{how:?}"))?;
+                before.are_all(node).with_context(|| format!("{how:?}"))?;
+            }
+            beside_another(node)?;
+            before.are_all(node)
+        });
+}
+
+/// The first requests come while the container is being created, so the shim knows no container.
+fn abandoned(node: &Node, how: Abandoned) -> Result<()> {
+    let bundle = Bundle::create(node, "web", &["sleep", "1000000"])?;
+    let shim = Shim::start(node, &bundle, &Options::default())?;
+    give_up_create(node, &shim, &bundle)?;
+    abandon(node, &shim, &bundle, how)
+}
+
+fn give_up_create(node: &Node, shim: &Shim, bundle: &Bundle) -> Result<()> {
+    let gate = Gate::of(&node.programs());
+    gate.close_after("create")?;
+    let (containerd, request) = (shim.connect()?, bundle.request());
+    let create =
+        async |task: &TaskClient, context: Context| task.create(context, &request).await.map(drop);
+    ensure!(containerd.call_without_waiting(create, || gate.has_call()));
+    let containerd = shim.connect()?;
+    ensure!(code(containerd.delete(bundle.id(), ""))? == Code::NOT_FOUND);
+    containerd.shut_down(bundle.id())?;
+    gate.open()?;
+    until("it is created", || {
+        let state = containerd.state(bundle.id(), "");
+        Ok(state.is_ok_and(|state| state.status.enum_value() == Ok(Status::CREATED)))
+    })
+}
+
+fn abandon(node: &Node, shim: &Shim, bundle: &Bundle, how: Abandoned) -> Result<()> {
+    match how {
+        Abandoned::Killed => Shim::delete(node, bundle)?,
+        Abandoned::Created => {}
+        Abandoned::Ended => {
+            let client = shim.connect()?;
+            client.start(bundle.id(), "")?;
+            client.kill(bundle.id(), "", 9)?;
+            ensure!(client.wait(bundle.id(), "")? == 137);
+            // A containerd that restarts slowly still fetches the status.
+            stays(Duration::from_secs(15), "the status is kept", || {
+                Ok(client
+                    .wait(bundle.id(), "")
+                    .is_ok_and(|status| status == 137))
+            })?;
+        }
+    }
+    let _ = umount2(&bundle.path().join("rootfs"), MntFlags::MNT_DETACH);
+    std::fs::remove_dir_all(bundle.path()).context("remove the bundle")
+}
+
+/// The other container of the pod lives on, and the shim ends with it.
+fn beside_another(node: &Node) -> Result<()> {
+    let other = Bundle::create(node, "app", &["sleep", "1000000"])?;
+    let shim = Shim::start(node, &other, &Options::default())?;
+    let client = shim.connect()?;
+    client.create(&other.request())?;
+    client.start("app", "")?;
+    let bundle = Bundle::create(node, "web", &["sleep", "1000000"])?;
+    give_up_create(node, &shim, &bundle)?;
+    abandon(node, &shim, &bundle, Abandoned::Killed)?;
+    until("the abandoned container is gone", || {
+        Ok(client.state("web", "").is_err())
+    })?;
+    ensure!(client.state("app", "")?.status.enum_value() == Ok(Status::RUNNING));
+    client.end("app")?;
+    client.shut_down("app")?;
+    Ok(())
 }

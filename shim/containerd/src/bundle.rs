@@ -43,6 +43,12 @@ impl Bundle {
         &self.path
     }
 
+    /// True if nothing is at its path.
+    pub(crate) fn is_gone(&self) -> bool {
+        let found = self.path.symlink_metadata();
+        found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    }
+
     /// The mount point of the container's root filesystem.
     pub(crate) fn rootfs(&self) -> PathBuf {
         self.path.join("rootfs")

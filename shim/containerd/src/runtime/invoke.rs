@@ -121,8 +121,12 @@ impl RuntimeCall {
         verb: &'static str,
         args: Vec<OsString>,
     ) -> Self {
-        let directory = runtime.bundle.path().to_owned();
-        let log = LogFile::in_bundle(&directory, verb);
+        let log = LogFile::in_bundle(runtime.bundle.path(), verb);
+        // containerd may have removed the bundle of a container whose create it gave up.
+        let directory = match runtime.bundle.is_gone() {
+            true => PathBuf::from("/"),
+            false => runtime.bundle.path().to_owned(),
+        };
         let mut arguments: Vec<OsString> = vec!["--root".into(), (&runtime.root).into()];
         arguments.extend([
             "--log".into(),

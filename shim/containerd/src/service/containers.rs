@@ -4,16 +4,21 @@
 //! different container. A name is reserved from the beginning of its `create`: a second create is
 //! refused, and the shim does not shut down during the first.
 //!
-//! A shim ends when it has no container and containerd does not need it. Two states make this safe.
-//! A container whose `start` was answered with this shim is *expected*: its pod's last container
-//! may end just before it arrives. A *deserted* shim ends by itself: a containerd that was killed
-//! in the middle of a call may never send `Shutdown`.
+//! A shim ends when it has no container and containerd does not need it. Three states make this
+//! safe. A container whose `start` was answered with this shim is *expected*: its pod's last
+//! container may end just before it arrives. A *deserted* shim ends by itself: a containerd that was
+//! killed in the middle of a call may never send `Shutdown`. An *abandoned* container does not run,
+//! and its bundle is gone. When a client cancels a create, containerd sends `Delete` and `Shutdown`
+//! while the container is being created, and then removes the bundle. The shim deletes such a
+//! container itself. Time alone does not show that: a containerd that restarts slowly still reads
+//! the bundles, and requests the exit status.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use bindguard_core::error_chain;
 use containerd_shim_protos::api::{CreateTaskRequest, DeleteResponse};
 use tokio::sync::Notify;
 
@@ -34,14 +39,19 @@ const UNUSED_LIMIT: Duration = Duration::from_secs(60);
 /// follows the exit within milliseconds. Without a limit a shim would outlive its containerd.
 const DELETE_LIMIT: Duration = Duration::from_secs(3);
 
+/// The limits of the pause between two checks for abandoned containers: a stopped container may
+/// wait for its delete for days.
+const ABANDONED_INTERVAL: Duration = Duration::from_secs(5);
+const MAX_ABANDONED_INTERVAL: Duration = Duration::from_secs(600);
+
 /// The containers, and their shared state.
 #[derive(Debug)]
 pub(crate) struct Containers {
     shared: SharedState,
     register: Mutex<Register>,
     shutdown: Notify,
-    /// The first container arrived, or the last container was removed.
-    occupancy_changed: Notify,
+    /// A container arrived, ended, or was removed.
+    occupancy_changed: Arc<Notify>,
     calls: Arc<Calls>,
 }
 
@@ -76,13 +86,12 @@ impl Containers {
             all_ended_at: None,
             closed: false,
         };
-        let (shutdown, occupancy_changed, calls) = (Notify::new(), Notify::new(), Arc::default());
         Self {
             shared,
             register: Mutex::new(register),
-            shutdown,
-            occupancy_changed,
-            calls,
+            shutdown: Notify::new(),
+            occupancy_changed: Arc::default(),
+            calls: Arc::default(),
         }
     }
 
@@ -121,7 +130,13 @@ impl Containers {
         let name = self.reserve(&request.id)?;
         let task = Task::create(&self.shared, request).await?;
         let pid = task.pid();
+        let (init, changed) = (task.process("")?, Arc::clone(&self.occupancy_changed));
         name.fill(task);
+        changed.notify_one();
+        tokio::spawn(async move {
+            init.wait().await;
+            changed.notify_one();
+        });
         Ok(pid)
     }
 
@@ -158,6 +173,9 @@ impl Containers {
         if register.is_empty() {
             register.closed = true;
             self.shutdown.notify_one();
+        } else {
+            // The remaining containers may be abandoned.
+            self.occupancy_changed.notify_one();
         }
     }
 
@@ -186,20 +204,53 @@ impl Containers {
         self.shutdown.notified().await;
     }
 
-    /// Resolves after some time without a container and without a request to end.
+    /// Resolves after some time without a container and without a request to end. Deletes abandoned
+    /// containers.
     pub(crate) async fn deserted(&self) {
-        while !self.close_if_deserted() {
-            let moment = self.may_be_deserted();
+        let mut pause = ABANDONED_INTERVAL;
+        loop {
+            self.delete_abandoned().await;
+            if self.close_if_deserted() {
+                return;
+            }
+            // A shim whose containers all run has no timer.
+            let moment = {
+                let register = self.register();
+                let is_idle = |slot: &Slot| matches!(slot, Slot::Ready(task) if !task.runs());
+                match register.by_id.is_empty() {
+                    true => Some(register.deserted_at),
+                    false if register.by_id.values().any(is_idle) => Some(Instant::now() + pause),
+                    false => None,
+                }
+            };
             tokio::select! {
-                () = self.occupancy_changed.notified() => {}
-                () = tokio::time::sleep_until(moment.unwrap_or_else(Instant::now).into()), if moment.is_some() => {}
+                () = self.occupancy_changed.notified() => pause = ABANDONED_INTERVAL,
+                () = tokio::time::sleep_until(moment.unwrap_or_else(Instant::now).into()), if moment.is_some() => {
+                    pause = (pause * 2).min(MAX_ABANDONED_INTERVAL);
+                }
             }
         }
     }
 
-    fn may_be_deserted(&self) -> Option<Instant> {
-        let register = self.register();
-        register.by_id.is_empty().then_some(register.deserted_at)
+    async fn delete_abandoned(&self) {
+        let mut abandoned = Vec::new();
+        for (id, slot) in &self.register().by_id {
+            if let Slot::Ready(task) = slot
+                && task.is_abandoned()
+            {
+                abandoned.push((id.clone(), Arc::clone(task)));
+            }
+        }
+        for (id, task) in abandoned {
+            tracing::info!(id, "deleting the container: containerd removed its bundle");
+            match task.delete("").await {
+                Ok(_) => self.forget(&id),
+                // Tried again after the next pause.
+                Err(error) => {
+                    tracing::warn!(id, error = error_chain(&error), "delete the container");
+                }
+            }
+        }
     }
 
     fn close_if_deserted(&self) -> bool {

@@ -80,6 +80,22 @@ impl Task {
         self.init.state().is_alive()
     }
 
+    /// True while its program runs or is paused.
+    pub(crate) fn runs(&self) -> bool {
+        match self.init.state() {
+            ProcessState::Running | ProcessState::Pausing | ProcessState::Paused => true,
+            ProcessState::Created
+            | ProcessState::Stopped
+            | ProcessState::NotStarted
+            | ProcessState::Deleted => false,
+        }
+    }
+
+    /// True if its program does not run, and containerd removed its bundle.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        !self.runs() && self.bundle.is_gone()
+    }
+
     /// All processes of the container, those of execs by name.
     ///
     /// A restarted containerd calls this first, and treats a container without processes as leaked:
