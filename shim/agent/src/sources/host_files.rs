@@ -29,16 +29,7 @@ const MAX_FILES_OF_POD: usize = 64;
 const MAX_FILES: usize = 1024;
 
 /// The files of each container of a pod, by the container's id.
-type FilesOfPod = HashMap<String, FilesOfContainer>;
-
-/// The files of a container.
-#[derive(Debug)]
-struct FilesOfContainer {
-    binds: Vec<FileBind>,
-    /// True if a daemon or server has a file, such as LXCFS: a restarted daemon mounts its
-    /// filesystem anew, which no watch of the old filesystem reports.
-    is_served: bool,
-}
+type FilesOfPod = HashMap<String, Vec<FileBind>>;
 
 /// The pods below a kubelet root.
 #[derive(Debug)]
@@ -123,8 +114,7 @@ impl PodFiles<'_> {
                 // A container sees the new files of a directory by itself.
                 binds.retain(|bind| !bind.is_of_directory());
                 has_new = true;
-                let is_served = binds.iter().any(|bind| !bind.is_local());
-                Some(FilesOfContainer { binds, is_served })
+                Some(binds)
             });
             files.extend(binds.map(|binds| (id, binds)));
         }
@@ -133,7 +123,7 @@ impl PodFiles<'_> {
 
     fn watch(&mut self, watches: &mut Watches) {
         let of_pod = |(uid, files): (&String, &FilesOfPod)| {
-            let binds = files.values().flat_map(|files| &files.binds);
+            let binds = files.values().flatten();
             let binds = binds.take(MAX_FILES_OF_POD);
             let binds = binds.map(|bind| (uid.clone(), bind.clone()));
             binds.collect::<Vec<_>>()
@@ -178,14 +168,15 @@ impl FollowedFiles for PodFiles<'_> {
 
     fn has_mounts(&self) -> bool {
         let mut files = self.followed.values().flat_map(FilesOfPod::values);
-        files.any(|files| files.is_served)
+        files.any(|binds| !binds.is_empty())
     }
 
     fn with_mounts_at(&self, places: &[PathBuf]) -> Vec<String> {
+        // A daemon such as LXCFS that restarted mounts its filesystem anew, and a disk may be
+        // mounted over the folder of a file: no watch reports these.
         let is_at = |bind: &FileBind| places.iter().any(|place| lies_in(&bind.directory, place));
-        let is_served = |files: &FilesOfContainer| files.is_served && files.binds.iter().any(is_at);
         let pods = self.followed.iter();
-        let pods = pods.filter(|(_, files)| files.values().any(is_served));
+        let pods = pods.filter(|(_, files)| files.values().flatten().any(is_at));
         pods.map(|(uid, _)| uid.clone()).collect()
     }
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use bindguard_config::RefreshMode;
 use bindguard_core::error_chain;
 use bindguard_core::identity::Identity;
+use bindguard_core::paths::lies_in;
 use bindguard_core::places::Places;
 use bindguard_core::refresh_request::{Notify, OptIn, RefreshRequest, RequestedBinds};
 use bindguard_core::spec::{SpecUsers, SpecView};
@@ -114,13 +115,19 @@ impl FollowedFiles for Followed<'_> {
 
     fn has_mounts(&self) -> bool {
         let mut containers = self.containers.values();
-        containers.any(|container| container.requested.volumes)
+        containers.any(|container| container.requested.volumes || !container.binds.is_empty())
     }
 
     fn with_mounts_at(&self, places: &[PathBuf]) -> Vec<String> {
         let has_one = |container: &&FollowedContainer| {
-            container.requested.volumes
-                && places.iter().any(|place| container.sources.contains(place))
+            let is_at = |place: &PathBuf| {
+                container.requested.volumes && container.sources.contains(place)
+                    || container
+                        .binds
+                        .iter()
+                        .any(|bind| lies_in(&bind.directory, place))
+            };
+            places.iter().any(is_at)
         };
         let containers = self.containers.values().filter(has_one);
         containers
@@ -367,6 +374,9 @@ mod tests {
             problems: Vec::new(),
         };
         followed.containers.insert(id.clone(), opted_in);
+        // A mount may cover the folder of the file.
+        let places = [host.path().to_owned()];
+        assert!(followed.has_mounts() && followed.with_mounts_at(&places) == [id.clone()]);
         fs::write(host.path().join("new"), "1").unwrap();
         fs::rename(host.path().join("new"), &file).unwrap();
         // Another refresh, or the container itself, has the lock meanwhile.

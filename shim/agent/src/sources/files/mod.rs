@@ -12,9 +12,7 @@
 //! that can write a watched folder decides on the number of events. So the thread reads events in
 //! at most 1 % of the time, and paces the refreshes of each container.
 
-mod mounts;
 mod schedule;
-mod settling;
 mod watches;
 
 use std::io;
@@ -22,17 +20,10 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::sources::watch::Rechecks;
+use crate::sources::watch::{AFTER_MOUNT, NewMounts, Rechecks, pause_after};
 
-pub use self::mounts::{AFTER_MOUNT, NewMounts};
 pub use self::schedule::{AFTER_START, Schedule};
 pub use self::watches::Watches;
-
-/// The pause after work, as a multiple of the time that the work took.
-const PAUSE_FACTOR: u32 = 100;
-
-/// Limit of that pause.
-const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 /// The containers of engines, or the pods, whose files are followed.
 pub trait FollowedFiles {
@@ -43,12 +34,13 @@ pub trait FollowedFiles {
     /// Refreshes the container or pod with this id.
     fn refresh(&mut self, id: &str);
 
-    /// True if a container opted in to mounts of the host.
+    /// True if a container opted in to mounts of the host, or has a bound file that a mount may
+    /// cover.
     fn has_mounts(&self) -> bool {
         false
     }
 
-    /// The ids of the containers that bind any of these mount points of the host.
+    /// The ids of the containers that bind any of these mount points of the host, or a file below.
     fn with_mounts_at(&self, _places: &[PathBuf]) -> Vec<String> {
         Vec::new()
     }
@@ -82,7 +74,12 @@ pub fn follow(
         }
         let now = Instant::now();
         let appeared = mounts.listed(now)?;
-        for id in followed.with_mounts_at(&appeared) {
+        let with_mounts = followed.with_mounts_at(&appeared);
+        if !with_mounts.is_empty() {
+            // The mount may cover a watched folder, whose watch reports nothing of the mount.
+            schedule.plan_surveys(now);
+        }
+        for id in with_mounts {
             rechecks.plan(&id, now);
             schedule.plan_refresh(&id, now);
         }
@@ -121,10 +118,4 @@ pub fn follow(
         }
         followed.refresh_late();
     }
-}
-
-/// The pause after work that a container can cause all the time: the work then needs at most 1 % of a
-/// processor. The limit is for a busy node, where short work can take long.
-fn pause_after(work: Duration) -> Duration {
-    (work * PAUSE_FACTOR).min(MAX_PAUSE)
 }

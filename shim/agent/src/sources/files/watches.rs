@@ -7,10 +7,7 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-
-use crate::sources::watch::{Completeness, Inotify, WatchError, WatchEvent, WatchId};
+use crate::sources::watch::{Completeness, Inotify, WatchError, WatchEvent, WatchId, Woken};
 
 /// The purposes of a watch.
 #[derive(Debug, Default)]
@@ -35,15 +32,6 @@ pub struct FileChanges {
     pub made: HashSet<String>,
 }
 
-/// The reasons for which a wait ended.
-#[derive(Debug, Default)]
-pub struct Woken {
-    /// An event of inotify.
-    pub by_events: bool,
-    /// A change of the mount table.
-    pub by_mounts: bool,
-}
-
 /// All watches. Each survey adds the missing watches, and removes unused watches.
 #[derive(Debug)]
 pub struct Watches {
@@ -65,22 +53,7 @@ impl Watches {
     /// # Errors
     /// poll(2)'s.
     pub fn wait_with(&self, mounts: Option<BorrowedFd<'_>>, limit: Duration) -> io::Result<Woken> {
-        let timeout = Timespec {
-            tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: limit.subsec_nanos().into(),
-        };
-        let mut polled = vec![PollFd::new(&self.inotify, PollFlags::IN)];
-        polled.extend(mounts.map(|table| PollFd::from_borrowed_fd(table, PollFlags::PRI)));
-        match poll(&mut polled, Some(&timeout)) {
-            Ok(_) => {}
-            Err(Errno::INTR) => return Ok(Woken::default()),
-            Err(errno) => return Err(errno.into()),
-        }
-        let is_woken = |polled: &PollFd<'_>| !polled.revents().is_empty();
-        Ok(Woken {
-            by_events: polled.first().is_some_and(is_woken),
-            by_mounts: polled.get(1).is_some_and(is_woken),
-        })
+        self.inotify.wait_with(mounts, limit)
     }
 
     /// Waits for events.

@@ -22,13 +22,12 @@ use std::time::{Duration, Instant};
 use bindguard_core::error_chain;
 use bindguard_core::kubelet::{Plugin, Writer};
 use bindguard_guard::refresh::VolumeOfPod;
-use bindguard_guard::{Probes, in_real_folder};
 use bindguard_operator::bundles::pod_state_folders;
 use tracing::warn;
 
 use crate::pods::{PodLookup, PodsWithBinds};
-use crate::sources::files::{AFTER_MOUNT, AFTER_START, NewMounts, Schedule, Watches};
-use crate::sources::watch::{Inotify, Rechecks};
+use crate::sources::files::{AFTER_START, Schedule, Watches};
+use crate::sources::watch::{AFTER_MOUNT, Inotify, NewMounts, Rechecks, folder_of_pods};
 use crate::work::pod_refreshes::Refreshes;
 use crate::work::refresh_queue::PodOfRoot;
 use crate::work::updates::Updates;
@@ -203,12 +202,6 @@ impl<'a> FollowedVolumes<'a> {
     }
 }
 
-/// The folder of the pods below a root, which may be a link.
-fn folder_of_pods(root: &Path) -> PathBuf {
-    let folder = root.join("pods");
-    in_real_folder(&folder, &Probes::for_create()).unwrap_or(folder)
-}
-
 /// The uid of the pod with a volume mounted at this place, `<root>/pods/<uid>/volumes/...`.
 fn pod_with_volume_at<'p>(place: &'p Path, folder_of_pods: &Path) -> Option<&'p str> {
     let below = place.strip_prefix(folder_of_pods).ok()?;
@@ -252,6 +245,8 @@ pub fn watch_states(watches: &mut Watches) {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use bindguard_guard::{Probes, in_real_folder};
 
     use super::*;
 

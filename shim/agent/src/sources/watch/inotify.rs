@@ -45,6 +45,15 @@ pub enum Completeness {
     Complete,
 }
 
+/// The reasons for which a wait ended.
+#[derive(Debug, Default)]
+pub struct Woken {
+    /// An event of inotify.
+    pub by_events: bool,
+    /// A change of the mount table.
+    pub by_mounts: bool,
+}
+
 /// An inotify instance.
 #[derive(Debug)]
 pub struct Inotify {
@@ -125,6 +134,29 @@ impl Inotify {
             Ok(_) => self.read(),
             Err(errno) => Err(errno.into()),
         }
+    }
+
+    /// Waits for events, or for a change of this mount table.
+    ///
+    /// # Errors
+    /// poll(2)'s.
+    pub fn wait_with(&self, mounts: Option<BorrowedFd<'_>>, limit: Duration) -> io::Result<Woken> {
+        let timeout = Timespec {
+            tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: limit.subsec_nanos().into(),
+        };
+        let mut polled = vec![PollFd::new(&self.descriptor, PollFlags::IN)];
+        polled.extend(mounts.map(|table| PollFd::from_borrowed_fd(table, PollFlags::PRI)));
+        match poll(&mut polled, Some(&timeout)) {
+            Ok(_) => {}
+            Err(Errno::INTR) => return Ok(Woken::default()),
+            Err(errno) => return Err(errno.into()),
+        }
+        let is_woken = |polled: &PollFd<'_>| !polled.revents().is_empty();
+        Ok(Woken {
+            by_events: polled.first().is_some_and(is_woken),
+            by_mounts: polled.get(1).is_some_and(is_woken),
+        })
     }
 
     fn read(&self) -> io::Result<Vec<WatchEvent>> {

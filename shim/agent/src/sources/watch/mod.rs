@@ -8,7 +8,9 @@
 //! ```
 
 mod inotify;
+mod mounts;
 mod rechecks;
+mod settling;
 mod tree;
 
 use std::io;
@@ -19,14 +21,21 @@ use bindguard_guard::refresh::VolumeOfPod;
 
 use self::tree::{TreeChanges, WatchTree};
 
-pub use self::inotify::{Completeness, Inotify, WatchEvent, WatchId};
+pub use self::inotify::{Completeness, Inotify, WatchEvent, WatchId, Woken};
+pub use self::mounts::{AFTER_MOUNT, NewMounts};
 pub use self::rechecks::Rechecks;
-pub use self::tree::WatchError;
+pub use self::settling::pause_after;
+pub use self::tree::{WatchError, folder_of_pods};
 
 /// The times after an update at which its volume is checked again. A kubelet may bind a subpath
 /// from the old payload in the very moment of the update (kubernetes#127602), and no event reports
 /// a bind. The update lands 60 to 230 ms around the bind.
 const AFTER_UPDATE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
+
+/// The time for which new mounts are followed. After a boot the agent may start before the kubelet,
+/// which mounts the volumes of its pods over the folders that are on the disk: a watch of such a
+/// folder reports nothing of the mount. Later, volumes are mounted before they have subpaths.
+const BOOT_TIME: Duration = Duration::from_secs(600);
 
 /// The reason for which a volume is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,9 +71,23 @@ pub enum Notice {
 pub fn follow(root: PathBuf, survey: Duration, mut notify: impl FnMut(Notice)) -> io::Result<()> {
     let mut tree = WatchTree::new(root, Inotify::new()?);
     let mut rechecks = Rechecks::new(&AFTER_UPDATE);
-    let mut next_survey = Instant::now();
+    let mut mounts = NewMounts::default();
+    // Before the survey: a mount that comes meanwhile is reported.
+    mounts.set_followed(true)?;
+    let start = Instant::now();
+    let mut next_survey = start;
     loop {
         let now = Instant::now();
+        let appeared = mounts.listed(now)?;
+        if now.saturating_duration_since(start) > BOOT_TIME {
+            mounts.set_followed(false)?;
+        }
+        let changes = tree.mounted(&appeared);
+        if changes.survey {
+            next_survey = now;
+        }
+        plan_rechecks(&changes, &mut rechecks);
+        notify_of(changes, Cause::Update, &mut notify);
         if now >= next_survey {
             let changes = tree.survey();
             next_survey = if changes.survey { now } else { now + survey };
@@ -78,22 +101,27 @@ pub fn follow(root: PathBuf, survey: Duration, mut notify: impl FnMut(Notice)) -
         if !due.is_empty() {
             notify(Notice::Changed(due, Cause::Survey));
         }
-        let until = rechecks
-            .next()
-            .map_or(next_survey, |next| next.min(next_survey));
-        let events = tree
-            .inotify()
-            .wait(Some(until.saturating_duration_since(Instant::now())))?;
+        let next = [rechecks.next(), mounts.due()].into_iter().flatten();
+        let until = next.fold(next_survey, Instant::min);
+        let left = until.saturating_duration_since(Instant::now());
+        let woken = tree.inotify().wait_with(mounts.polled(), left)?;
+        if woken.by_mounts {
+            mounts.changed(Instant::now());
+        }
+        let events = tree.inotify().wait(Some(Duration::ZERO))?;
         let changes = tree.follow(events);
-        changes
-            .volumes
-            .iter()
-            .for_each(|volume| rechecks.plan(volume, Instant::now()));
+        plan_rechecks(&changes, &mut rechecks);
         if changes.survey {
             notify(Notice::Interrupted);
             next_survey = Instant::now();
         }
         notify_of(changes, Cause::Update, &mut notify);
+    }
+}
+
+fn plan_rechecks(changes: &TreeChanges, rechecks: &mut Rechecks<VolumeOfPod>) {
+    for volume in &changes.volumes {
+        rechecks.plan(volume, Instant::now());
     }
 }
 
@@ -105,4 +133,88 @@ fn notify_of(changes: TreeChanges, cause: Cause, notify: &mut impl FnMut(Notice)
         .errors
         .into_iter()
         .for_each(|error| notify(Notice::NotWatched(error)));
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::fs;
+    use std::os::unix::fs::symlink;
+    use std::path::Path;
+    use std::sync::mpsc::{Receiver, channel};
+    use std::thread;
+
+    use bindguard_testing::own_namespace;
+    use bindguard_testing::scene::tmpfs;
+
+    use super::*;
+
+    const NO_SURVEY: Duration = Duration::from_secs(3600);
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    fn followed(root: &Path) -> Receiver<Notice> {
+        let (notices, received) = channel();
+        let root = root.to_owned();
+        thread::spawn(move || follow(root, NO_SURVEY, |notice| drop(notices.send(notice))));
+        received
+    }
+
+    fn wait_for(received: &Receiver<Notice>, is_meant: impl Fn(&Notice) -> bool) {
+        while !is_meant(&received.recv_timeout(LIMIT).unwrap()) {}
+    }
+
+    fn update(volume: &Path, payload: &str) {
+        symlink(payload, volume.join("..data_tmp")).unwrap();
+        fs::rename(volume.join("..data_tmp"), volume.join("..data")).unwrap();
+    }
+
+    fn is_update(notice: &Notice) -> bool {
+        matches!(notice, Notice::Changed(volumes, Cause::Update) if volumes[0].volume == "keys")
+    }
+
+    /// After a boot the folders of the pods are on the disk, and the agent starts first.
+    #[test]
+    fn a_volume_that_the_kubelet_mounts_after_the_survey_is_followed() {
+        if !own_namespace() {
+            return;
+        }
+        let root = tempfile::tempdir().unwrap();
+        let pod = root.path().join("pods/u-1");
+        let volume = pod.join("volumes/kubernetes.io~secret/keys");
+        fs::create_dir_all(&volume).unwrap();
+        fs::create_dir_all(pod.join("volume-subpaths/keys/app")).unwrap();
+        let received = followed(root.path());
+        wait_for(&received, |notice| {
+            matches!(notice, Notice::Surveyed { .. })
+        });
+        tmpfs(&volume);
+        update(&volume, "..2026_11_21_05_10_00.1");
+        wait_for(&received, is_update);
+        update(&volume, "..2026_11_21_05_10_00.2");
+        wait_for(&received, is_update);
+    }
+
+    /// A node may mount the disk of its kubelet late.
+    #[test]
+    fn pods_on_a_disk_that_is_mounted_after_the_survey_are_followed() {
+        if !own_namespace() {
+            return;
+        }
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("pods")).unwrap();
+        let received = followed(root.path());
+        wait_for(&received, |notice| {
+            matches!(notice, Notice::Surveyed { .. })
+        });
+        tmpfs(root.path());
+        fs::create_dir(root.path().join("pods")).unwrap();
+        wait_for(&received, |notice| {
+            matches!(notice, Notice::Surveyed { .. })
+        });
+        let pod = root.path().join("pods/u-1");
+        fs::create_dir_all(pod.join("volumes/kubernetes.io~configmap/keys")).unwrap();
+        fs::create_dir_all(pod.join("volume-subpaths/keys/app")).unwrap();
+        wait_for(&received, is_update);
+    }
 }

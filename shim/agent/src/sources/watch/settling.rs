@@ -6,10 +6,20 @@
 
 use std::time::{Duration, Instant};
 
-use super::pause_after;
+/// The pause after work, as a multiple of the time that the work took.
+const PAUSE_FACTOR: u32 = 100;
+
+/// Limit of that pause.
+const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 /// Changes within this time cause a single list.
 const SETTLE_INTERVAL: Duration = Duration::from_millis(10);
+
+/// The pause after work that a container can cause all the time: the work then needs at most 1 % of a
+/// processor. The limit is for a busy node, where short work can take long.
+pub fn pause_after(work: Duration) -> Duration {
+    (work * PAUSE_FACTOR).min(MAX_PAUSE)
+}
 
 /// The last list, and the change since.
 #[derive(Debug, Default)]

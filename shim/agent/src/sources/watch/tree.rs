@@ -10,8 +10,8 @@
 //!
 //! PLUGIN is the kubelet's, or that of a CSI volume with the same layout, whose directory is
 //! `VOLUME/mount`. A volume is watched once `volume-subpaths` names it: by then the kubelet has
-//! mounted it. The tmpfs of a secret would hide an earlier watch. Volumes without subpaths need no
-//! watch.
+//! mounted it, except after a boot. Volumes without subpaths need no watch. A new mount on or above a
+//! watched directory hides that directory, so the directories are then watched anew.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -21,7 +21,9 @@ use std::mem;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::kubelet::{DATA_LINK, Plugin, Writer};
+use bindguard_core::paths::lies_in;
 use bindguard_guard::refresh::{VolumeOfPod, payload_of_driver};
+use bindguard_guard::{Probes, in_real_folder};
 
 use super::inotify::{Inotify, WatchEvent, WatchId};
 
@@ -64,6 +66,8 @@ pub struct TreeChanges {
 #[derive(Debug)]
 pub struct WatchTree {
     root: PathBuf,
+    /// The folder of the pods, by the name that the mount table has.
+    folder: PathBuf,
     inotify: Inotify,
     watched: HashMap<WatchId, Watched>,
 }
@@ -72,6 +76,7 @@ impl WatchTree {
     /// A tree without watches; [`WatchTree::survey`] adds them.
     pub fn new(root: PathBuf, inotify: Inotify) -> Self {
         Self {
+            folder: root.join(PODS),
             root,
             inotify,
             watched: HashMap::new(),
@@ -96,6 +101,7 @@ impl WatchTree {
     pub fn survey(&mut self) -> TreeChanges {
         let mut changes = TreeChanges::default();
         let before = mem::take(&mut self.watched);
+        self.folder = folder_of_pods(&self.root);
         self.add_pods(&mut changes);
         before
             .keys()
@@ -124,6 +130,31 @@ impl WatchTree {
             // cannot be watched waits for the next survey.
             changes.survey = is_missing && pods.metadata().is_ok();
         }
+    }
+
+    /// Watches again what these new mounts cover, and returns the volumes there.
+    pub fn mounted(&mut self, places: &[PathBuf]) -> TreeChanges {
+        let mut changes = TreeChanges::default();
+        for place in places {
+            let Ok(below) = place.strip_prefix(&self.folder) else {
+                changes.survey |= lies_in(&self.folder, place);
+                continue;
+            };
+            let mut names = below.iter().map(OsStr::to_str);
+            match (names.next().flatten(), names.next().flatten()) {
+                (None, _) => changes.survey = true,
+                (Some(uid), None) => self.add_pod(uid, &mut changes),
+                (Some(uid), Some("volumes")) => {
+                    let subpaths = Watched::Subpaths(uid.to_owned());
+                    if self.watched.values().any(|watched| *watched == subpaths) {
+                        self.add_subpaths(uid, &mut changes);
+                    }
+                }
+                // The kubelet's binds of subpaths.
+                (Some(_), Some(_)) => {}
+            }
+        }
+        changes
     }
 
     /// Follows events: adds watches for new directories, and returns the volumes that changed.
@@ -262,6 +293,12 @@ impl TreeChanges {
             self.volumes.push(volume);
         }
     }
+}
+
+/// The folder of the pods below a root, which may be a link.
+pub fn folder_of_pods(root: &Path) -> PathBuf {
+    let folder = root.join(PODS);
+    in_real_folder(&folder, &Probes::for_create()).unwrap_or(folder)
 }
 
 /// The names in a directory that may go away meanwhile.
