@@ -82,6 +82,13 @@ bindguard-agent restart-slot --namespace {{ .Release.Namespace }} --max-failures
 {{- $words | toJson -}}
 {{- end }}
 
+{{- /* removal.timeout, such as 90s or 4m, in seconds. */ -}}
+{{- define "bindguard.removalSeconds" -}}
+{{- $timeout := .Values.removal.timeout -}}
+{{- $number := trimSuffix "m" $timeout | trimSuffix "s" | int -}}
+{{ ternary (mul 60 $number) $number (hasSuffix "m" $timeout) }}
+{{- end }}
+
 {{- /* The pod that installs or removes: a dict with mode, and the chart's own context. */ -}}
 {{- define "bindguard.pod" -}}
 {{- $words := include "bindguard.words" . | fromJsonArray -}}
@@ -91,6 +98,8 @@ bindguard-agent restart-slot --namespace {{ .Release.Namespace }} --max-failures
 {{- /* With --restart, a dry run fails while a restart is owed. */ -}}
 {{- if .Values.restart }}{{ $words = append $words "--restart" }}{{ end -}}
 {{- $command := $words -}}
+{{- /* Nothing goes on after the hook, so its pods are ready when their nodes have no part left. */ -}}
+{{- if .isHook }}{{ $words = append $words "--complete" }}{{ end -}}
 {{- if $hasSlots }}{{ $command = concat $command (list "--restart-slot" (include "bindguard.slotCommand" .)) }}{{ end -}}
 nodeSelector: {{- toYaml .Values.nodeSelector | nindent 2 }}
 {{- with .Values.affinity }}

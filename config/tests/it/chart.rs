@@ -307,6 +307,47 @@ fn restarts_have_slots() {
     }
 }
 
+/// A node whose pods outlive the hook keeps its pod of the removal: the Job waits until nothing is
+/// left, and ends before helm's own limit of five minutes.
+#[test]
+fn the_removal_is_over_when_no_node_has_a_part() {
+    let Some(helm) = helm() else { return };
+    let values = [
+        "restart=true",
+        "removal.enabled=true",
+        "removal.kubectlImage=registry.example.com/kubectl:1",
+    ];
+    let hook = render(&helm, &values);
+    let probe = container(&hook, "bindguard-removal")["readinessProbe"]["exec"]["command"].clone();
+    let words = [
+        "bindguard",
+        "uninstall",
+        "--root",
+        "/host",
+        "--restart",
+        "--complete",
+        "--dry-run",
+    ];
+    assert_eq!(probe, json!(words));
+    let deadline = |more: &[&str]| {
+        let rendered = render(&helm, &[&values[..], more].concat());
+        let job = object(&rendered, "Job", "bindguard-removal").unwrap();
+        let wait = job["spec"]["template"]["spec"]["containers"][0]["command"].to_string();
+        (job["spec"]["activeDeadlineSeconds"].clone(), wait)
+    };
+    let (seconds, wait) = deadline(&[]);
+    assert!(
+        seconds.as_u64().unwrap() < 300 && wait.contains("--timeout=4m"),
+        "{seconds} {wait}"
+    );
+    assert_eq!(deadline(&["removal.timeout=90s"]).0, 90);
+
+    // the pods of `mode=remove` stay anyway, and are ready when the default has gone back
+    let remove = render(&helm, &["mode=remove"]);
+    let probe = container(&remove, "bindguard")["readinessProbe"].to_string();
+    assert!(!probe.contains("--complete"), "{probe}");
+}
+
 /// A config reaches each node and the agent, and another config starts other pods.
 #[test]
 fn a_config_is_for_the_node_and_the_agent() {

@@ -102,6 +102,9 @@ fn comes_and_goes(node: &Node, network: &Network) -> Result<()> {
     fleet.pods_outlive_the_removal(&before)?;
     fleet.helm(&["upgrade", RELEASE, &Helm::chart()])?;
     fleet.is_ready(RELEASE)?;
+    fleet.pod_outlives_the_hook(&before)?;
+    fleet.helm(&["install", RELEASE, &Helm::chart()])?;
+    fleet.is_ready(RELEASE)?;
     fleet.helm(&["uninstall", RELEASE, "--wait"])?;
     is_clean(node, &before)?;
     [RELEASE, "bindguard-agent", "bindguard-removal"]
@@ -197,6 +200,43 @@ impl<'n> Fleet<'n> {
         is_clean(self.node, before)
     }
 
+    /// A pod needs the handler for longer than the hook of `helm uninstall` waits.
+    fn pod_outlives_the_hook(&self, before: &[u8]) -> Result<()> {
+        let chart = Helm::chart();
+        self.helm(&["upgrade", RELEASE, &chart, "--set", "removal.timeout=30s"])?;
+        self.is_ready(RELEASE)?;
+        let pod = PodManifest::new(
+            "outlives",
+            &json!({"emptyDir": {}}),
+            &[json!({"mountPath": "/data"})],
+        );
+        self.cluster.apply(&pod.guarded().object())?;
+        self.runs_after("outlives", 0)?;
+        ensure!(
+            !self.helm_ends(&["uninstall", RELEASE])?,
+            "helm says that a node with parts of bindguard is clean"
+        );
+        ensure!(
+            !self.helm_ends(&["install", RELEASE, &chart])?,
+            "an installation begins while the removal goes on"
+        );
+        self.cluster
+            .kubectl(&["delete", "pod", "outlives"], "")?
+            .success()?;
+        self.is_ready("bindguard-removal")?;
+        is_clean(self.node, before)?;
+        let kinds = "daemonset,job,serviceaccount,role,rolebinding";
+        let words = [
+            "delete",
+            kinds,
+            "bindguard-removal",
+            "--namespace",
+            NAMESPACE,
+        ];
+        self.cluster.kubectl(&words, "")?.success()?;
+        self.nothing_runs_of("bindguard-removal")
+    }
+
     fn runs_after(&self, pod: &str, restarts: u64) -> Result<()> {
         self.until(&format!("the container of {pod} runs"), |cluster| {
             let app = cluster.app_of(pod)?;
@@ -222,8 +262,14 @@ impl<'n> Fleet<'n> {
         Ok(())
     }
 
-    /// Runs helm to its end.
+    /// Runs helm to its success.
     fn helm(&self, words: &[&str]) -> Result<()> {
+        ensure!(self.helm_ends(words)?, "helm {words:?} fails");
+        Ok(())
+    }
+
+    /// Runs helm to its end, and returns true if helm succeeds.
+    fn helm_ends(&self, words: &[&str]) -> Result<bool> {
         let values: Vec<&str> = VALUES.iter().flat_map(|value| ["--set", value]).collect();
         let mut helm = match words[0] {
             "uninstall" | "rollback" => self.helm.start(words)?,
@@ -234,11 +280,7 @@ impl<'n> Fleet<'n> {
             ended = helm.try_wait()?;
             Ok(ended.is_some())
         })?;
-        ensure!(
-            ended.is_some_and(|status| status.success()),
-            "helm {words:?}: {ended:?}"
-        );
-        Ok(())
+        Ok(ended.is_some_and(|status| status.success()))
     }
 
     /// Waits, and restarts containerd whenever a pod requests it.

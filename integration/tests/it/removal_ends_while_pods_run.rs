@@ -72,6 +72,8 @@ fn story(generation: Generation) {
         })?;
         ensure!(!Path::new(PROGRAM).exists(), "a program is left");
         ensure!(!fs::exists("/var/lib/bindguard")?, "a record is left");
+        node.bindguard(["uninstall", "--dry-run", "--complete"])?
+            .success()?;
         Ok(())
     });
 }
@@ -212,6 +214,11 @@ fn for_pods_only(node: &Node, reasons: &[&str]) -> Result<()> {
     );
     let probe = node.bindguard(["uninstall", "--dry-run"])?;
     ensure!(probe.code() == 0, "the pod is not ready: {probe:?}");
+    let probe = node.bindguard(["uninstall", "--dry-run", "--complete"])?;
+    ensure!(
+        probe.code() == 1,
+        "a part is left, and the pod of the chart's hook is ready: {probe:?}"
+    );
     Ok(())
 }
 

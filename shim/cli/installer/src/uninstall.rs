@@ -42,6 +42,9 @@ pub struct Uninstall {
     /// exit code is 0 while pods need them.
     #[arg(long, conflicts_with_all = ["runtimes", "by_content"])]
     pending: bool,
+    /// With --dry-run, the exit code is 1 also while parts stay for running pods.
+    #[arg(long, requires = "dry_run")]
+    complete: bool,
     /// Also remove the runtime's name from Docker's and Podman's files while containers have it:
     /// such a container no longer starts or stops.
     #[arg(long)]
@@ -60,7 +63,7 @@ impl Uninstall {
             Some(stay) => stay.after(|| self.uninstall_from_a_pod(slot.as_mut()), || ()),
             None => self.uninstall(slot.as_mut()),
         }?;
-        Ok(progress.exit_code(self.common.dry_run || self.pending))
+        Ok(progress.exit_code(self.common.dry_run && !self.complete || self.pending))
     }
 
     /// A pod that was created while bindguard was the default needs the programs itself.
