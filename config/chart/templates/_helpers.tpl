@@ -67,6 +67,20 @@ bindguard-agent restart-slot --namespace {{ .Release.Namespace }} --max-failures
 {{- range include "bindguard.slots" . | fromJsonArray }} --lease {{ . }}{{ end -}}
 {{- end }}
 
+{{- /* The label of nodes on which pods of the handler start, as JSON. */ -}}
+{{- define "bindguard.activeLabel" -}}
+{{- if eq .Values.nodeLabel "patch" }}{"bindguard.io/active": "true"}
+{{- else if eq .Values.nodeLabel "nfd" }}{"feature.node.kubernetes.io/bindguard": "true"}
+{{- else }}{}
+{{- end }}
+{{- end }}
+
+{{- define "bindguard.patchNodes" -}}
+- apiGroups: [""]
+  resources: ["nodes"]
+  verbs: ["patch"]
+{{- end }}
+
 {{- /* The words of bindguard without --stay and --dry-run, as JSON. */ -}}
 {{- define "bindguard.words" -}}
 {{- $words := list "bindguard" "install" "--root" "/host" -}}
@@ -100,6 +114,12 @@ bindguard-agent restart-slot --namespace {{ .Release.Namespace }} --max-failures
 {{- $command := $words -}}
 {{- /* Nothing goes on after the hook, so its pods are ready when their nodes have no part left. */ -}}
 {{- if .isHook }}{{ $words = append $words "--complete" }}{{ end -}}
+{{- $patches := eq .Values.nodeLabel "patch" -}}
+{{- if $patches }}{{ $command = concat $command (list "--node-label" "bindguard-agent node-label") }}{{ end -}}
+{{- if eq .Values.nodeLabel "nfd" -}}
+{{- $command = concat $command (list "--node-feature" "/etc/kubernetes/node-feature-discovery/features.d/bindguard") -}}
+{{- end -}}
+{{- $hasAccount := or $hasSlots $patches -}}
 {{- if $hasSlots }}{{ $command = concat $command (list "--restart-slot" (include "bindguard.slotCommand" .)) }}{{ end -}}
 nodeSelector: {{- toYaml .Values.nodeSelector | nindent 2 }}
 {{- with .Values.affinity }}
@@ -110,9 +130,9 @@ tolerations: {{- toYaml .Values.tolerations | nindent 2 }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
 priorityClassName: {{ .Values.priorityClassName }}
-automountServiceAccountToken: {{ if $hasSlots }}true{{ else }}false{{ end }}
-{{- if $hasSlots }}
-serviceAccountName: {{ .Release.Name }}-installer
+automountServiceAccountToken: {{ $hasAccount }}
+{{- if $hasAccount }}
+serviceAccountName: {{ .Release.Name }}-{{ ternary "removal" "installer" (eq (toString .isHook) "true") }}
 {{- else }}
 # named, because the API server keeps a name that a change only leaves out
 serviceAccountName: default
@@ -126,7 +146,7 @@ containers:
     image: {{ include "bindguard.image" . | quote }}
     imagePullPolicy: {{ .Values.image.pullPolicy }}
     command: {{ append $command "--stay" | toJson }}
-    {{- if $hasSlots }}
+    {{- if $hasAccount }}
     env:
       - name: NODE_NAME
         valueFrom:

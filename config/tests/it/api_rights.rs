@@ -25,19 +25,21 @@ fn rights(documents: &[Value]) -> Vec<String> {
 }
 
 const EVENTS: &str = r#"["create","patch"] ["events"]"#;
+const NODES: &str = r#"["patch"] ["nodes"]"#;
 const READS_PODS: &str = r#"["get"] ["pods"]"#;
 
 #[test]
 fn the_chart_has_the_rights_that_its_values_want() {
     let Some(helm) = helm() else { return };
-    assert_eq!(rights(&render(&helm, &[])), [EVENTS]);
+    assert_eq!(rights(&render(&helm, &[])), [EVENTS, NODES]);
     assert_eq!(
         rights(&render(&helm, &["agent.kubediag.enabled=true"])),
-        [EVENTS, READS_PODS]
+        [EVENTS, READS_PODS, NODES]
     );
-    assert_eq!(rights(&render(&helm, &["agent.enabled=false"])), [""; 0]);
-    assert_eq!(rights(&render(&helm, &["mode=remove"])), [""; 0]);
-    let none = render(&helm, &["agent.events=off"]);
+    assert_eq!(rights(&render(&helm, &["agent.enabled=false"])), [NODES]);
+    assert_eq!(rights(&render(&helm, &["mode=remove"])), [NODES]);
+    assert_eq!(rights(&render(&helm, &["mode=none"])), [EVENTS]);
+    let none = render(&helm, &["agent.events=off", "nodeLabel=off"]);
     assert_eq!(rights(&none), [""; 0]);
     assert!(
         none.iter()
@@ -69,7 +71,11 @@ fn no_file_asks_for_the_right_to_patch_pods() {
     let mut everything = manifests.map(documents).concat();
     everything.extend(render(
         &helm,
-        &["agent.kubediag.enabled=true", "agent.events=all"],
+        &[
+            "agent.kubediag.enabled=true",
+            "agent.events=all",
+            "nodeLabel=off",
+        ],
     ));
     let patches_pods = |right: &String| right.contains("patch") && right.contains("pods");
     assert!(!rights(&everything).iter().any(patches_pods));

@@ -62,7 +62,10 @@ fn the_api_has_every_field() {
 #[test]
 fn values_become_words_of_the_command() {
     let Some(helm) = helm() else { return };
-    let words = |values: &[&str]| container(&render(&helm, values), "bindguard")["command"].clone();
+    let words = |values: &[&str]| {
+        let values = [&["nodeLabel=off"], values].concat();
+        container(&render(&helm, &values), "bindguard")["command"].clone()
+    };
     let install = json!([
         "bindguard",
         "install",
@@ -235,8 +238,10 @@ fn the_class_selects_the_nodes_of_the_installer() {
         object(&render(&helm, values), "RuntimeClass", "bindguard").unwrap()["scheduling"].clone()
     };
     let linux = json!({ "kubernetes.io/os": "linux" });
-    assert_eq!(scheduling(&[]), json!({ "nodeSelector": linux }));
+    let off = "nodeLabel=off";
+    assert_eq!(scheduling(&[off]), json!({ "nodeSelector": linux }));
     let values = [
+        off,
         "nodeSelector.bindguard=canary",
         "tolerations[0].operator=Exists",
         "tolerations[1].key=gpu",
@@ -247,6 +252,62 @@ fn the_class_selects_the_nodes_of_the_installer() {
         scheduling(&values),
         json!({ "nodeSelector": selected, "tolerations": [{ "key": "gpu", "operator": "Exists" }] })
     );
+}
+
+/// A node gets pods of the class only while its handler is active: the installer labels the node, by
+/// one right or by a file of node-feature-discovery, and the class selects the label.
+#[test]
+fn the_class_selects_the_label_of_the_handler() {
+    let Some(helm) = helm() else { return };
+    let selects = |values: &[&str]| {
+        let rendered = render(&helm, values);
+        let class = object(&rendered, "RuntimeClass", "bindguard").unwrap();
+        (
+            rendered.clone(),
+            class["scheduling"]["nodeSelector"].clone(),
+        )
+    };
+    let removal = [
+        "restart=true",
+        "removal.enabled=true",
+        "removal.kubectlImage=registry.example.com/kubectl:1",
+    ];
+    let helper = r#""--node-label","bindguard-agent node-label""#;
+    for (values, set, account) in [
+        (&[][..], "bindguard", "bindguard-installer"),
+        (&["mode=remove"], "bindguard", "bindguard-installer"),
+        (&removal, "bindguard-removal", "bindguard-removal"),
+    ] {
+        let (rendered, selector) = selects(values);
+        assert_eq!(selector["bindguard.io/active"], "true", "{selector}");
+        let words = container(&rendered, set)["command"].to_string();
+        assert!(words.contains(helper), "{words}");
+        let pod = &object(&rendered, "DaemonSet", set).unwrap()["spec"]["template"]["spec"];
+        assert_eq!(pod["serviceAccountName"], account);
+        assert_eq!(pod["automountServiceAccountToken"], true);
+        let role = account.replace("-installer", "-node-label");
+        let rules = &object(&rendered, "ClusterRole", &role).unwrap()["rules"];
+        let patch = json!({ "apiGroups": [""], "resources": ["nodes"], "verbs": ["patch"] });
+        assert_eq!(*rules, json!([patch]));
+        let binding = object(&rendered, "ClusterRoleBinding", &role).unwrap();
+        assert_eq!(binding["subjects"][0]["name"], account);
+    }
+    let (rendered, selector) = selects(&["nodeLabel=nfd"]);
+    assert_eq!(selector["feature.node.kubernetes.io/bindguard"], "true");
+    let words = container(&rendered, "bindguard")["command"].to_string();
+    let file = "/etc/kubernetes/node-feature-discovery/features.d/bindguard";
+    assert!(
+        words.contains(&format!(r#""--node-feature","{file}""#)),
+        "{words}"
+    );
+    let pod = &object(&rendered, "DaemonSet", "bindguard").unwrap()["spec"]["template"]["spec"];
+    assert_eq!(pod["automountServiceAccountToken"], false);
+    for mode in ["nfd", "off"] {
+        let (rendered, selector) = selects(&[&format!("nodeLabel={mode}")]);
+        assert!(selector["bindguard.io/active"].is_null(), "{selector}");
+        let text = serde_json::to_string(&rendered).unwrap();
+        assert!(!text.contains(r#""nodes""#), "a right on nodes: {text}");
+    }
 }
 
 /// The pods of the installer may read and patch their leases, and nothing else. The hook of `helm
@@ -300,6 +361,7 @@ fn restarts_have_slots() {
     let words = container(&hook, "bindguard-removal")["command"].to_string();
     assert!(!words.contains("restart-slot"), "{words}");
     for values in [&[][..], &["restart=true", "restartSlots=0"]] {
+        let values = &[&["nodeLabel=off"], values].concat();
         let rendered = render(&helm, values);
         assert!(rendered.iter().all(|document| document["kind"] != "Lease"));
         let pod = &object(&rendered, "DaemonSet", "bindguard").unwrap()["spec"]["template"]["spec"];

@@ -66,6 +66,7 @@ fn comes_and_goes(node: &Node, network: &Network) -> Result<()> {
         "containerd was restarted {} times",
         fleet.restarts.get()
     );
+    fleet.until("the node gets pods of the class", |_| fleet.is_labelled())?;
     fleet.guarded_pod_runs()?;
     fleet.running_container_reads_an_update()?;
     fleet.installers_pod_prints_the_state()?;
@@ -95,6 +96,10 @@ fn comes_and_goes(node: &Node, network: &Network) -> Result<()> {
     is_clean(node, &before)?;
     fleet.nothing_runs_of("bindguard-agent")?;
     fleet.class_is_there("after mode=remove")?;
+    ensure!(
+        !fleet.is_labelled()?,
+        "the node still gets pods of the class"
+    );
 
     fleet.helm(&["rollback", RELEASE])?;
     fleet.is_ready(RELEASE)?;
@@ -225,7 +230,7 @@ impl<'n> Fleet<'n> {
             .success()?;
         self.is_ready("bindguard-removal")?;
         is_clean(self.node, before)?;
-        let kinds = "daemonset,job,serviceaccount,role,rolebinding";
+        let kinds = "daemonset,job,serviceaccount,role,rolebinding,clusterrole,clusterrolebinding";
         let words = [
             "delete",
             kinds,
@@ -260,6 +265,19 @@ impl<'n> Fleet<'n> {
             .kubectl(&["get", "runtimeclass", "bindguard"], "")?;
         ensure!(found.status.success(), "no class {when}: {found:?}");
         Ok(())
+    }
+
+    /// True if the node has the label that the class selects.
+    fn is_labelled(&self) -> Result<bool> {
+        let words = [
+            "get",
+            "nodes",
+            "--selector",
+            "bindguard.io/active=true",
+            "--output",
+            "name",
+        ];
+        Ok(!self.cluster.kubectl(&words, "")?.success()?.is_empty())
     }
 
     /// Runs helm to its success.

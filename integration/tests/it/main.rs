@@ -9,6 +9,7 @@
 
 mod a_container_fills_its_mount_table;
 mod a_handler_panics;
+mod a_label_follows_the_handler;
 mod a_life_reads_no_mount_table;
 mod a_newer_containerd_by_hand;
 mod a_restore_fails_or_is_killed;

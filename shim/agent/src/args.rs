@@ -53,6 +53,8 @@ pub struct Args {
 pub enum Verb {
     /// Take and free slots for restarts of runtimes, as lines of stdin request.
     RestartSlot(RestartSlotArgs),
+    /// Set and remove a label of this node, as lines of stdin request.
+    NodeLabel,
 }
 
 /// Arguments of `restart-slot`.

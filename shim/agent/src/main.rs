@@ -9,6 +9,7 @@ mod args;
 mod container;
 mod host;
 mod idle_memory;
+mod node_label;
 mod pods;
 mod restart_slot;
 mod run;
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
     sinks::log_line::log_to(std::io::stderr, args.log_format, args.log_level).init();
     let ended = match &args.command {
         Some(args::Verb::RestartSlot(verb)) => verb.run(),
+        Some(args::Verb::NodeLabel) => node_label::run(),
         None => run::run(&args),
     };
     match ended {

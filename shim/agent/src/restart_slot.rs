@@ -97,29 +97,46 @@ impl RestartSlotArgs {
     /// # Errors
     /// If there is no service account, or a stream fails.
     pub fn run(&self) -> Result<()> {
-        let access =
-            Access::choose(None, ServiceAccount::of_this_pod()).context("reach the API server")?;
         let mut slots = Slots {
-            api: ApiClient::new(Arc::new(access)),
+            api: api_of_this_pod()?,
             node: node_name(None),
             arguments: self,
         };
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .context("start tokio")?;
-        for line in io::stdin().lock().lines() {
-            let line = line.context("read stdin")?;
-            let answer = runtime
-                .block_on(slots.answer(&line))
-                .unwrap_or_else(|error| format!("wait {error:#}"));
-            let mut out = io::stdout().lock();
-            writeln!(out, "{}", answer.replace('\n', " "))
-                .and_then(|()| out.flush())
-                .context("write stdout")?;
-        }
-        Ok(())
+        answer_lines(async |line| slots.answer(line).await)
     }
+}
+
+/// A client of the API server with the account of this pod.
+///
+/// # Errors
+/// If there is no service account.
+pub fn api_of_this_pod() -> Result<ApiClient> {
+    let access = Access::choose(None, ServiceAccount::of_this_pod());
+    Ok(ApiClient::new(Arc::new(
+        access.context("reach the API server")?,
+    )))
+}
+
+/// Answers lines until stdin ends: `wait` and the reason after an error.
+///
+/// # Errors
+/// If a stream fails.
+pub fn answer_lines(mut answer: impl AsyncFnMut(&str) -> Result<String>) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("start tokio")?;
+    for line in io::stdin().lock().lines() {
+        let line = line.context("read stdin")?;
+        let answer = runtime
+            .block_on(answer(&line))
+            .unwrap_or_else(|error| format!("wait {error:#}"));
+        let mut out = io::stdout().lock();
+        writeln!(out, "{}", answer.replace('\n', " "))
+            .and_then(|()| out.flush())
+            .context("write stdout")?;
+    }
+    Ok(())
 }
 
 struct Slots<'a> {

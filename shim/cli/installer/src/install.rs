@@ -1,5 +1,6 @@
 //! `bindguard install`.
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -75,6 +76,7 @@ impl Install {
         }
         // before signals are blocked, which a child inherits
         let mut slot = self.common.start_slot()?;
+        let label = RefCell::new(self.common.start_label()?);
         let stay = self.common.stay.then(Stay::prepare).transpose()?;
         let programs = Programs::beside_this_one()?;
         // in another root there may be no /proc
@@ -96,10 +98,23 @@ impl Install {
             containerd: self.containerd.clone(),
             containerd_config: self.containerd_config.clone(),
         };
-        let mut install = || self.install(&programs, &options, node_config.as_ref(), slot.as_mut());
+        let follow = || {
+            if let Some(label) = label.borrow_mut().as_mut() {
+                label.follow(try_sandbox);
+            }
+        };
+        let mut install = || {
+            let done = self.install(&programs, &options, node_config.as_ref(), slot.as_mut());
+            follow();
+            done
+        };
         let mut reporter = DriftReporter::default();
+        let check = || {
+            reporter.report();
+            follow();
+        };
         let progress = match stay {
-            Some(stay) => stay.after(install, || reporter.report()),
+            Some(stay) => stay.after(install, check),
             None => install(),
         }?;
         Ok(progress.exit_code(self.common.dry_run))
@@ -235,6 +250,21 @@ impl Install {
         }
         let progress = report.finish(&work, &self.common)?;
         restart::progress_after(restarted, progress, &self.common)
+    }
+}
+
+/// Runs a sandbox through the handler, if containerd has it.
+///
+/// # Errors
+/// If no pod of the handler starts.
+fn try_sandbox() -> Result<()> {
+    let record = Record::load(runtimes::may_write)?;
+    match record.verified(Owner::Containerd) {
+        Some(installed) => {
+            let mut report = InstallReport::default();
+            trial_sandbox::try_restarted(&[], &installed.options, &mut report)
+        }
+        None => Ok(()),
     }
 }
 

@@ -13,10 +13,12 @@
 mod attributes;
 mod change;
 pub mod drift;
+mod helper;
 mod install;
 mod json_text;
 mod kept_name;
 mod lock;
+mod node_label;
 mod options;
 mod own_program;
 mod owner;

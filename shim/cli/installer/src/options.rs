@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 
+use crate::node_label::NodeLabel;
 use crate::restart_slot::RestartSlot;
 
 /// Arguments of both verbs.
@@ -24,6 +25,13 @@ pub struct CommonOptions {
     /// limits the nodes that restart at the same time.
     #[arg(long, value_name = "COMMAND", requires = "restart")]
     pub restart_slot: Option<String>,
+    /// Label this node by this command while pods of the handler start, such as `bindguard-agent
+    /// node-label`.
+    #[arg(long, value_name = "COMMAND")]
+    pub node_label: Option<String>,
+    /// Label this node by this file of node-feature-discovery.
+    #[arg(long, value_name = "FILE", conflicts_with = "node_label")]
+    pub node_feature: Option<PathBuf>,
     /// Print the changes as JSON.
     #[arg(long)]
     pub json: bool,
@@ -38,5 +46,15 @@ impl CommonOptions {
     pub fn start_slot(&self) -> Result<Option<RestartSlot>> {
         let line = self.restart_slot.as_deref().filter(|_| !self.dry_run);
         line.map(RestartSlot::start).transpose()
+    }
+
+    /// Starts the command that labels the node, if one is named.
+    pub fn start_label(&self) -> Result<Option<NodeLabel>> {
+        let by_feature = self.node_feature.as_deref().map(NodeLabel::by_feature);
+        match &self.node_label {
+            _ if self.dry_run => Ok(None),
+            Some(line) => NodeLabel::by_helper(line).map(Some),
+            None => Ok(by_feature),
+        }
     }
 }

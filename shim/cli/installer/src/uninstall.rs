@@ -11,10 +11,12 @@ use std::slice;
 
 use anyhow::{Context, Result};
 use bindguard_core::program_names::CLI;
+use bindguard_operator::terminal::print_remark;
 use clap::Args;
 
 use crate::change::{self, Change, Content, NewAttributes, name, stays};
 use crate::kept_name::{KeptName, keep, kept_names};
+use crate::node_label::NodeLabel;
 use crate::options::CommonOptions;
 use crate::owner::Owner;
 use crate::plan::{PlannedChange, bytes_after};
@@ -57,11 +59,24 @@ impl Uninstall {
     /// Runs it.
     pub fn run(self) -> Result<ExitCode> {
         let mut slot = self.common.start_slot()?;
+        let mut label = self.common.start_label()?;
         let stay = self.common.stay.then(Stay::prepare).transpose()?;
         root::enter(self.common.root.as_deref())?;
+        let mut uninstall = || {
+            // or the cluster would go on to send pods of the handler here
+            if let Some(Err(error)) = label.as_mut().map(NodeLabel::remove) {
+                print_remark(format_args!("nothing is removed yet: {error:#}"));
+                return Ok(Progress::Unfinished);
+            }
+            if self.common.stay {
+                self.uninstall_from_a_pod(slot.as_mut())
+            } else {
+                self.uninstall(slot.as_mut())
+            }
+        };
         let progress = match stay {
-            Some(stay) => stay.after(|| self.uninstall_from_a_pod(slot.as_mut()), || ()),
-            None => self.uninstall(slot.as_mut()),
+            Some(stay) => stay.after(uninstall, || ()),
+            None => uninstall(),
         }?;
         Ok(progress.exit_code(self.common.dry_run && !self.complete || self.pending))
     }

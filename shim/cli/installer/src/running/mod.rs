@@ -133,6 +133,20 @@ pub fn guarded_runtimes() -> Vec<Result<GuardedRuntimes>> {
     active_configs().into_iter().map(guarded).collect()
 }
 
+/// True if the active configuration of containerd or CRI-O has the handler; `None` if none of them
+/// runs and answers.
+pub fn has_handler() -> Option<bool> {
+    let mut found = None;
+    for daemon in guarded_runtimes() {
+        let daemon = daemon.ok()?;
+        if daemon.daemon != DOCKER {
+            let has_it = daemon.runtimes.iter().any(|name| name == RUNTIME);
+            found = Some(has_it || found == Some(true));
+        }
+    }
+    found
+}
+
 /// The active configuration of each running daemon. A containerd without CRI has none.
 fn active_configs() -> Vec<(&'static str, Result<Value>)> {
     let of_containerd = containerds().into_iter().filter_map(|containerd| {
