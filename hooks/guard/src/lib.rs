@@ -46,7 +46,7 @@ pub use subpaths::judge_subpaths;
 /// Reads a small file that may lie on a server that does not answer, without waiting for that
 /// server.
 pub use bindguard_sys::read_file;
-/// Runs code in which a write beyond RLIMIT_FSIZE is an error, not the end of the process.
-pub use bindguard_sys::with_size_errors;
 /// The pipe and the process state that a runtime's caller passes.
 pub use bindguard_sys::{inherited_pipe, restore_inherited_state};
+/// Runs code in which a write beyond RLIMIT_FSIZE is an error, not the end of the process.
+pub use bindguard_sys::{leave_room, with_size_errors};

@@ -23,7 +23,7 @@ use crate::handle::Handle;
 use crate::hanging_probes::answer_within;
 use crate::mounts::Mounts;
 use crate::new_files::make_folders;
-use crate::size_errors::with_size_errors;
+use crate::size_errors::{leave_room, with_size_errors};
 
 /// Size from which the journal is rotated, in bytes.
 const FULL: u64 = 4 << 20;
@@ -78,6 +78,7 @@ fn try_append(journal: &Path, line: &str) -> io::Result<()> {
         make_folders(directory, 0o755)?;
     }
     let mut file = open(journal)?;
+    leave_room(&file)?;
     with_size_errors(|| write_whole(&mut file, format!("{line}\n").as_bytes()))?;
     fault::reach(FaultPoint::Journaled);
     let written = file.metadata()?;

@@ -65,5 +65,5 @@ pub use mounts::{MountError, MountOf, Mounts};
 pub use new_files::{make_folders, write_new_file};
 pub use read_file::{read_file, unless_absent};
 pub use selinux::selinux_denies_read;
-pub use size_errors::with_size_errors;
+pub use size_errors::{leave_room, with_size_errors};
 pub use target::{OpenedTarget, TargetError, current_payload, open_target};

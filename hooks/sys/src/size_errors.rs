@@ -1,4 +1,4 @@
-//! Makes a write beyond RLIMIT_FSIZE return EFBIG.
+//! Makes a write beyond RLIMIT_FSIZE return EFBIG, and a write to a nearly full filesystem ENOSPC.
 //!
 //! The kernel sends SIGXFSZ to the writing thread first, which ends a process that does not ignore
 //! it (setrlimit(2)). Guards inherit a service manager's `LimitFSIZE` from containerd. An ignored
@@ -6,9 +6,14 @@
 //! write, and a runtime or a child would inherit it by exec. So the thread blocks the signal for
 //! the time of the write.
 
+use std::fs::File;
 use std::io;
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, raise};
+use rustix::io::Errno;
+
+/// A runtime needs some 30 KiB for the state of a container, and a multiple of a long spec.
+const ROOM_OF_A_RUNTIME: u64 = 128 << 10;
 
 /// Runs `work`, in which a write of the calling thread beyond the limit is an error.
 ///
@@ -26,6 +31,20 @@ pub fn with_size_errors<T>(work: impl FnOnce() -> io::Result<T>) -> io::Result<T
         let _ = signal.wait();
     }
     result
+}
+
+/// Checks that a file's filesystem keeps room for a runtime: the caller's write is worth less than a
+/// create.
+///
+/// # Errors
+/// ENOSPC if the filesystem is nearly full.
+pub fn leave_room(file: &File) -> io::Result<()> {
+    let found = rustix::fs::fstatvfs(file)?;
+    // a filesystem without a limit has no blocks
+    match found.f_blocks > 0 && found.f_bavail * found.f_frsize < ROOM_OF_A_RUNTIME {
+        true => Err(Errno::NOSPC.into()),
+        false => Ok(()),
+    }
 }
 
 /// The former signal mask of the thread.

@@ -6,14 +6,15 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::mount_calls::tmpfs;
 use bindguard_integration::shim::{Bundle, Client, Shim, spec};
-use bindguard_integration::{Generation, Node, Setup};
+use bindguard_integration::{Bind, Generation, Node, Runtime, Setup};
 use containerd_shim_protos::api::{CreateTaskRequest, ExecProcessRequest};
 use containerd_shim_protos::shim::oci::Options;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::statvfs::statvfs;
 
 #[test]
 fn containerd_2_1() {
@@ -195,4 +196,53 @@ fn log_file(node: &Node) -> Result<()> {
     );
     drop(disk);
     Ok(client.shut_down("web")?)
+}
+
+/// bindguard's own files in `/run` are what a create can do without.
+#[test]
+fn a_create_needs_no_more_room_than_that_of_the_stock_shim() {
+    Setup::on(Generation::V2_1).story(|node| {
+        let ctr = node.ctr();
+        let needed = |runtime| {
+            let mut failures = Vec::new();
+            for room in (16..200).step_by(4) {
+                let ended = with_room(room, || {
+                    let volume = Bind::new(node.disk(), "/volume");
+                    let container = ctr.container("web").runtime(runtime);
+                    container.mount(volume).runs(&["true"]).run()
+                })?;
+                ctr.forget("web").ok();
+                if ended.status.success() {
+                    return Ok((room, failures));
+                }
+                failures.push(format!("{room} KiB: {}", ended.stderr));
+            }
+            bail!("{runtime:?} needs more room than there is: {failures:?}");
+        };
+        let (stock, _) = needed(Runtime::Stock)?;
+        let (guarded, failures) = needed(Runtime::Bindguard)?;
+        // the file `address`, which the shim of containerd 1.x writes as well
+        ensure!(
+            guarded <= stock + 4,
+            "stock needs {stock} KiB, bindguard {guarded}: {failures:#?}"
+        );
+        let blames_bindguard = failures.iter().any(|it| it.contains("append to"));
+        ensure!(!blames_bindguard, "not the runtime's error: {failures:#?}");
+        Ok(())
+    });
+}
+
+/// Does this while `/run` has so many KiB free.
+fn with_room<T>(kib: u64, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let resize = |size: u64| {
+        let size = format!("size={}k", size / 1024);
+        let flags = MsFlags::MS_REMOUNT;
+        mount(None::<&str>, "/run", None::<&str>, flags, Some(&*size)).context("resize /run")
+    };
+    let run = statvfs("/run")?;
+    let used = (run.blocks() - run.blocks_free()) * run.fragment_size();
+    resize(used + kib * 1024)?;
+    let done = work();
+    resize(run.blocks() * run.fragment_size())?;
+    done
 }

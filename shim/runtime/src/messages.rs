@@ -4,7 +4,8 @@
 //! shims read, at levels that are never mistaken for the runtime's last error. Without a log file
 //! they go to stderr. A problem that stops the guard (for example a broken config.json) goes to
 //! both, unless bindguard's own shim is the caller: it passes the log file on to containerd's log,
-//! and the container's log stays clean.
+//! and the container's log stays clean. On a full disk such a message is lost: on stderr it would
+//! look like the runtime's error.
 
 use std::error::Error;
 use std::fs::OpenOptions;
@@ -15,7 +16,7 @@ use std::path::PathBuf;
 use bindguard_core::error_chain;
 use bindguard_core::report::{BindReport, Report, Severity};
 use bindguard_core::text::cut;
-use bindguard_guard::with_size_errors;
+use bindguard_guard::{leave_room, with_size_errors};
 use nix::libc::O_NONBLOCK;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -72,7 +73,7 @@ impl Messages {
                 .log
                 .as_ref()
                 .is_some_and(|log| log.append(level(severity), &remark).is_ok());
-            if !written && severity == Severity::Warning {
+            if !written && !self.log_is_forwarded && severity == Severity::Warning {
                 stderr::write_line(&remark);
             }
         }
@@ -81,18 +82,18 @@ impl Messages {
     /// Reports a mistake of the node's config. A container's own stderr gets it only without a log
     /// file.
     pub fn remark(&self, mistake: &str) {
-        if self
+        let written = self
             .log
             .as_ref()
-            .is_none_or(|log| log.append("warning", mistake).is_err())
-        {
+            .is_some_and(|log| log.append("warning", mistake).is_ok());
+        if !written && !self.log_is_forwarded {
             stderr::write_line(mistake);
         }
     }
 
     /// Reports a problem that stopped the guard.
     pub fn problem(&self, problem: &str) {
-        self.write("warning", problem);
+        self.write("warning", problem, self.log_is_forwarded);
     }
 
     /// Reports why the journal has no line. It belongs to the node's root.
@@ -106,15 +107,15 @@ impl Messages {
 
     /// Reports why the real runtime cannot run.
     pub fn fatal(&self, problem: &str) {
-        self.write("error", problem);
+        self.write("error", problem, false);
     }
 
-    fn write(&self, level: &str, text: &str) {
+    fn write(&self, level: &str, text: &str, may_be_lost: bool) {
         let written = self
             .log
             .as_ref()
             .is_some_and(|log| log.append(level, text).is_ok());
-        if !(written && self.log_is_forwarded) {
+        if !(may_be_lost || written && self.log_is_forwarded) {
             stderr::write_line(text);
         }
     }
@@ -142,6 +143,7 @@ impl RuntimeLog {
             .mode(0o644)
             .custom_flags(O_NONBLOCK)
             .open(&self.path)?;
+        leave_room(&file)?;
         with_size_errors(|| file.write_all(line.as_bytes()))
     }
 }

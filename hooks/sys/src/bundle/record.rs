@@ -12,7 +12,7 @@ use bindguard_core::refresh::{REFRESHED_FILE, RefreshedMounts};
 
 use super::{BundleError, MAX_SPEC};
 use crate::mount_ids::next_mount_id;
-use crate::size_errors::with_size_errors;
+use crate::size_errors::{leave_room, with_size_errors};
 
 /// The mode of a record.
 const MODE: u32 = 0o600;
@@ -24,12 +24,13 @@ const MODE: u32 = 0o600;
 pub fn write(bundle: &Path, expected: &ExpectedBinds) -> io::Result<()> {
     let json = serde_json::to_vec(expected)?;
     let path = bundle.join(EXPECTED_FILE);
-    let mut file = OpenOptions::new()
+    let file = OpenOptions::new()
         .write(true)
         .create_new(true)
         .mode(MODE)
         .open(&path)?;
-    with_size_errors(|| file.write_all(&json)).inspect_err(|_| {
+    let write = || leave_room(&file).and_then(|()| (&file).write_all(&json));
+    with_size_errors(write).inspect_err(|_| {
         // Best effort: a part of a record is no JSON, and so counts as no record.
         let _ = fs::remove_file(&path);
     })

@@ -1,6 +1,7 @@
 //! `start`: the address of the server that takes the container.
 
 use std::error::Error;
+use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -9,6 +10,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use bindguard_core::handover::VERSION_FILE;
+use bindguard_sys::leave_room;
 
 use super::claim::{Claim, claim};
 use super::group::group_of;
@@ -97,12 +99,17 @@ fn start_server(args: &Args, sent: &StartInput, listener: &UnixListener) -> Resu
     // A signal to containerd's process group does not reach it.
     command.process_group(0);
     let server = command.spawn().map_err(failed("start the server"))?.id();
-    crate::bundle::write_beside(Path::new("shim.pid"), server.to_string().as_bytes())
-        .map_err(failed("write the shim's pid into the bundle"))?;
-    // An upgrade replaces the program's file, and the server runs on. Without this file
-    // `bindguard status` does not know the version; that is no reason to fail.
-    let version = env!("CARGO_PKG_VERSION").as_bytes();
-    let _ = crate::bundle::write_beside(Path::new(VERSION_FILE), version);
+    // An upgrade replaces the program's file, and the server runs on: `bindguard status` reads the
+    // version. Both files are worth less than a create, which may need the room.
+    if File::open(".").is_ok_and(|bundle| leave_room(&bundle).is_ok()) {
+        let pid = server.to_string();
+        for (name, text) in [
+            ("shim.pid", &*pid),
+            (VERSION_FILE, env!("CARGO_PKG_VERSION")),
+        ] {
+            let _ = crate::bundle::write_beside(Path::new(name), text.as_bytes());
+        }
+    }
     placement::join_cgroup(server, &sent.options.shim_cgroup);
     placement::adjust_oom_score(server);
     Ok(())
