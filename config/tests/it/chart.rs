@@ -164,6 +164,7 @@ mod the_class_outlives_the_installation {
             notes.contains("delete runtimeclass"),
             "no command that deletes the class: {notes}"
         );
+        assert!(notes.contains("PodSecurity level privileged"), "{notes}");
     }
 }
 
@@ -476,6 +477,29 @@ fn no_pod_acts_at_its_end() {
         container(&rendered, "bindguard")["image"],
         "registry.example.com/ops/bindguard-node:0.1.0"
     );
+}
+
+/// Without it, helm upgrades or installs a release of the namespace of the day.
+#[test]
+fn every_documented_command_of_helm_names_a_namespace() {
+    let mut found = 0;
+    let pages = std::fs::read_dir(folder("../docs")).unwrap();
+    let pages = pages.map(|page| page.unwrap().path());
+    for page in pages.chain([folder("../README.md").into()]) {
+        if page.extension().is_none_or(|kind| kind != "md") {
+            continue;
+        }
+        let text = std::fs::read_to_string(&page).unwrap();
+        for command in text.split("helm ").skip(1) {
+            let line = command.split(['`', '\n']).next().unwrap();
+            let is_command = ["install ", "upgrade ", "uninstall ", "rollback "];
+            if is_command.iter().any(|verb| line.starts_with(verb)) {
+                found += 1;
+                assert!(line.contains("--namespace "), "{page:?}: helm {line}");
+            }
+        }
+    }
+    assert!(found > 3, "{found}");
 }
 
 #[test]
