@@ -10,6 +10,7 @@ use bindguard_integration::journal::{self, JOURNAL};
 use bindguard_integration::process::{Finished, run};
 use bindguard_integration::scenes::says_no_such_file;
 use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, VolumeKind, mounts};
+use serde_json::Value;
 
 const CONFIG: &str = "/etc/bindguard/config.toml";
 
@@ -54,9 +55,10 @@ fn a_reporting_node_goes_on_reporting() {
             "line 5: `checks.host-root`",
             "line 6: unknown key `checks.of-a-newer-version` is skipped",
         ] {
+            let lines = problems.iter().filter(|line| line.contains(said));
             ensure!(
-                problems.iter().all(|line| line.contains(said)),
-                "the journal does not say {said}: {problems:?}"
+                problems[0].contains(said) && lines.count() == 1,
+                "the journal does not say {said} once: {problems:?}"
             );
             node.wait_for_log(said, |line| line.contains(said))?;
             let doctor = node.bindguard(["doctor"])?;
@@ -67,6 +69,17 @@ fn a_reporting_node_goes_on_reporting() {
                 "{check:?}"
             );
         }
+        // another version of the file, with the same mistakes
+        let file = node.disk().join("bindguard.toml");
+        fs::write(&file, fs::read_to_string(&file)? + "# edited\n")?;
+        node.ctr().container("app").mount(bind).start()?.failure()?;
+        let lines = journal::lines(JOURNAL)?;
+        let said = |line: &&Value| {
+            line["problems"]
+                .to_string()
+                .contains("checks.stale-subpath")
+        };
+        ensure!(lines.iter().filter(said).count() == 2, "{lines:?}");
         pod.delete()
     });
 }

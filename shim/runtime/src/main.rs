@@ -10,6 +10,7 @@ mod argv;
 mod exec_runtime;
 mod handover;
 mod messages;
+mod mistakes;
 mod privilege;
 mod prove;
 mod stderr;
@@ -37,6 +38,7 @@ use bindguard_guard::{
 use argv::Invocation;
 use handover::Handover;
 use messages::Messages;
+use mistakes::Mistakes;
 use prove::NewContainer;
 use unchecked::UncheckedCreate;
 
@@ -63,8 +65,11 @@ fn main() -> ExitCode {
         return exec_runtime::exec(&args, loaded.config.runtime(), &Messages::on_stderr());
     };
     let messages = Messages::for_invocation(&invocation, handover.has_reader());
-    let mistakes = loaded.remarks();
-    mistakes.iter().for_each(|mistake| messages.remark(mistake));
+    let mistakes = Mistakes::of(&loaded);
+    mistakes
+        .new
+        .iter()
+        .for_each(|mistake| messages.remark(mistake));
     // The runtime itself reports a missing spec, and a user who may not mount cannot repair binds.
     let is_worth_checking = invocation.doubt.is_some() || !has_no_spec(&invocation.bundle);
     let admission = if is_worth_checking && privilege::may_mount() {
@@ -129,7 +134,7 @@ fn prove_before_start(args: &[OsString], config: &Config) -> Result<(), ExitCode
 fn admit_safely(
     invocation: &Invocation,
     loaded: &Loaded,
-    mistakes: &[String],
+    mistakes: &Mistakes,
     attempt: u32,
     messages: &Messages,
 ) -> Admission {
@@ -159,11 +164,11 @@ fn admit_safely(
         })
 }
 
-/// `mistakes`: those of the config, which are in the log already.
+/// `mistakes`: the log has the new mistakes of the config already.
 fn admit_and_record(
     invocation: &Invocation,
     config: &Config,
-    mistakes: &[String],
+    mistakes: &Mistakes,
     attempt: u32,
     messages: &Messages,
 ) -> Admission {
@@ -199,7 +204,7 @@ fn admit_and_record(
         admission.report.unproven = admission.report.binds.len() + admission.report.foreign;
     }
     let own_problems = admission.report.problems.len();
-    admission.report.problems.extend_from_slice(mistakes);
+    admission.report.problems.extend_from_slice(&mistakes.new);
     // First of all: the journal gets the line whatever happens later.
     if let Some(journal) = config.journal() {
         let entry = JournalEntry {
@@ -212,6 +217,7 @@ fn admit_and_record(
         };
         messages.recorded(record(journal, &entry));
     }
+    mistakes.are_reported();
     admission.report.problems.truncate(own_problems);
     messages.report_findings(&admission.report);
     admission
