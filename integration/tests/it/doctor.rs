@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use bindguard_integration::cri::mount;
 use bindguard_integration::node::HostRoot;
 use bindguard_integration::privilege::{has_program, skipped};
-use bindguard_integration::process::{host, run};
+use bindguard_integration::process::{Finished, host, run};
 use bindguard_integration::programs::Matrix;
 use bindguard_integration::waiting::until;
 use bindguard_integration::{
@@ -32,6 +32,19 @@ fn containerd_alone(generation: Generation) {
         let text = point["message"].as_str().unwrap_or_default();
         let version = Matrix::locate()?.containerd_version(generation)?;
         ensure!(text.contains(&format!("containerd {version}")), "{text}");
+        // As on k3s: a shell does not have containerd's folders on its PATH.
+        let mut doctor = node.command(node.under_test().join("bindguard"))?;
+        doctor
+            .args(["doctor", "--json"])
+            .env("PATH", "/usr/bin:/bin");
+        let point = Points::said(&run(doctor)?)?.named("programs")?;
+        let runc = node.programs().join("runc");
+        ensure!(
+            point["message"]
+                .as_str()
+                .is_some_and(|it| it.contains(&*runc.to_string_lossy())),
+            "{point}"
+        );
         Ok(())
     });
 }
@@ -109,7 +122,10 @@ struct Points(Vec<Value>);
 
 impl Points {
     fn of(node: &Node) -> Result<Self> {
-        let ended = node.bindguard(["doctor", "--json"])?;
+        Self::said(&node.bindguard(["doctor", "--json"])?)
+    }
+
+    fn said(ended: &Finished) -> Result<Self> {
         let report: Value =
             serde_json::from_str(&ended.stdout).with_context(|| format!("parse {ended:?}"))?;
         let points = report["points"].as_array().context("points")?.clone();

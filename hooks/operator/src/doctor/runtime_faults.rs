@@ -8,9 +8,10 @@
 pub(super) fn known_fault(version: &str, kernel: &str) -> Option<&'static str> {
     let number = version.strip_prefix("crun version ")?;
     match leading_numbers(number)? {
-        (1, 27) => Some(
+        // 1.27.1 repairs the fault: NEWS of crun.
+        (1, 27) if !number.starts_with("1.27.") || number.starts_with("1.27.0") => Some(
             "crun 1.27 takes mounts out of their peer groups, so that unmounts of the host do not reach containers \
-             (containers/podman#28592); install another version",
+             (containers/podman#28592); install 1.27.1 or newer",
         ),
         (1, 29) if leading_numbers(kernel)? >= (7, 0) => Some(
             "crun 1.29 on Linux 7.0 or newer can bind its own root in place of the host's (containers/crun#2262); \
@@ -36,7 +37,8 @@ mod tests {
     fn a_fault_is_known_by_version_and_kernel() {
         for (version, kernel, is_faulty) in [
             ("crun version 1.27", "6.1.0", true),
-            ("crun version 1.27.1", "6.1.0", true),
+            ("crun version 1.27.0", "6.1.0", true),
+            ("crun version 1.27.1", "6.1.0", false),
             ("crun version 1.28", "7.2.0", false),
             ("crun version 1.29", "7.0-rc3", true),
             ("crun version 1.29.1", "8.1.0", true),

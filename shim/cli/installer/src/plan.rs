@@ -39,6 +39,9 @@ pub struct TargetPlan {
     pub needs_programs: Vec<PathBuf>,
     /// The command that activates the changes.
     pub command: Option<String>,
+    /// True if the files as they are guard new containers as well, in the way of another version of
+    /// the runtime.
+    pub guards_already: bool,
 }
 
 /// The edits after which a runtime's default starts containers.

@@ -1,9 +1,11 @@
 //! bindguard's programs, and the runtime behind them.
 
+use std::env;
 use std::path::Path;
 
 use anyhow::Result;
 use bindguard_core::program_names::{SELF_TEST, SHIM, WRAPPER};
+use bindguard_installer::running::containerds;
 use bindguard_operator::doctor::{self, Point, ProgramSeen};
 use bindguard_operator::pods::Pods;
 use bindguard_operator::root_program::{Failed, RootProgram};
@@ -12,7 +14,7 @@ use bindguard_sys::kernel_features;
 /// The point on them. `runtime`: the OCI runtime that the config names; `pods`: those of the node.
 pub fn point(runtime: &Path, pods: &Pods) -> Point {
     // The shim searches its own folder for the wrapper; so does this check.
-    let own = std::env::current_exe().ok();
+    let own = env::current_exe().ok();
     let beside = own.as_deref().and_then(Path::parent);
     let shim = seen(Path::new(SHIM), beside, |shim| {
         words_of(shim.output(&["-v"]))
@@ -25,9 +27,7 @@ pub fn point(runtime: &Path, pods: &Pods) -> Point {
             said => words_of(said),
         }
     });
-    let runtime = seen(runtime, None, |runtime| {
-        first_line(runtime.output(&["--version"]))
-    });
+    let runtime = runtime_seen(runtime);
     let (shim, wrapper, runtime) = match (shim, wrapper, runtime) {
         (Ok(shim), Ok(wrapper), Ok(runtime)) => (shim, wrapper, runtime),
         (Err(error), _, _) | (_, Err(error), _) | (_, _, Err(error)) => {
@@ -41,6 +41,23 @@ pub fn point(runtime: &Path, pods: &Pods) -> Point {
         &kernel_features().release,
         &pods.by_shim_version(),
     )
+}
+
+/// The OCI runtime as containerd's shims find it. The containerd of k3s, RKE2, k0s and MicroK8s has
+/// folders on its `PATH` that no shell has.
+fn runtime_seen(name: &Path) -> Result<ProgramSeen> {
+    let version = |runtime: &RootProgram| first_line(runtime.output(&["--version"]));
+    for containerd in containerds().iter().filter(|_| name.is_relative()) {
+        let path = containerd.search_path().unwrap_or_default();
+        let folders = env::split_paths(&path).filter(|folder| folder.is_absolute());
+        for folder in folders {
+            let found = seen(&folder.join(name), None, version)?;
+            if found.found.is_some() {
+                return Ok(found);
+            }
+        }
+    }
+    seen(name, None, version)
 }
 
 fn seen(

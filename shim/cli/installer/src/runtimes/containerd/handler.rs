@@ -65,6 +65,14 @@ impl HandlerKind {
         }
     }
 
+    /// Every kind by which this containerd calls the guard.
+    pub fn all_on(version: Version) -> &'static [Self] {
+        match version {
+            (1, 0..7) => &[Self::NamedShim, Self::Wrapper],
+            _ => &[Self::Shim, Self::NamedShim, Self::Wrapper],
+        }
+    }
+
     /// The handler of this kind, for a runtime with the table `base`.
     ///
     /// # Errors

@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use bindguard_core::program_names::RUNTIME;
 use bindguard_operator::terminal::print_text;
+use toml::Table;
 
 use self::distribution::{Distribution, Instruction, node_config};
 use self::edit::{DROP_IN, Edited, FORMER_DROP_IN, Trial};
@@ -82,6 +83,7 @@ pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
     let path = layout.search_path(containerd.program());
     let Wanted {
         base,
+        guarded,
         handler,
         default,
         programs,
@@ -101,9 +103,8 @@ pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
     };
     let has_former_name =
         |entry: &Entry| entry.owner == Owner::Containerd && entry.path.ends_with(FORMER_DROP_IN);
-    if record.files().iter().any(has_former_name)
-        || !trial.is_done(&effective_now(&layout, &containerd, &main, &before)?)
-    {
+    let now = effective_now(&layout, &containerd, &main, &before)?;
+    if record.files().iter().any(has_former_name) || !trial.is_done(&now) {
         if layout.distribution == Distribution::EksAl2023 && options.containerd_config.is_none() {
             refuse(
                 Distribution::EksAl2023,
@@ -111,6 +112,18 @@ pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
             )?;
         }
         plan.changes = changes(layout.distribution, &trial, record)?;
+        plan.guards_already = HandlerKind::all_on(containerd.version())
+            .iter()
+            .any(|kind| {
+                let handler = kind.handler(&guarded, &options.prefix);
+                handler.is_ok_and(|Handler { table, .. }| {
+                    let meant = Meant {
+                        handler: table,
+                        ..meant.clone()
+                    };
+                    before.surprises(&now, &meant).is_empty()
+                })
+            });
     }
     plan.needs_runtime = handler.needs_runtime;
     plan.needs_programs = programs;
@@ -394,6 +407,8 @@ fn of_k0s(trial: &Trial<'_>) -> Result<Edited> {
 struct Wanted {
     /// The runtime that it guards.
     base: String,
+    /// That runtime's table.
+    guarded: Table,
     handler: Handler,
     /// The default runtime, if it has to change.
     default: Option<String>,
@@ -447,6 +462,7 @@ fn wanted(
         .with_context(|| format!("guard the runtime {base:?}"))?;
     Ok(Wanted {
         base,
+        guarded: table,
         handler,
         default,
         programs,
