@@ -34,7 +34,7 @@ use crate::sources::journal::{JournalReader, follow_journal};
 use crate::sources::kubediag::{Kubediag, PodReader};
 use crate::sources::nri;
 use crate::sources::roots::KubeletRoots;
-use crate::threads::{retry_with_backoff, spawn};
+use crate::threads::{Backoff, retry_with_backoff, spawn};
 use crate::work::survey::Surveyor;
 use bindguard_kubernetes::{Access, AccessError, ServiceAccount, node_name};
 
@@ -296,10 +296,15 @@ fn watch_helper(helper: Arc<HelperProcess>, ended: oneshot::Sender<()>) -> Resul
 }
 
 fn survey_for_ever(served: &Served, interval: Duration) -> ! {
+    let mut pauses = Backoff::of_surveys(interval);
     loop {
         // An invalid file was reported at the start, and each create reports it.
         let _ = keep_valid();
-        served.surveyor.survey();
-        thread::sleep(interval);
+        if served.surveyor.survey() {
+            pauses = Backoff::of_surveys(interval);
+            thread::sleep(interval);
+        } else {
+            thread::sleep(pauses.after(Duration::ZERO));
+        }
     }
 }

@@ -16,6 +16,9 @@ use tracing::error;
 const PAUSE: Duration = Duration::from_secs(1);
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
+/// The first pause after a survey in which something could not be read.
+const SURVEY_PAUSE: Duration = Duration::from_secs(5);
+
 /// Starts a thread of the agent.
 ///
 /// # Errors
@@ -66,6 +69,12 @@ impl Backoff {
             longest,
             next: first,
         }
+    }
+
+    /// Pauses after surveys in which something could not be read, up to the usual interval. A node
+    /// that boots answers late.
+    pub fn of_surveys(interval: Duration) -> Self {
+        Self::new(SURVEY_PAUSE.min(interval), interval)
     }
 
     /// The pause after work that lasted so long, pauses not included. Work that lasted longer than

@@ -111,16 +111,19 @@ impl PodLookup {
     /// A lookup at a CRI that does not answer.
     #[cfg(test)]
     pub fn unanswered() -> Self {
+        Self::unanswered_at(std::path::Path::new("/nowhere.sock"))
+    }
+
+    /// The same, with this socket.
+    #[cfg(test)]
+    pub fn unanswered_at(socket: &std::path::Path) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .expect("a runtime");
         let lookup = {
             let _entered = runtime.enter();
-            Self::new(
-                client(std::path::Path::new("/nowhere.sock")),
-                RefreshMode::Off,
-            )
+            Self::new(client(socket), RefreshMode::Off)
         };
         std::thread::spawn(move || runtime.block_on(std::future::pending::<()>()));
         lookup

@@ -14,6 +14,7 @@ use bindguard_core::paths::lies_in;
 use bindguard_core::places::Places;
 use bindguard_guard::refresh::FileBind;
 use bindguard_operator::bundles::host_files_of_container;
+use bindguard_operator::cri::CriError;
 use tracing::warn;
 
 use crate::pods::PodLookup;
@@ -72,12 +73,15 @@ pub fn follow(
 }
 
 impl PodFiles<'_> {
-    /// Lists the pods that opted in, and returns those with a container that is new.
-    fn list(&mut self) -> Vec<String> {
-        // A runtime that does not answer still has its pods.
-        let Ok(pods) = self.pods.with_binds() else {
-            return Vec::new();
+    /// Lists the pods that opted in, and returns those with a container that is new, and the reason
+    /// why the list is not complete.
+    fn list(&mut self) -> (Vec<String>, Option<CriError>) {
+        let pods = match self.pods.with_binds() {
+            Ok(pods) => pods,
+            // A runtime that does not answer still has its pods.
+            Err(error) => return (Vec::new(), Some(error)),
         };
+        let mut failure = None;
         let mut before = std::mem::take(&mut self.followed);
         let mut with_new = Vec::new();
         let now = Instant::now();
@@ -92,12 +96,15 @@ impl PodFiles<'_> {
                     self.files_of(ids, &mut known)
                 }
                 Ok(None) => continue,
-                Err(_) => (known, false),
+                Err(error) => {
+                    failure = Some(error);
+                    (known, false)
+                }
             };
             with_new.extend(has_new.then(|| uid.clone()));
             self.followed.insert(uid, files);
         }
-        with_new
+        (with_new, failure)
     }
 
     /// The files of these containers, and true if a container is new. A container whose bundle is
@@ -121,7 +128,8 @@ impl PodFiles<'_> {
         (files, has_new)
     }
 
-    fn watch(&mut self, watches: &mut Watches) {
+    /// Watches the folders of the files, and logs what is newly wrong.
+    fn watch(&mut self, watches: &mut Watches, mut warnings: HashSet<String>) {
         let of_pod = |(uid, files): (&String, &FilesOfPod)| {
             let binds = files.values().flatten();
             let binds = binds.take(MAX_FILES_OF_POD);
@@ -129,7 +137,6 @@ impl PodFiles<'_> {
             binds.collect::<Vec<_>>()
         };
         let binds = self.followed.iter().flat_map(of_pod).take(MAX_FILES);
-        let mut warnings = HashSet::new();
         // To add a watch is a walk.
         for (uid, bind) in binds.filter(|(_, bind)| bind.answers()) {
             if let Err(error) = watches.watch_file(&uid, &bind.directory, &bind.name) {
@@ -151,15 +158,23 @@ impl PodFiles<'_> {
 }
 
 impl FollowedFiles for PodFiles<'_> {
-    fn survey(&mut self, watches: &mut Watches) {
+    fn survey(&mut self, watches: &mut Watches) -> bool {
         let before = watches.begin();
         // Before the list: a container that starts meanwhile causes an event.
         watch_states(watches);
-        let with_new = self.list();
-        self.watch(watches);
+        let (with_new, failure) = self.list();
+        let mut warnings = HashSet::new();
+        if let Some(error) = &failure {
+            let why = error_chain(error);
+            warnings.insert(format!(
+                "list the pods with files of the host: {why}; trying again"
+            ));
+        }
+        self.watch(watches, warnings);
         watches.remove_unused(&before);
         // A file may have been replaced before its folder was watched.
         with_new.iter().for_each(|uid| self.refresh(uid));
+        failure.is_none()
     }
 
     fn refresh(&mut self, uid: &str) {
@@ -178,5 +193,36 @@ impl FollowedFiles for PodFiles<'_> {
         let pods = self.followed.iter();
         let pods = pods.filter(|(_, files)| files.values().flatten().any(is_at));
         pods.map(|(uid, _)| uid.clone()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use super::*;
+    use crate::work::pod_refreshes::refreshes;
+
+    #[test]
+    fn a_list_of_pods_that_failed_is_reported_and_tried_again() {
+        let (pods, places, metrics) = (PodLookup::unanswered(), Places::default(), Metrics::new());
+        let (refreshes, _planned) = refreshes();
+        let mut files = PodFiles {
+            root: Path::new("/nowhere"),
+            pods: &pods,
+            places: &places,
+            refreshes: &refreshes,
+            metrics: &metrics,
+            followed: HashMap::new(),
+            warned: HashSet::new(),
+        };
+        let mut watches = Watches::new(Inotify::new().unwrap());
+        assert!(!files.survey(&mut watches));
+        assert!(
+            files
+                .warned
+                .iter()
+                .any(|warning| warning.contains("trying again"))
+        );
     }
 }

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::Result;
 use bindguard_config::Config;
@@ -24,7 +25,7 @@ use crate::sources::host_files;
 use crate::sources::http::Served;
 use crate::sources::volumes::FollowedVolumes;
 use crate::sources::watch::{self, Cause, Notice};
-use crate::threads::{retry_with_backoff, spawn};
+use crate::threads::{Backoff, retry_with_backoff, spawn};
 use crate::work::pod_refreshes::{PodRefreshes, Refreshes, refreshes};
 use crate::work::refresh_queue::Planned;
 use crate::work::refresher::Refresher;
@@ -51,18 +52,29 @@ impl KubeletRoots {
     /// hang.
     pub fn find_for_ever(self: &Arc<Self>) {
         let mut watched: Vec<PathBuf> = Vec::new();
+        let mut said: Vec<String> = Vec::new();
+        let survey = self.config.agent().survey;
         self.retry_with_backoff("find kubelet roots", || {
+            let mut pauses = Backoff::of_surveys(survey);
             loop {
-                self.find(&mut watched);
-                thread::sleep(self.config.agent().survey);
+                if self.find(&mut watched, &mut said) {
+                    pauses = Backoff::of_surveys(survey);
+                    thread::sleep(survey);
+                } else {
+                    thread::sleep(pauses.after(Duration::ZERO));
+                }
             }
         });
     }
 
-    fn find(self: &Arc<Self>, watched: &mut Vec<PathBuf>) {
+    /// Returns false if no root is there yet, or a root is not followed: a node may boot.
+    fn find(self: &Arc<Self>, watched: &mut Vec<PathBuf>, said: &mut Vec<String>) -> bool {
         let (here, problems) = kubelets_here(self.config.places());
-        problems.iter().for_each(|problem| warn!("{problem}"));
+        let new = problems.iter().filter(|problem| !said.contains(problem));
+        new.for_each(|problem| warn!("{problem}; trying again"));
+        let mut is_complete = problems.is_empty() && !here.is_empty();
         self.served.metrics.silent_roots.set(problems.len() as i64);
+        *said = problems;
         let is_off = self.config.policy().stale_subpaths == Mode::Off;
         if watched.is_empty() && (here.is_empty() || is_off) {
             self.served.ready.store(true, Ordering::Relaxed);
@@ -71,10 +83,14 @@ impl KubeletRoots {
             if !watched.contains(&root) {
                 match self.start(&root) {
                     Ok(()) => watched.push(root),
-                    Err(error) => error!("follow {}: {error:#}", root.display()),
+                    Err(error) => {
+                        error!("follow {}: {error:#}", root.display());
+                        is_complete = false;
+                    }
                 }
             }
         }
+        is_complete || is_off
     }
 
     /// Refreshes containers of Docker and Podman that opted in, on a node with or without a

@@ -16,7 +16,7 @@ use bindguard_operator::ignored_requests::ignored_requests;
 use bindguard_operator::node_report::NodeReport;
 use bindguard_operator::pods::Pods;
 use bindguard_operator::survey_node;
-use tracing::warn;
+use tracing::{info, warn};
 
 use crate::pods::PodLookup;
 use crate::sinks::metrics::Metrics;
@@ -44,6 +44,8 @@ struct Last {
     report: Option<(Instant, Arc<str>)>,
     events: SurveyEvents,
     failure: Option<String>,
+    /// The runtime did not answer.
+    has_no_pods: bool,
 }
 
 impl Surveyor {
@@ -66,12 +68,13 @@ impl Surveyor {
     }
 
     /// Surveys the node for figures and events. It blocks: call it from a thread that may wait for
-    /// a server.
-    pub fn survey(&self) {
+    /// a server. Returns false if the runtime did not answer.
+    pub fn survey(&self) -> bool {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         // An idle agent keeps no text that was requested once.
         last.report = None;
         self.report(&mut last);
+        !last.has_no_pods
     }
 
     /// The report as JSON, at most some seconds old. It blocks, as [`Surveyor::survey`].
@@ -97,6 +100,15 @@ impl Surveyor {
 
     fn report(&self, last: &mut Last) -> NodeReport {
         let pods = self.pods.all();
+        if let Err(error) = &pods
+            && !last.has_no_pods
+        {
+            let why = error_chain(error);
+            info!(
+                "survey the pods: {why}; figures of containers keep their values until it answers"
+            );
+        }
+        last.has_no_pods = pods.is_err();
         // If the runtime does not answer, its containers may still run: keep the last values about
         // them.
         let mounts = pods

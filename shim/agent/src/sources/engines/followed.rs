@@ -66,7 +66,7 @@ pub struct Followed<'a> {
 }
 
 impl FollowedFiles for Followed<'_> {
-    fn survey(&mut self, watches: &mut Watches) {
+    fn survey(&mut self, watches: &mut Watches) -> bool {
         let mut warnings = Vec::new();
         let folders = state_folders(&self.root);
         let before = watches.begin();
@@ -80,13 +80,16 @@ impl FollowedFiles for Followed<'_> {
             );
         }
         let running = engine_containers(&folders);
+        let before_reads = warnings.len();
         self.read_labels(&running, &mut warnings);
-        let opted_in = running
-            .iter()
-            .filter_map(|container| self.opted_in(container));
-        self.containers = opted_in
-            .map(|opted_in| (opted_in.container.id.clone(), opted_in))
-            .collect();
+        let mut containers = HashMap::new();
+        for container in &running {
+            if let Some(opted_in) = self.opted_in(container, &mut warnings) {
+                containers.insert(container.id.clone(), opted_in);
+            }
+        }
+        self.containers = containers;
+        let is_complete = warnings.len() == before_reads;
         for opted_in in self.containers.values_mut() {
             opted_in.watch(watches);
         }
@@ -96,6 +99,7 @@ impl FollowedFiles for Followed<'_> {
             .forget_others(|id| self.containers.contains_key(id));
         let ids: Vec<String> = self.containers.keys().cloned().collect();
         ids.iter().for_each(|id| self.refresh(id));
+        is_complete
     }
 
     fn refresh(&mut self, id: &str) {
@@ -236,9 +240,29 @@ impl<'a> Followed<'a> {
     }
 
     /// The container with its binds; `None` if the container has no request.
-    fn opted_in(&self, container: &EngineContainer) -> Option<FollowedContainer> {
-        let bytes = read_spec(&container.bundle).ok()?;
-        let spec = SpecView::from_bytes(&bytes).ok()?;
+    fn opted_in(
+        &self,
+        container: &EngineContainer,
+        warnings: &mut Vec<String>,
+    ) -> Option<FollowedContainer> {
+        let (engine, id) = (container.engine.name(), &container.id);
+        let bytes = match read_spec(&container.bundle) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                // A container that ended meanwhile has no bundle.
+                if container.bundle.symlink_metadata().is_ok() {
+                    warnings.push(format!("{engine} container {id}: {}", error_chain(&error)));
+                }
+                return None;
+            }
+        };
+        let spec = match SpecView::from_bytes(&bytes) {
+            Ok(spec) => spec,
+            Err(error) => {
+                warnings.push(format!("{engine} container {id}: {}", error_chain(&error)));
+                return None;
+            }
+        };
         let label = self
             .labels
             .get(&container.engine)

@@ -28,8 +28,8 @@ pub use self::watches::Watches;
 /// The containers of engines, or the pods, whose files are followed.
 pub trait FollowedFiles {
     /// Finds the containers that opted in, watches the folders of bound files, and refreshes new
-    /// containers.
-    fn survey(&mut self, watches: &mut Watches);
+    /// containers. Returns false if something could not be read: then a survey follows soon.
+    fn survey(&mut self, watches: &mut Watches) -> bool;
 
     /// Refreshes the container or pod with this id.
     fn refresh(&mut self, id: &str);
@@ -66,7 +66,8 @@ pub fn follow(
     let (mut mounts, mut rechecks) = (NewMounts::default(), Rechecks::new(&AFTER_MOUNT));
     loop {
         if schedule.is_survey_due(Instant::now()) {
-            followed.survey(watches);
+            let is_complete = followed.survey(watches);
+            schedule.surveyed(is_complete, Instant::now());
             // A mount that came before the watch is no event.
             if mounts.set_followed(followed.has_mounts())? {
                 schedule.plan_surveys(Instant::now());

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::sources::watch::Completeness;
+use crate::threads::Backoff;
 use crate::token_bucket::TokenBucket;
 
 /// The time for which a new file may stay open for writing. A new link has no event for a close.
@@ -19,6 +20,10 @@ const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 /// The times after the start of a pod's container at which the runtime lists it. Containers that
 /// start all the time cause one pod list a second.
 pub const AFTER_START: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
+
+/// The first pause before a survey that failed is tried again, and the longest.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A refresh that is planned.
 #[derive(Debug, PartialEq, Eq)]
@@ -36,6 +41,7 @@ pub struct Schedule {
     start: Instant,
     /// Sorted.
     surveys: Vec<Instant>,
+    retries: Backoff,
     refreshes: Vec<PlannedRefresh>,
     /// The buckets that are not full.
     buckets: HashMap<String, TokenBucket>,
@@ -50,6 +56,7 @@ impl Schedule {
             after_start,
             start: now,
             surveys: vec![now],
+            retries: Backoff::new(RETRY_INTERVAL, MAX_RETRY_INTERVAL),
             refreshes: Vec::new(),
             buckets: HashMap::new(),
         }
@@ -74,6 +81,17 @@ impl Schedule {
             self.surveys.push(now + self.interval);
         }
         is_due
+    }
+
+    /// A survey ended. If something could not be read, a further survey follows soon.
+    pub fn surveyed(&mut self, is_complete: bool, now: Instant) {
+        if is_complete {
+            self.retries = Backoff::new(RETRY_INTERVAL, MAX_RETRY_INTERVAL);
+            return;
+        }
+        let again = now + self.retries.after(Duration::ZERO);
+        let index = self.surveys.partition_point(|survey| *survey < again);
+        self.surveys.insert(index, again);
     }
 
     /// Plans the refresh of a container whose file was made.
@@ -167,6 +185,25 @@ mod tests {
             schedule.next(),
             start + Duration::from_millis(90) + AFTER_START[2]
         );
+    }
+
+    #[test]
+    fn a_survey_that_failed_is_tried_again_with_growing_pauses() {
+        let start = Instant::now();
+        let mut schedule = schedule(start);
+        let (mut now, mut pauses) = (start, Vec::new());
+        for _ in 0..8 {
+            assert!(schedule.is_survey_due(now));
+            schedule.surveyed(false, now);
+            pauses.push((schedule.next() - now).as_secs());
+            now = schedule.next();
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
+        assert!(schedule.is_survey_due(now));
+        schedule.surveyed(true, now);
+        schedule.surveys.clear();
+        assert!(!schedule.is_survey_due(now));
+        assert_eq!(schedule.next(), now + Duration::from_secs(300));
     }
 
     #[test]

@@ -23,6 +23,7 @@ use bindguard_core::error_chain;
 use bindguard_core::kubelet::{Plugin, Writer};
 use bindguard_guard::refresh::VolumeOfPod;
 use bindguard_operator::bundles::pod_state_folders;
+use bindguard_operator::cri::CriError;
 use tracing::warn;
 
 use crate::pods::{PodLookup, PodsWithBinds};
@@ -43,6 +44,9 @@ pub struct FollowedVolumes<'a> {
     folder: PathBuf,
     /// The pods that opted in.
     opted_in: PodsWithBinds,
+    /// The runtime did not answer at a survey: the next list refreshes all pods.
+    owes_survey: bool,
+    is_failing: bool,
     /// The running containers of each pod that opted in to host-root binds, by uid: a runtime
     /// without bindguard makes the binds of a restarted container private again.
     with_roots: HashMap<String, HashSet<String>>,
@@ -66,6 +70,8 @@ impl<'a> FollowedVolumes<'a> {
             updates,
             folder: root.join("pods"),
             opted_in: PodsWithBinds::new(),
+            owes_survey: false,
+            is_failing: false,
             with_roots: HashMap::new(),
             mounts: NewMounts::default(),
             rechecks: Rechecks::new(&AFTER_MOUNT),
@@ -89,7 +95,8 @@ impl<'a> FollowedVolumes<'a> {
                 let before = watches.begin();
                 watch_states(&mut watches);
                 watches.remove_unused(&before);
-                self.list_pods(is_survey)?;
+                let is_complete = self.list_pods(is_survey)?;
+                lists.surveyed(is_complete, Instant::now());
                 if self.opted_in.values().any(|binds| binds.host_files) {
                     follow_files();
                 }
@@ -115,12 +122,18 @@ impl<'a> FollowedVolumes<'a> {
     }
 
     /// Lists the pods that opted in, and refreshes the new ones and those with a new container that
-    /// may have host-root binds, or all.
-    fn list_pods(&mut self, all: bool) -> io::Result<()> {
-        // A runtime that does not answer still has its pods.
-        let Ok(opted_in) = self.pods.with_binds() else {
-            return Ok(());
+    /// may have host-root binds, or all. Returns false if the runtime did not answer.
+    fn list_pods(&mut self, all: bool) -> io::Result<bool> {
+        self.owes_survey |= all;
+        let opted_in = match self.pods.with_binds() {
+            Ok(opted_in) => opted_in,
+            // A runtime that does not answer still has its pods.
+            Err(error) => {
+                self.note_failure(Some(&error));
+                return Ok(false);
+            }
         };
+        let all = std::mem::take(&mut self.owes_survey);
         let before = std::mem::replace(&mut self.opted_in, opted_in);
         self.folder = folder_of_pods(self.root);
         let has_volumes = self.opted_in.values().any(|binds| binds.volumes);
@@ -132,18 +145,32 @@ impl<'a> FollowedVolumes<'a> {
             // The watch reports no mount that came before it.
             self.rechecks.plan(&self.pod(uid), Instant::now());
         }
-        let with_new_roots = self.with_new_roots();
+        let (with_new_roots, failure) = self.with_new_roots();
+        self.note_failure(failure.as_ref());
         let uids = self.opted_in.keys();
         let due = uids.filter(|uid| {
             all || !before.contains_key(*uid) || with_new_roots.iter().any(|new| new == *uid)
         });
         let due = due.map(|uid| self.pod(uid)).collect();
         self.refresh(due);
-        Ok(())
+        Ok(failure.is_none())
     }
 
-    /// The pods that opted in to host-root binds and have a container since the last list.
-    fn with_new_roots(&mut self) -> Vec<String> {
+    /// Logs the first of several failures in a row.
+    fn note_failure(&mut self, failure: Option<&CriError>) {
+        if let Some(error) = failure
+            && !self.is_failing
+        {
+            let (root, why) = (self.root.display(), error_chain(error));
+            warn!("list the pods below {root}: {why}; trying again");
+        }
+        self.is_failing = failure.is_some();
+    }
+
+    /// The pods that opted in to host-root binds and have a container since the last list, and the
+    /// reason why the containers of a pod are not known.
+    fn with_new_roots(&mut self) -> (Vec<String>, Option<CriError>) {
+        let mut failure = None;
         let mut before = std::mem::take(&mut self.with_roots);
         let mut with_new = Vec::new();
         let now = Instant::now();
@@ -152,14 +179,17 @@ impl<'a> FollowedVolumes<'a> {
             let running = match self.pods.opted_in(uid, now, true) {
                 Ok(Some(pod)) => pod.containers.into_iter().map(|it| it.id).collect(),
                 Ok(None) => continue,
-                Err(_) => known.clone(),
+                Err(error) => {
+                    failure = Some(error);
+                    known.clone()
+                }
             };
             if !known.is_superset(&running) {
                 with_new.push(uid.clone());
             }
             self.with_roots.insert(uid.clone(), running);
         }
-        with_new
+        (with_new, failure)
     }
 
     /// Refreshes the pods that have a new mount.
@@ -246,9 +276,18 @@ pub fn watch_states(watches: &mut Watches) {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
+    use std::sync::Arc;
+
+    use bindguard_config::Config;
     use bindguard_guard::{Probes, in_real_folder};
 
     use super::*;
+    use crate::idle_memory::IdleMemory;
+    use crate::sinks::events::Events;
+    use crate::sinks::journal::JournalWriter;
+    use crate::sinks::metrics::Metrics;
+    use crate::sinks::reporting::Reporting;
+    use crate::work::pod_refreshes::refreshes;
 
     #[test]
     fn a_mount_belongs_to_a_volume_of_a_pod() {
@@ -304,5 +343,34 @@ mod tests {
         let found = volumes_with_subpaths(&pod);
         let names: Vec<_> = found.iter().map(|it| it.volume.as_str()).collect();
         assert_eq!(names, ["pv"]);
+    }
+
+    /// The runtime restarts, or the node boots: the pods are listed again before the next survey.
+    #[test]
+    fn a_runtime_that_does_not_answer_is_queried_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("cri.sock");
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let root = folder.path().to_owned();
+        std::thread::spawn(move || {
+            let (config, metrics) = (Config::default(), Metrics::new());
+            let reporting = Reporting {
+                events: Events::off(Arc::clone(&metrics)),
+                journal: JournalWriter::off(Arc::clone(&metrics)),
+                memory: IdleMemory::default(),
+            };
+            let (refreshes, _planned) = refreshes();
+            let pods = PodLookup::unanswered_at(&socket);
+            let updates = Updates::new(&config, &metrics, &reporting, None, pods.clone());
+            let mut followed = FollowedVolumes::new(&root, &pods, &refreshes, updates);
+            followed.follow(Duration::from_secs(3600), || {})
+        });
+        listener.set_nonblocking(true).unwrap();
+        // A query may connect several times at once.
+        let (start, query_time) = (Instant::now(), Duration::from_secs(4));
+        while listener.accept().is_err() || start.elapsed() < query_time {
+            assert!(start.elapsed() < Duration::from_secs(60), "no new query");
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }

@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 use bindguard_guard::refresh::VolumeOfPod;
 
+use crate::threads::Backoff;
+
 use self::tree::{TreeChanges, WatchTree};
 
 pub use self::inotify::{Completeness, Inotify, WatchEvent, WatchId, Woken};
@@ -76,6 +78,7 @@ pub fn follow(root: PathBuf, survey: Duration, mut notify: impl FnMut(Notice)) -
     mounts.set_followed(true)?;
     let start = Instant::now();
     let mut next_survey = start;
+    let mut retries = Backoff::of_surveys(survey);
     loop {
         let now = Instant::now();
         let appeared = mounts.listed(now)?;
@@ -90,7 +93,14 @@ pub fn follow(root: PathBuf, survey: Duration, mut notify: impl FnMut(Notice)) -
         notify_of(changes, Cause::Update, &mut notify);
         if now >= next_survey {
             let changes = tree.survey();
-            next_survey = if changes.survey { now } else { now + survey };
+            next_survey = match (changes.survey, changes.errors.is_empty()) {
+                (true, _) => now,
+                (false, true) => {
+                    retries = Backoff::of_surveys(survey);
+                    now + survey
+                }
+                (false, false) => now + retries.after(Duration::ZERO),
+            };
             notify_of(changes, Cause::Survey, &mut notify);
             notify(Notice::Surveyed {
                 volumes: tree.volumes(),
@@ -114,6 +124,8 @@ pub fn follow(root: PathBuf, survey: Duration, mut notify: impl FnMut(Notice)) -
         if changes.survey {
             notify(Notice::Interrupted);
             next_survey = Instant::now();
+        } else if !changes.errors.is_empty() {
+            next_survey = next_survey.min(Instant::now() + retries.after(Duration::ZERO));
         }
         notify_of(changes, Cause::Update, &mut notify);
     }

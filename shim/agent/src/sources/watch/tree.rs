@@ -119,7 +119,7 @@ impl WatchTree {
             .as_ref()
             .is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
         if self.watched(watch, &pods, Watched::Pods, changes) {
-            names(&pods)
+            names(&pods, changes)
                 .iter()
                 .for_each(|uid| self.add_pod(uid, changes));
             return;
@@ -212,7 +212,7 @@ impl WatchTree {
         // Listed after the watch is there: what appears meanwhile is in the list, in an event, or
         // in both.
         if self.watch(&subpaths, Watched::Subpaths(uid.to_owned()), changes) {
-            names(&subpaths)
+            names(&subpaths, changes)
                 .iter()
                 .for_each(|volume| self.add_volume(uid, volume, changes));
         }
@@ -302,11 +302,23 @@ pub fn folder_of_pods(root: &Path) -> PathBuf {
 }
 
 /// The names in a directory that may go away meanwhile.
-fn names(directory: &Path) -> Vec<String> {
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    entries
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .collect()
+fn names(directory: &Path, changes: &mut TreeChanges) -> Vec<String> {
+    let listed = fs::read_dir(directory).and_then(|entries| {
+        let mut names = Vec::new();
+        for entry in entries {
+            names.extend(entry?.file_name().into_string());
+        }
+        Ok(names)
+    });
+    listed.unwrap_or_else(|source| {
+        if source.kind() != io::ErrorKind::NotFound {
+            changes.errors.push(WatchError {
+                directory: directory.to_owned(),
+                source,
+            });
+        }
+        Vec::new()
+    })
 }
 
 #[cfg(test)]
