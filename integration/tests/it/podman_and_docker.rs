@@ -6,8 +6,8 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use bindguard_integration::engines::{Docker, Podman, missing};
-use bindguard_integration::process::Finished;
+use bindguard_integration::engines::{Docker, Podman, missing, program};
+use bindguard_integration::process::{Finished, run};
 use bindguard_integration::scenes::only_a_current_mount;
 use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Setup, VolumeKind, privilege};
@@ -40,6 +40,61 @@ fn podman() {
         let ended = by_name()?.failure()?;
         ensure!(ended.contains("bindguard"), "{ended}");
         Ok(())
+    });
+}
+
+/// Podman prefers crun to runc, and gives a runtime by its name what the runtime can do.
+#[test]
+fn podman_keeps_its_default_and_the_abilities_of_its_runtime() {
+    story(|node| {
+        let _podman = Podman::on(node)?;
+        let crun = node.programs().join("crun").display().to_string();
+        // Podman itself refuses --cgroups=disabled with the cgroup's parent that the stories name.
+        let without_cgroup = || -> Result<()> {
+            let mut command = node.command(program("podman"))?;
+            command.args(["run", "--rm", "--network=host", "--cgroups=disabled"]);
+            command.args([
+                "--ulimit=nofile=1024:1024",
+                "--ulimit=nproc=1000:1000",
+                "--volume=/:/host",
+                "--rootfs",
+            ]);
+            command.arg(node.disk().join("podman-rootfs")).arg("true");
+            run(command)?.success().map(drop)
+        };
+        without_cgroup()?;
+        node.bindguard(["install", "podman", "--default"])?
+            .success()?;
+        let config = fs::read_to_string("/etc/bindguard/config.toml")?;
+        ensure!(config.contains(&format!("path = {crun:?}")), "{config}");
+        without_cgroup()?;
+        let journal = fs::read_to_string("/run/bindguard/journal.jsonl")?;
+        ensure!(!journal.is_empty(), "the guard did not run");
+        let drop_in = "/etc/containers/containers.conf.d/zz-bindguard.conf";
+        let lists = fs::read_to_string(drop_in)?;
+        ensure!(
+            lists.contains("\"ocijail\", \"bindguard\"]") && !lists.contains("supports_kvm"),
+            "{lists}"
+        );
+        node.bindguard(["uninstall", "--forget-name"])?.success()?;
+
+        let other = "/etc/containers/containers.conf.d/10-other.conf";
+        let text = "[engine]\nruntime = \"runc\"\nruntime_supports_json = [\"runc\", \"mine\"]\nruntime_supports_nocgroup = [\"crun\"]\n";
+        fs::create_dir_all("/etc/containers/containers.conf.d")?;
+        fs::write(other, text)?;
+        node.bindguard(["install", "podman", "--default"])?
+            .success()?;
+        let (config, lists) = (
+            fs::read_to_string("/etc/bindguard/config.toml")?,
+            fs::read_to_string(drop_in)?,
+        );
+        ensure!(!config.contains(&crun), "{config}");
+        ensure!(
+            lists.contains("[\"runc\", \"mine\", \"bindguard\"]") && !lists.contains("nocgroup"),
+            "{lists}"
+        );
+        node.bindguard(["uninstall", "--forget-name"])?.success()?;
+        Ok(fs::remove_file(other)?)
     });
 }
 

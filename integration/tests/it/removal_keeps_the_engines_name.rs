@@ -68,6 +68,12 @@ mod podman {
         story(|node| {
             let podman = Podman::on(node)?;
             set_runtime(node, runtime)?;
+            let main = "/etc/containers/containers.conf";
+            let default = format!("[engine]\nruntime = {runtime:?}\n");
+            fs::write(
+                main,
+                fs::read_to_string(main)?.replacen("[engine]\n", &default, 1),
+            )?;
             node.bindguard(["install", "podman", "--default"])?
                 .success()?;
             make_containers(&podman, &created_by_podman(node))?;

@@ -1,20 +1,22 @@
 //! Podman's drop-in: see containers.conf(5). Podman has no daemon, so nothing is restarted.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use bindguard_core::program_names::{RUNTIME, WRAPPER};
 use toml::Value;
 use toml_edit::{Array, value};
 
 use super::runtime_drop_in::{
-    HEADING, heal, paths_in_order, plan_drop_in, refuse_later_default, texts_after, usual_runtime,
-    without_former,
+    FileText, HEADING, default_of, drop_in_text, heal, paths_in_order, refuse_later_default,
+    runtime_of, texts_after, usual_runtime, without_former,
 };
-use crate::plan::{Healing, InstallOptions, PlannedChange, TargetPlan};
+use crate::change::Change;
+use crate::plan::{Healing, InstallOptions, PlannedChange, TargetPlan, USUAL_RUNTIME};
 use crate::record::Record;
-use crate::search_path::{SearchPath, Unusable};
-use crate::toml_text::Place;
+use crate::search_path::{SearchPath, Unusable, find, is_gone};
+use crate::toml_text::{Place, with_value, without_value};
 
 /// Its drop-in; the last default wins.
 pub const DROP_IN: &str = "/etc/containers/containers.conf.d/zz-bindguard.conf";
@@ -40,31 +42,107 @@ const BUILT_IN: [&str; 10] = [
     "youki",
 ];
 
+/// The runtimes that Podman takes without a configured default, in its order: `findRuntime` in
+/// `pkg/config/config.go` of containers/common.
+const SEARCHED: [&str; 6] = ["crun", "runc", "runj", "kata", "runsc", "ocijail"];
+/// Podman's lists of runtimes with an ability, and the lists' built-in values in Podman 5. The man
+/// page has `runtime_supports_nocgroups`; Podman reads the key without the last letter.
+const ABILITIES: [(&str, &[&str]); 3] = [
+    (
+        "runtime_supports_json",
+        &["crun", "runc", "kata", "runsc", "youki", "krun", "ocijail"],
+    ),
+    ("runtime_supports_nocgroup", &["crun", "krun"]),
+    (
+        "runtime_supports_kvm",
+        &["kata", "kata-runtime", "kata-qemu", "kata-fc", "krun"],
+    ),
+];
+
 /// Plans the change.
 pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
+    let mut others = files();
+    others.retain(|path| path != Path::new(DROP_IN) && path != Path::new(FORMER_DROP_IN));
+    let texts = texts_after(others.clone(), &[])?;
+    let guarded = guarded(&texts, options)?;
     let path = options.prefix.join(WRAPPER).display().to_string();
-    let change = plan_drop_in(
-        Path::new(DROP_IN),
-        &place(),
-        &value(Array::from_iter([path])),
-        options,
-    )?;
+    let mut text = drop_in_text(&place(), &value(Array::from_iter([path])), options)?;
+    for (key, built_in) in ABILITIES {
+        let mut names = names_in(&texts, key, built_in)?;
+        let name = guarded.file_name().and_then(OsStr::to_str);
+        if name.is_some_and(|name| names.iter().any(|it| it == name)) {
+            names.push(RUNTIME.to_owned());
+            let list = toml_edit::Value::from(Array::from_iter(names)).to_string();
+            text = with_value(&text, &["engine", key], list.trim())?;
+        }
+    }
+    let change = Change::of(Path::new(DROP_IN), Some(text.into_bytes()), 0o644)?;
     let mut plan = TargetPlan {
         changes: vec![change],
-        needs_runtime: Some(usual_runtime()),
+        needs_runtime: Some(guarded),
         ..TargetPlan::default()
     };
     plan.changes
         .extend(without_former(Path::new(FORMER_DROP_IN), &place(), record)?);
-    let mut others = files();
-    others.retain(|path| path != Path::new(DROP_IN) && path != Path::new(FORMER_DROP_IN));
     if options.default {
-        let others = texts_after(others, &[])?;
-        refuse_later_default("Podman", &others, Path::new(DROP_IN), &place())?;
+        refuse_later_default("Podman", &texts, Path::new(DROP_IN), &place())?;
     } else {
         plan.take(healed(others, &[])?)?;
     }
     Ok(plan)
+}
+
+/// The runtime that the guard becomes: with `--default` the default of Podman's other files, or the
+/// first that Podman finds.
+fn guarded(others: &[FileText], options: &InstallOptions) -> Result<PathBuf> {
+    if !options.default {
+        return Ok(usual_runtime());
+    }
+    let named = default_of(others, &place())?.map(|(_, name)| name);
+    let names = match &named {
+        Some(name) => vec![name.as_str()],
+        None => SEARCHED.to_vec(),
+    };
+    for name in names {
+        if name.starts_with('/') {
+            return Ok(PathBuf::from(name));
+        }
+        let entry = runtime_of(others, &place(), name)?;
+        let paths = entry.as_ref().and_then(Value::as_array);
+        for path in paths.into_iter().flatten().filter_map(Value::as_str) {
+            if !is_gone(Path::new(path)) {
+                return Ok(PathBuf::from(path));
+            }
+        }
+        match find(name) {
+            Some(_) if name == USUAL_RUNTIME => return Ok(USUAL_RUNTIME.into()),
+            Some(path) => return Ok(path),
+            None => {}
+        }
+    }
+    Ok(usual_runtime())
+}
+
+/// The names in one of Podman's lists. The last file with the list replaces the list, or adds to the
+/// list if it says `{append=true}`.
+fn names_in(files: &[FileText], key: &str, built_in: &[&str]) -> Result<Vec<String>> {
+    let mut names: Vec<String> = built_in.iter().map(|name| (*name).to_owned()).collect();
+    for (path, text) in files {
+        let table: toml::Table =
+            toml::from_str(text).with_context(|| format!("parse {}", path.display()))?;
+        let list = table
+            .get("engine")
+            .and_then(|engine| engine.get(key)?.as_array());
+        let Some(list) = list else {
+            continue;
+        };
+        let appends = |it: &Value| it.get("append").and_then(Value::as_bool) == Some(true);
+        if !list.iter().any(appends) {
+            names.clear();
+        }
+        names.extend(list.iter().filter_map(|it| it.as_str().map(str::to_owned)));
+    }
+    Ok(names)
 }
 
 /// The files that Podman reads, in order.
@@ -107,7 +185,17 @@ fn healed(files: Vec<PathBuf>, steps: &[PlannedChange]) -> Result<Healing> {
 
 /// The text without bindguard's runtime; `original` has the earlier default.
 pub fn cleaned(text: &str, original: &str) -> Result<String> {
-    Ok(place().without_runtime(text, RUNTIME, original)?)
+    let mut text = place().without_runtime(text, RUNTIME, original)?;
+    for (key, _) in ABILITIES {
+        let table: toml::Table = toml::from_str(&text)?;
+        let list = table
+            .get("engine")
+            .and_then(|engine| engine.get(key)?.as_array());
+        if list.is_some_and(|list| list.contains(&Value::from(RUNTIME))) {
+            text = without_value(&text, &["engine", key])?;
+        }
+    }
+    Ok(text)
 }
 
 /// Stands below the heading of a drop-in in which only the name is left.

@@ -29,12 +29,20 @@ pub fn plan_drop_in(
     runtime: &Item,
     options: &InstallOptions,
 ) -> Result<Change> {
+    Change::of(
+        path,
+        Some(drop_in_text(place, runtime, options)?.into_bytes()),
+        0o644,
+    )
+}
+
+/// The text of a drop-in with a runtime, on request as the default.
+pub fn drop_in_text(place: &Place, runtime: &Item, options: &InstallOptions) -> Result<String> {
     let mut text = place.with_runtime("", RUNTIME, runtime)?;
     if options.default {
         text = place.with_default(&text, RUNTIME)?;
     }
-    let text = format!("{HEADING}{}", text.trim_start());
-    Change::of(path, Some(text.into_bytes()), 0o644)
+    Ok(format!("{HEADING}{}", text.trim_start()))
 }
 
 /// The removal of a drop-in of an older version, which had another name.

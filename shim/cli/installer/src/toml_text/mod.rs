@@ -182,6 +182,16 @@ pub fn with_value(text: &str, path: &[&str], literal: &str) -> Result<String, No
     Ok(spliced(text, vec![splice]))
 }
 
+/// The text without the key at `path`.
+///
+/// # Errors
+/// If the text is not TOML.
+pub fn without_value(text: &str, path: &[&str]) -> Result<String, NotEdited> {
+    let document = parse(text)?;
+    let layout = TextLayout::of(&document);
+    Ok(spliced(text, removal(&layout, &owned(path))))
+}
+
 /// Reads a text as TOML that can be edited.
 ///
 /// # Errors
