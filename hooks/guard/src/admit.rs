@@ -68,6 +68,18 @@ struct Repaired {
 /// Admits a bundle: repairs what policy says, and reports. Never fails; see the crate's
 /// documentation.
 pub fn admit(bundle: &Path, policy: &Policy, places: &Places, attempt: Attempt) -> Admission {
+    admit_with_spec(bundle, &bundle::spec_of(bundle), policy, places, attempt)
+}
+
+/// As [`admit`], for a runtime that reads the spec `spec_file` instead of the bundle's own. A proof
+/// reads the bundle's own spec, so the policy must have no proof.
+pub fn admit_with_spec(
+    bundle: &Path,
+    spec_file: &Path,
+    policy: &Policy,
+    places: &Places,
+    attempt: Attempt,
+) -> Admission {
     fault::reach(FaultPoint::Start);
     let start = Instant::now();
     let mut admission = Admission {
@@ -79,7 +91,8 @@ pub fn admit(bundle: &Path, policy: &Policy, places: &Places, attempt: Attempt) 
         // have nothing to write.
         bundle::clear_leavings(bundle);
     }
-    if let Err(error) = admission.admit_bundle(bundle, policy, places, attempt, start) {
+    if let Err(error) = admission.admit_bundle((bundle, spec_file), policy, places, attempt, start)
+    {
         admission.skip(error_chain(&error), policy);
     }
     admission.report.set_duration(start.elapsed());
@@ -128,17 +141,17 @@ impl Admission {
 
     fn admit_bundle(
         &mut self,
-        path: &Path,
+        (path, spec_file): (&Path, &Path),
         policy: &Policy,
         places: &Places,
         attempt: Attempt,
         start: Instant,
     ) -> Result<(), OpenError> {
-        let bytes = bundle::read_spec(path)?;
+        let bytes = bundle::read_spec_file(spec_file)?;
         let bundle = OpenBundle::parse(&bytes, path, policy)?;
         let limits = ProbeLimits::of_create(start);
         if let Some(repaired) = self.repair(&bundle, places, attempt, start, &limits) {
-            let placed = write_edits(&bundle, &repaired.edits);
+            let placed = write_edits(&bundle, spec_file, &repaired.edits);
             let placed = self.finish(repaired, placed, &bundle.policy);
             if self.refusal.is_none() {
                 self.expect_binds(&bundle, &placed);
@@ -277,9 +290,13 @@ enum WriteError {
     Replace(#[from] BundleError),
 }
 
-fn write_edits(bundle: &OpenBundle<'_>, edits: &[SpecEdit]) -> Result<Vec<SpecEdit>, WriteError> {
+fn write_edits(
+    bundle: &OpenBundle<'_>,
+    spec_file: &Path,
+    edits: &[SpecEdit],
+) -> Result<Vec<SpecEdit>, WriteError> {
     if !edits.is_empty() {
-        bundle::replace_spec(bundle.path, &bundle.spec.edited(edits)?)?;
+        bundle::replace_spec(spec_file, &bundle.spec.edited(edits)?)?;
         fault::reach(FaultPoint::AfterEdit);
     }
     Ok(edits.to_vec())

@@ -28,7 +28,7 @@ mod staging;
 mod subpaths;
 
 pub use admission::OpenError;
-pub use admit::{Admission, Attempt, admit, admit_spec};
+pub use admit::{Admission, Attempt, admit, admit_spec, admit_with_spec};
 pub use check::{check_bundle, planned_outcome};
 pub use directories::{in_real_folder, kubelet_roots_by_all_names};
 pub use expect::ExpectedSources;

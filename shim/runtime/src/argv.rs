@@ -114,8 +114,10 @@ pub struct Invocation {
     pub is_create: bool,
     /// The directory of the runtime's state: `--root`.
     pub root: Option<PathBuf>,
-    /// True if the spec is not the bundle's: crun's `--config`. Also true if the verb is in doubt.
-    pub other_spec: bool,
+    /// crun's `--config`, if it is not the bundle's own `config.json`.
+    pub spec: Option<PathBuf>,
+    /// True if the runtime may read another verb.
+    pub is_verb_in_doubt: bool,
     /// The reason why the runtime may read another spec than that of the bundle.
     pub doubt: Option<String>,
     /// The runtime's log file: `--log`.
@@ -128,6 +130,26 @@ impl Invocation {
     /// Parses the arguments after the program's name. `None` if they do not create a container.
     pub fn creating(args: &[OsString]) -> Option<Self> {
         Self::of_verbs(args, &CREATING)
+    }
+
+    /// The same call with absolute paths. crun takes a relative spec from the working directory, and
+    /// the name `config.json` from the bundle: `crun_run_create_internal`.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a spec, not the source of a container's bind"
+    )]
+    pub fn with_absolute_paths(mut self) -> Self {
+        if let Ok(bundle) = std::path::absolute(&self.bundle) {
+            self.bundle = bundle;
+        }
+        // An edit must not replace a symlink by a file.
+        if let Some(spec) = self.spec.as_ref().and_then(|spec| spec.canonicalize().ok()) {
+            self.spec = Some(spec);
+        }
+        if self.spec == Some(self.bundle.join("config.json")) {
+            self.spec = None;
+        }
+        self
     }
 
     /// Parses the arguments of a runtime's `start`. `None` for any other verb.
@@ -145,7 +167,7 @@ impl Invocation {
         let (unknown, _) = line.unknown.filter(|(at, _)| *at < verb)?;
         let later = (unknown..line.arguments.len()).find(|at| line.is_one_of(*at, wanted))?;
         Some(Self {
-            other_spec: true,
+            is_verb_in_doubt: true,
             ..line.invocation(later).0
         })
     }
@@ -238,14 +260,10 @@ impl<'a> CommandLine<'a> {
             let arguments = self.arguments.iter().rev();
             arguments.into_iter().find_map(|it| it.value_of(names))
         };
-        let spec = value(&["config", "f"]);
-        let doubt = match (self.unknown, spec) {
-            (Some((_, flag)), _) => Some(format!(
-                "the argument {flag:?} is not understood, and may name another bundle"
-            )),
-            (None, Some(spec)) => Some(format!("the spec is not the bundle's, but {spec:?}")),
-            (None, None) => None,
-        };
+        let spec = value(&["config", "f"]).filter(|spec| *spec != "config.json");
+        let doubt = self.unknown.map(|(_, flag)| {
+            format!("the argument {flag:?} is not understood, and may name another bundle")
+        });
         let mut plain = self.arguments[verb + 1..]
             .iter()
             .filter_map(Argument::plain);
@@ -254,7 +272,8 @@ impl<'a> CommandLine<'a> {
             bundle: value(&["bundle", "b"]).map_or_else(|| PathBuf::from("."), PathBuf::from),
             is_create: self.is_one_of(verb, &["create"]),
             root: value(&["root", "r"]).map(PathBuf::from),
-            other_spec: spec.is_some(),
+            spec: spec.map(PathBuf::from),
+            is_verb_in_doubt: false,
             doubt,
             log: value(&["log"])
                 .filter(|path| !path.is_empty())
@@ -369,7 +388,7 @@ mod tests {
     fn a_verb_behind_an_unknown_flag_is_a_doubt_if_another_verb_creates() {
         for line in ["--log-f state run -b /b c1", "-x start create -b /b c1"] {
             assert!(doubt(line).is_some(), "{line}");
-            assert!(parsed(line).unwrap().other_spec, "{line}");
+            assert!(parsed(line).unwrap().is_verb_in_doubt, "{line}");
         }
         for line in ["-x state c1", "state -x run", "exec -x c1 create"] {
             assert_eq!(bundle_of(line), None, "{line}");
@@ -395,17 +414,46 @@ mod tests {
     #[test]
     fn a_spec_beside_the_bundle_is_noticed() {
         for (line, other) in [
-            ("create -f /o c1", true),
-            ("run --config=o -b /b c1", true),
-            ("create -b /f c1", false),
+            ("create -f /o c1", Some("/o")),
+            ("run --config=o -b /b c1", Some("o")),
+            ("run --config config.json -b /b c1", None),
+            ("create -b /f c1", None),
         ] {
             let invocation = parsed(line).unwrap();
             assert_eq!(
-                (invocation.other_spec, invocation.doubt.is_some()),
-                (other, other),
+                (invocation.spec.as_deref(), invocation.doubt),
+                (other.map(Path::new), None),
                 "{line}"
             );
         }
+    }
+
+    #[test]
+    fn paths_are_made_absolute_as_crun_does() {
+        let here = std::env::current_dir().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let (own, link) = (
+            folder.path().join("config.json"),
+            folder.path().join("link"),
+        );
+        std::fs::write(&own, "{}").unwrap();
+        std::os::unix::fs::symlink("config.json", &link).unwrap();
+        let absolute = |line: &str| {
+            let call = parsed(line).unwrap().with_absolute_paths();
+            (call.bundle, call.spec)
+        };
+        assert_eq!(absolute("create c1"), (here.clone(), None));
+        assert_eq!(absolute("create -b b c1"), (here.join("b"), None));
+        let spec = |bundle: &str, spec: &Path| {
+            absolute(&format!("create -b {bundle} -f {} c1", spec.display())).1
+        };
+        assert_eq!(spec("/b", &link), Some(own.clone()));
+        assert_eq!(spec(&folder.path().display().to_string(), &link), None);
+        assert_eq!(spec("/b", Path::new("/gone")), Some("/gone".into()));
+        assert_eq!(
+            absolute("create -f Cargo.toml c1").1,
+            Some(here.join("Cargo.toml"))
+        );
     }
 
     #[test]

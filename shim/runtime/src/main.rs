@@ -30,9 +30,9 @@ use bindguard_core::handover::GuardAnswer;
 use bindguard_core::plan::{refusal_of_uncompared, refusal_of_unseen};
 use bindguard_core::policy::{Alarm, Mode};
 use bindguard_core::program_names::{SELF_TEST, WRAPPER};
-use bindguard_core::report::Unchecked;
+use bindguard_core::report::{Report, Unchecked};
 use bindguard_guard::{
-    Admission, Attempt, JournalEntry, admit, read_file, record, record_unchecked,
+    Admission, Attempt, JournalEntry, admit, admit_with_spec, read_file, record, record_unchecked,
 };
 
 use argv::Invocation;
@@ -58,7 +58,8 @@ fn main() -> ExitCode {
     if let Some(unchecked) = UncheckedCreate::from_args(&args) {
         return unchecked.record(&loaded.config);
     }
-    let Some(invocation) = Invocation::creating(&args) else {
+    let creating = Invocation::creating(&args).map(Invocation::with_absolute_paths);
+    let Some(invocation) = creating else {
         if let Err(code) = prove_before_start(&args, &loaded.config) {
             return code;
         }
@@ -71,7 +72,7 @@ fn main() -> ExitCode {
         .iter()
         .for_each(|mistake| messages.remark(mistake));
     // The runtime itself reports a missing spec, and a user who may not mount cannot repair binds.
-    let is_worth_checking = invocation.doubt.is_some() || !has_no_spec(&invocation.bundle);
+    let is_worth_checking = invocation.doubt.is_some() || !has_no_spec(&invocation);
     let admission = if is_worth_checking && privilege::may_mount() {
         admit_safely(
             &invocation,
@@ -98,8 +99,11 @@ fn main() -> ExitCode {
     exec_runtime::exec(&args, loaded.config.runtime(), &messages)
 }
 
-fn has_no_spec(bundle: &Path) -> bool {
-    let found = fs::metadata(bundle.join("config.json"));
+fn has_no_spec(invocation: &Invocation) -> bool {
+    let found = match &invocation.spec {
+        Some(spec) => fs::metadata(spec),
+        None => fs::metadata(invocation.bundle.join("config.json")),
+    };
     found.is_err_and(|error| matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory))
 }
 
@@ -178,7 +182,14 @@ fn admit_and_record(
         Attempt::Again
     };
     let mut policy = *config.policy();
-    if !invocation.is_create {
+    let uncompared = match &invocation.spec {
+        Some(spec) if invocation.is_create => refusal_of_uncompared(
+            &format!("the spec is not the bundle's own, but {}", spec.display()),
+            &policy,
+        ),
+        Some(_) | None => None,
+    };
+    if !invocation.is_create || invocation.spec.is_some() {
         policy.proof = Alarm::Off;
     }
     let runtime = exec_runtime::file_name(config.runtime());
@@ -190,17 +201,29 @@ fn admit_and_record(
         policy.host_root = Mode::Off;
     }
     let mut admission = match &invocation.doubt {
-        Some(doubt) if invocation.other_spec || refusal_of_unseen(doubt, &policy).is_some() => {
+        _ if uncompared.is_some() => Admission {
+            report: Report::about_bundle(&invocation.bundle),
+            refusal: uncompared,
+            ..Admission::default()
+        },
+        Some(doubt)
+            if invocation.is_verb_in_doubt || refusal_of_unseen(doubt, &policy).is_some() =>
+        {
             Admission::of_unseen(&invocation.bundle, doubt, &policy)
         }
         doubt => {
-            let mut admission = admit(&invocation.bundle, &policy, config.places(), which);
+            let (bundle, places) = (&invocation.bundle, config.places());
+            let mut admission = match &invocation.spec {
+                Some(spec) => admit_with_spec(bundle, spec, &policy, places, which),
+                None => admit(bundle, &policy, places, which),
+            };
             admission.report.problems.extend(doubt.clone());
             admission
         }
     };
-    if !invocation.is_create {
-        // `run` starts the container at once, and `restore` mounts what the checkpoint had.
+    if !invocation.is_create || invocation.spec.is_some() {
+        // `run` starts the container at once, `restore` mounts what the checkpoint had, and a proof
+        // reads the bundle's own spec.
         admission.report.unproven = admission.report.binds.len() + admission.report.foreign;
     }
     let own_problems = admission.report.problems.len();

@@ -64,26 +64,38 @@ pub enum BundleError {
 /// # Errors
 /// When there is none, it cannot be read, it is no regular file, or it is unreasonably large.
 pub fn read_spec(bundle: &Path) -> Result<Vec<u8>, BundleError> {
-    let path = bundle.join("config.json");
+    read_spec_file(&spec_of(bundle))
+}
+
+/// The path of a bundle's spec.
+pub fn spec_of(bundle: &Path) -> PathBuf {
+    bundle.join("config.json")
+}
+
+/// Reads a spec that may be outside of its bundle.
+///
+/// # Errors
+/// As [`read_spec`].
+pub fn read_spec_file(path: &Path) -> Result<Vec<u8>, BundleError> {
     let read = || {
         // Opening a fifo would wait for its writer, or release the writer before the runtime reads.
-        if !fs::metadata(&path)?.is_file() {
+        if !fs::metadata(path)?.is_file() {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 "it is no regular file",
             ));
         }
-        let file = File::open(&path)?;
+        let file = File::open(path)?;
         let mut spec = Vec::with_capacity(USUAL_SPEC);
         file.take(MAX_SPEC + 1).read_to_end(&mut spec)?;
         Ok(spec)
     };
     let spec = read().map_err(|source| BundleError::Read {
-        path: path.clone(),
+        path: path.to_owned(),
         source,
     })?;
     if spec.len() as u64 > MAX_SPEC {
-        Err(BundleError::TooLarge(path))
+        Err(BundleError::TooLarge(path.to_owned()))
     } else {
         Ok(spec)
     }
@@ -96,16 +108,19 @@ pub fn read_spec(bundle: &Path) -> Result<Vec<u8>, BundleError> {
 /// # Errors
 /// If the new spec cannot be written or renamed. Then the old spec is unchanged and no file stays
 /// beside it.
-pub fn replace_spec(bundle: &Path, spec: &[u8]) -> Result<(), BundleError> {
-    let path = bundle.join("config.json");
-    let mode = fs::metadata(&path).map(|spec| spec.permissions().mode());
-    let replaced = mode.and_then(|mode| replace(bundle, &path, mode, spec));
-    replaced.map_err(|source| BundleError::Replace { path, source })
+pub fn replace_spec(path: &Path, spec: &[u8]) -> Result<(), BundleError> {
+    let mode = fs::metadata(path).map(|spec| spec.permissions().mode());
+    let replaced = mode.and_then(|mode| replace(path, mode, spec));
+    replaced.map_err(|source| BundleError::Replace {
+        path: path.to_owned(),
+        source,
+    })
 }
 
-fn replace(bundle: &Path, path: &Path, mode: u32, bytes: &[u8]) -> io::Result<()> {
-    let beside = bundle.join(format!("{BESIDE}{}", std::process::id()));
-    clear_leavings(bundle);
+fn replace(path: &Path, mode: u32, bytes: &[u8]) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    let beside = folder.join(format!("{BESIDE}{}", std::process::id()));
+    clear_leavings(folder);
     let replaced = write_new(&beside, mode, bytes).and_then(|()| {
         fault::reach(FaultPoint::SpecWritten);
         fs::rename(&beside, path)
@@ -164,7 +179,7 @@ mod tests {
         fs::write(&config, "old").unwrap();
         fs::set_permissions(&config, fs::Permissions::from_mode(0o640)).unwrap();
         let mut reader = File::open(&config).unwrap();
-        replace_spec(bundle.path(), b"new").unwrap();
+        replace_spec(&spec_of(bundle.path()), b"new").unwrap();
         assert_eq!(read_spec(bundle.path()).unwrap(), b"new");
         let mut seen = String::new();
         reader.read_to_string(&mut seen).unwrap();
@@ -180,7 +195,7 @@ mod tests {
     fn a_spec_that_cannot_be_put_in_place_leaves_nothing_beside() {
         let bundle = tempfile::tempdir().unwrap();
         fs::create_dir(bundle.path().join("config.json")).unwrap();
-        replace_spec(bundle.path(), b"new").unwrap_err();
+        replace_spec(&spec_of(bundle.path()), b"new").unwrap_err();
         assert_eq!(fs::read_dir(bundle.path()).unwrap().count(), 1);
     }
 

@@ -43,7 +43,7 @@ pub fn write(bundle: &Path, expected: &ExpectedBinds) -> io::Result<()> {
 /// If the new record cannot be written or renamed. Then the old record is unchanged.
 pub fn replace(bundle: &Path, expected: &ExpectedBinds) -> io::Result<()> {
     let json = serde_json::to_vec(expected)?;
-    super::replace(bundle, &bundle.join(EXPECTED_FILE), MODE, &json)
+    super::replace(&bundle.join(EXPECTED_FILE), MODE, &json)
 }
 
 /// As [`replace()`], for the record of refreshes.
@@ -52,7 +52,7 @@ pub fn replace(bundle: &Path, expected: &ExpectedBinds) -> io::Result<()> {
 /// As there.
 pub fn replace_refreshed(bundle: &Path, refreshed: &RefreshedMounts) -> io::Result<()> {
     let json = serde_json::to_vec(refreshed)?;
-    super::replace(bundle, &bundle.join(REFRESHED_FILE), MODE, &json)
+    super::replace(&bundle.join(REFRESHED_FILE), MODE, &json)
 }
 
 /// Adds the unique id that the next mount of the node will have: all mounts of the create have

@@ -9,4 +9,5 @@
 mod host_root_under_youki;
 mod process_state_is_unchanged;
 mod proof_at_start;
+mod spec_beside_the_bundle;
 mod unread_streams;
