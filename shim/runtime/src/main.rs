@@ -22,7 +22,6 @@ use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::panic::catch_unwind;
-use std::path::Path;
 use std::process::ExitCode;
 
 use bindguard_config::{Config, Loaded, load_by};
