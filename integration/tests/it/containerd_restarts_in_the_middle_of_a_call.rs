@@ -125,3 +125,22 @@ fn restart(node: &Node, (verb, words): Call, when: When) -> Result<()> {
     });
     free.with_context(|| format!("{words}{:?}", ctr.tasks()))
 }
+
+/// A restarted containerd lists the processes of each container within five seconds. It would treat a
+/// container without processes as leaked, and remove it.
+#[test]
+fn a_runtime_that_is_slow_then_loses_no_container() {
+    Setup::on(Generation::V2_1)
+        .obedient_runtime()
+        .story(|node| {
+            let (ctr, gate) = (node.ctr(), Gate::of(&node.programs()));
+            ctr.container("web").start()?.success()?;
+            gate.close_before("ps")?;
+            node.restart_containerd(Signal::SIGKILL)?;
+            gate.wait_for_call()?;
+            gate.open()?;
+            ctr.wait_for_status("web", "RUNNING")?;
+            ctr.end_task("web")?;
+            ctr.forget("web")
+        });
+}

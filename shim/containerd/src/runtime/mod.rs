@@ -18,6 +18,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 pub(crate) use guard::{GuardSettings, NewContainer};
 pub(crate) use invoke::RuntimeError;
@@ -34,6 +35,8 @@ use invoke::{RunStreams, RuntimeCall};
 /// runtime.
 const DEFAULT_ROOT: &str = "/run/containerd/runc";
 const DEFAULT_BINARY: &str = "runc";
+/// The time limit for a list of processes: a containerd that starts waits five seconds for it.
+const PIDS_LIMIT: Duration = Duration::from_secs(3);
 
 /// The runtime of a container.
 #[derive(Debug)]
@@ -140,12 +143,18 @@ impl Runtime {
         .await
     }
 
-    /// The pids of all processes of the container.
+    /// The pids of all processes of the container, within [`PIDS_LIMIT`].
     pub(crate) async fn pids(&self, id: &str) -> Result<Vec<u32>, RuntimeError> {
         let args = vec!["--format".into(), "json".into(), id.into()];
-        let json = RuntimeCall::new(self, self.resolve_binary().await?, "ps", args)
-            .run(RunStreams::CapturedStdout)
-            .await?;
+        let mut call = RuntimeCall::new(self, self.resolve_binary().await?, "ps", args);
+        call.lead_group();
+        let running = call.spawn(RunStreams::CapturedStdout)?;
+        let no_answer = || RuntimeError::Answer {
+            verb: "ps",
+            why: format!("there is none within {PIDS_LIMIT:?}"),
+        };
+        let answer = running.finish_within(PIDS_LIMIT).await;
+        let json = answer.ok_or_else(no_answer)??;
         // An empty container is `null` in Go's JSON.
         serde_json::from_slice::<Option<Vec<u32>>>(&json)
             .map(Option::unwrap_or_default)

@@ -98,9 +98,10 @@ impl Task {
 
     /// All processes of the container, those of execs by name.
     ///
-    /// A restarted containerd calls this first, and treats a container without processes as leaked:
-    /// containerd kills the shim, and the exit status of a just stopped container is lost. So a
-    /// stopped init is still listed until its deletion.
+    /// A restarted containerd calls this first, and serves no client before the answer. It treats a
+    /// container without processes as leaked: containerd kills the shim, and the exit status of a just
+    /// stopped container is lost. So a stopped init is still listed until its deletion. If the runtime
+    /// fails or hangs, the answer has the processes that the shim itself started.
     pub(crate) async fn pids(&self) -> Result<Vec<ProcessInfo>, TaskError> {
         if !self.is_alive() {
             return match self.init.state() {
@@ -111,12 +112,19 @@ impl Task {
                 }]),
             };
         }
-        let pids = self
-            .runtime
-            .pids(&self.id)
-            .await
-            .map_err(TaskError::runtime("ps"))?;
+        let listed = self.runtime.pids(&self.id).await;
         let names = self.exec_names();
+        let pids = match listed {
+            Ok(pids) => pids,
+            Err(error) if self.pid() == 0 => return Err(TaskError::runtime("ps")(error)),
+            Err(error) => {
+                let id = &self.id;
+                tracing::warn!(id, %error, "only the init and the execs are listed: runtime ps");
+                let mut started = vec![self.pid()];
+                started.extend(names.keys());
+                started
+            }
+        };
         pids.into_iter()
             .map(|pid| describe(pid, names.get(&pid)))
             .collect()
