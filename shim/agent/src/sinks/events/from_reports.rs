@@ -4,6 +4,7 @@ use std::path::Path;
 
 use bindguard_core::identity::{Identity, PodName};
 use bindguard_core::judge::{Unmounted, Verdict, VerdictName};
+use bindguard_core::refresh::RefusedReason;
 use bindguard_core::report::{
     BindRecord, CreateLine, JournalLine, MountResult, Outcome, RebindLine, RefreshLine,
     RefreshedMount, ReleaseLine, ReleaseResult, ReleasedCopy,
@@ -110,10 +111,23 @@ fn from_mount(mount: &RefreshedMount) -> Option<(Reason, String)> {
             "the mount at {place} is not replaced: {}",
             why.unwrap_or_default()
         ),
-        _ if mount.is_host_root() => format!(
-            "the mount at {place} keeps mounts that the host unmounts, until the container restarts: {}",
-            why.as_deref().unwrap_or("policy only reports it")
-        ),
+        _ if mount.is_host_root() => {
+            // A create leaves a bind private by the same rules.
+            let until = match mount.outcome {
+                MountResult::Stale
+                | MountResult::Refused {
+                    reason:
+                        RefusedReason::RecursivelyReadOnly
+                        | RefusedReason::ReadOnlyKept
+                        | RefusedReason::OnlyReported
+                        | RefusedReason::PrivateOnHost,
+                    ..
+                } => "also after a restart of the container",
+                _ => "until the container restarts",
+            };
+            let why = why.as_deref().unwrap_or("policy only reports it");
+            format!("the mount at {place} keeps mounts that the host unmounts, {until}: {why}")
+        }
         _ => format!(
             "the mount at {place} keeps its old content until the container restarts: {}",
             why.as_deref().unwrap_or("policy only reports it")
@@ -353,8 +367,14 @@ mod tests {
         let host_root = r#""kind":"host-root","#;
         assert_eq!(
             message(host_root, "stale"),
-            "the mount at /host keeps mounts that the host unmounts, until the container restarts: policy only reports it"
+            "the mount at /host keeps mounts that the host unmounts, also after a restart of the container: policy only reports it"
         );
+        let refused = |reason: &str| {
+            let result = format!(r#"refused","reason":"{reason}","path":"/host"#);
+            message(host_root, &result)
+        };
+        assert!(refused("recursively-read-only").contains("also after a restart"));
+        assert!(refused("nested-mount").contains("until the container restarts"));
         assert_eq!(
             message("", "stale"),
             "the mount at /host keeps its old content until the container restarts: policy only reports it"
