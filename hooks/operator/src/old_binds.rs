@@ -13,17 +13,19 @@ use bindguard_core::places::Places;
 use bindguard_core::policy::Policy;
 use bindguard_core::refresh_request::{HOST_FILES, HOST_ROOT, RequestedBinds, VOLUMES};
 use bindguard_core::report::{MountResult, RefreshedMount};
+use bindguard_core::spec::SpecView;
 use bindguard_guard::Probes;
 use bindguard_guard::refresh::{
     BoundFiles, BoundMounts, CurrentFiles, FileBind, HeldProcess, HostRoots, ProcessError,
 };
+use bindguard_sys::bundle::read_spec;
 use serde::Serialize;
 
 use crate::bundles::{bundle_of_container, host_files_of_container};
 use crate::container_inits::{ContainerInits, stale_mounts};
-use crate::engines::ContainersOfNode;
+use crate::engines::{ContainersOfNode, EngineContainer, engine_containers, state_folders};
 use crate::kubelet_roots::kubelets_here;
-use crate::node::refuse_other_mounts;
+use crate::node::{NotInit, hold_init, refuse_other_mounts};
 use crate::pods::{PodContainer, Pods};
 
 /// The kinds of binds that a pod opts in by a word, besides subPaths.
@@ -45,6 +47,9 @@ pub struct OldBinds {
     pub pod: PodName,
     /// The container.
     pub container: PodContainer,
+    /// `Docker` or `Podman`, for a container without a pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub engine: Option<&'static str>,
     /// The kind of the binds.
     pub what: BindKind,
     /// True if the pod opted in to this kind; none if the pod's annotations are not known.
@@ -128,6 +133,79 @@ pub fn old_binds(pods: &Pods, policy: &Policy, places: &Places) -> (Vec<OldBinds
     (found, problems)
 }
 
+/// The containers of Docker and Podman with old binds, and the reasons why containers are not
+/// checked. Labels are not read, so no opt-in is known.
+pub fn old_binds_of_engines(policy: &Policy, places: &Places) -> (Vec<OldBinds>, Vec<String>) {
+    let node = NodeBinds {
+        kubelet_roots: Vec::new(),
+        policy,
+        places,
+        engines: ContainersOfNode::at(Path::new("/")),
+    };
+    let (mut found, mut problems) = (Vec::new(), Vec::new());
+    for container in engine_containers(&state_folders(Path::new("/"))) {
+        let (engine, id) = (container.engine.name(), &container.id);
+        let process = match hold_init(id, container.pid) {
+            Ok(process) => process,
+            // The container ended.
+            Err(NotInit::Process(ProcessError::Ended(_))) => continue,
+            Err(NotInit::Cgroup { .. } | NotInit::Record { .. }) => continue,
+            Err(NotInit::Process(error)) => {
+                problems.push(format!("{engine} container {id}: {}", error_chain(&error)));
+                continue;
+            }
+        };
+        if let Err(error) = refuse_other_mounts(&process) {
+            let why = error_chain(&error);
+            problems.push(format!("the containers of {engine} are not checked: {why}"));
+            break;
+        }
+        for what in [BindKind::Volumes, BindKind::HostFiles, BindKind::HostRoot] {
+            let Some(files) = node.files_of_engine(&container, what, &mut problems) else {
+                continue;
+            };
+            let mounts = match old_mounts(&process, &*files) {
+                Ok(mounts) if mounts.is_empty() => continue,
+                Ok(mounts) => mounts,
+                Err(ProcessError::Ended(_)) => break,
+                Err(error) => {
+                    problems.push(format!("{engine} container {id}: {}", error_chain(&error)));
+                    break;
+                }
+            };
+            let helps = mounts.iter().any(|it| it.outcome == MountResult::Stale);
+            let command = format!("bindguard refresh --container {id} --what {}", what.word());
+            found.push(OldBinds {
+                pod: PodName::default(),
+                container: PodContainer::without_pod(id),
+                engine: Some(engine),
+                what,
+                opted_in: None,
+                mounts,
+                command: helps.then_some(command),
+            });
+        }
+    }
+    (found, problems)
+}
+
+/// The mounts of a container that show something else than these files.
+fn old_mounts(
+    process: &HeldProcess,
+    files: &dyn CurrentFiles,
+) -> Result<Vec<RefreshedMount>, ProcessError> {
+    let mut mounts = stale_mounts(process, files)?;
+    let is_old = |mount: &RefreshedMount| match mount.outcome {
+        MountResult::Stale | MountResult::KeyGone | MountResult::Occupied => true,
+        MountResult::Refused { .. } | MountResult::Failed { .. } => true,
+        // The container covered the mount.
+        MountResult::Hidden => false,
+        MountResult::Replaced { .. } | MountResult::Missing | MountResult::Restless => false,
+    };
+    mounts.retain(is_old);
+    Ok(mounts)
+}
+
 fn report(
     container: &PodContainer,
     what: BindKind,
@@ -147,6 +225,7 @@ fn report(
     Some(OldBinds {
         pod,
         container: container.clone(),
+        engine: None,
         what,
         opted_in,
         mounts,
@@ -174,16 +253,53 @@ impl NodeBinds<'_> {
         let Some(files) = self.files(container, process, kind, &mut problems) else {
             return Ok((Vec::new(), problems));
         };
-        let mut mounts = stale_mounts(process, &*files)?;
-        let is_old = |mount: &RefreshedMount| match mount.outcome {
-            MountResult::Stale | MountResult::KeyGone | MountResult::Occupied => true,
-            MountResult::Refused { .. } | MountResult::Failed { .. } => true,
-            // The container covered the mount.
-            MountResult::Hidden => false,
-            MountResult::Replaced { .. } | MountResult::Missing | MountResult::Restless => false,
-        };
-        mounts.retain(is_old);
-        Ok((mounts, problems))
+        Ok((old_mounts(process, &*files)?, problems))
+    }
+
+    /// The mounts or files that the host has now, for a container of Docker or Podman. `None` if
+    /// its spec is not known, or a source of its volumes does not answer.
+    fn files_of_engine(
+        &self,
+        container: &EngineContainer,
+        kind: BindKind,
+        problems: &mut Vec<String>,
+    ) -> Option<Box<dyn CurrentFiles + '_>> {
+        let bytes = read_spec(&container.bundle).ok()?;
+        let spec = SpecView::from_bytes(&bytes).ok()?;
+        Some(match kind {
+            BindKind::Volumes => {
+                let sources = spec.binds().iter().map(|bind| bind.source().to_owned());
+                let sources: Vec<PathBuf> = sources.collect();
+                for (source, reach) in sources.iter().zip(Probes::for_create().reaches(&sources)) {
+                    if let Some(verdict) = judge_reach(&reach) {
+                        problems.push(format!(
+                            "the volumes of {} container {} are not compared: {}: {}",
+                            container.engine.name(),
+                            container.id,
+                            source.display(),
+                            verdict.reason().unwrap_or_default()
+                        ));
+                        return None;
+                    }
+                }
+                let (bundle, places) = (&container.bundle, self.places);
+                Box::new(BoundMounts::of_engine(bundle, &self.engines, places, None)?)
+            }
+            BindKind::HostRoot => {
+                let roots = HostRoots::open(&container.bundle, self.policy, self.places);
+                Box::new(roots.ok()?)
+            }
+            BindKind::HostFiles => {
+                let mut binds = FileBind::of_spec(&spec);
+                problems.extend(self.leave_out_silent(&mut binds));
+                let (files, errors) = BoundFiles::open(binds, container.pid, &self.engines);
+                let name = container.engine.name();
+                problems.extend(errors.iter().map(|error| {
+                    format!("{name} container {}: {}", container.id, error_chain(error))
+                }));
+                Box::new(files)
+            }
+        })
     }
 
     /// Leaves out the binds whose source does not answer, and returns the reasons.

@@ -102,6 +102,19 @@ pub struct Pods {
 
 impl PodContainer {
     /// A problem with the container, for people.
+    /// A container of which only the id is known.
+    pub(crate) fn without_pod(id: &str) -> Self {
+        Self {
+            id: id.to_owned(),
+            name: None,
+            state: None,
+            attempt: None,
+            pod: PodName::default(),
+            guarded: None,
+            shim_version: None,
+        }
+    }
+
     pub(crate) fn problem(&self, error: &dyn Error) -> String {
         let pod = self.pod.display_name().unwrap_or_default();
         let name = self.name.as_deref().unwrap_or(&self.id);

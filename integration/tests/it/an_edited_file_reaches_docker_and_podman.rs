@@ -251,6 +251,16 @@ fn only_a_container_that_opted_in(
             "{dry_run:?}"
         );
     }
+    let diagnosed = node.bindguard(["diagnose"])?;
+    ensure!(
+        diagnosed.code() == 0
+            && diagnosed.stdout.contains(&format!("container {id}, "))
+            && diagnosed.stdout.contains(PLACE)
+            && diagnosed.stdout.contains(&format!(
+                "bindguard refresh --container {id} --what host-files"
+            )),
+        "{diagnosed:?}"
+    );
     let other = refresh(&["--what", "volumes"])?;
     ensure!(
         other.code() == 0 && other.stdout.contains(" checked, 0 stale before"),

@@ -177,6 +177,7 @@ fn old_binds() -> OldBinds {
     OldBinds {
         pod,
         container,
+        engine: None,
         what: BindKind::Volumes,
         opted_in: Some(false),
         mounts: vec![RefreshedMount::new(

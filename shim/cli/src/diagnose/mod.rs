@@ -14,9 +14,10 @@ use bindguard_core::kubelet::PodPath;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
 use bindguard_operator::container_mounts::container_mounts;
+use bindguard_operator::engines::{engine_containers, state_folders};
 use bindguard_operator::node::is_root;
 use bindguard_operator::node_report::NodeReport;
-use bindguard_operator::old_binds::old_binds;
+use bindguard_operator::old_binds::{old_binds, old_binds_of_engines};
 use bindguard_operator::pods::{PodSelector, Pods};
 use bindguard_operator::{kubelets_here, survey_node, survey_recorded};
 use clap::{Args, ValueEnum};
@@ -132,6 +133,13 @@ impl Diagnose {
             let (old_binds, mut unchecked) = old_binds(&pods, config.policy(), config.places());
             report.old_binds = old_binds;
             report.problems.append(&mut unchecked);
+            // Only root can read the state of Docker and Podman.
+            if self.pod.is_none() && is_root() {
+                let (mut found, mut unchecked) =
+                    old_binds_of_engines(config.policy(), config.places());
+                report.old_binds.append(&mut found);
+                report.problems.append(&mut unchecked);
+            }
         }
         Ok(())
     }
@@ -214,7 +222,8 @@ impl Diagnose {
 fn has_a_kubelet(places: &Places) -> anyhow::Result<()> {
     let (here, problems) = kubelets_here(places);
     // A folder that is unreadable or does not answer exists.
-    if here.is_empty() && problems.is_empty() {
+    let runs_engine = || !engine_containers(&state_folders(Path::new("/"))).is_empty();
+    if here.is_empty() && problems.is_empty() && !runs_engine() {
         let roots: Vec<String> = places
             .kubelet_roots()
             .map(|root| root.display().to_string())

@@ -136,12 +136,21 @@ fn print_old_binds(old: &OldBinds, lines: &mut Lines) {
     };
     let word = old.what.word();
     let opt_in = match old.opted_in {
+        _ if old.engine.is_some() => match old.what {
+            BindKind::HostFiles => "followed with the label bindguard.refresh=true".to_owned(),
+            BindKind::Volumes | BindKind::HostRoot => {
+                format!("followed with the label bindguard.refresh-binds={word}")
+            }
+        },
         Some(true) => format!("opted in to {word}"),
         Some(false) => format!("not opted in (bindguard.io/refresh-binds: {word})"),
         None => format!("no CRI reported whether it opted in to {word}"),
     };
     let style = if old.is_finding() { FAULTY } else { UNCHECKED };
-    let names = joined_names(&old.pod, &old.container, " container ");
+    let names = match old.engine {
+        Some(engine) => format!("{engine} container {}", old.container.id),
+        None => joined_names(&old.pod, &old.container, " container "),
+    };
     let text = format!("in {names}, {shown}: {opt_in}");
     lines.headed(heading, style, &text);
     old.mounts
