@@ -57,7 +57,7 @@ pub trait FollowedFiles {
 /// Follows files for ever.
 ///
 /// # Errors
-/// If inotify fails, or the mounts of the host cannot be watched.
+/// If inotify fails.
 pub fn follow(
     followed: &mut impl FollowedFiles,
     watches: &mut Watches,
@@ -69,12 +69,12 @@ pub fn follow(
             let is_complete = followed.survey(watches);
             schedule.surveyed(is_complete, Instant::now());
             // A mount that came before the watch is no event.
-            if mounts.set_followed(followed.has_mounts())? {
+            if mounts.try_set_followed(followed.has_mounts()) {
                 schedule.plan_surveys(Instant::now());
             }
         }
         let now = Instant::now();
-        let appeared = mounts.listed(now)?;
+        let appeared = mounts.try_listed(now);
         let with_mounts = followed.with_mounts_at(&appeared);
         if !with_mounts.is_empty() {
             // The mount may cover a watched folder, whose watch reports nothing of the mount.

@@ -75,15 +75,15 @@ pub fn follow(root: PathBuf, survey: Duration, mut notify: impl FnMut(Notice)) -
     let mut rechecks = Rechecks::new(&AFTER_UPDATE);
     let mut mounts = NewMounts::default();
     // Before the survey: a mount that comes meanwhile is reported.
-    mounts.set_followed(true)?;
+    mounts.try_set_followed(true);
     let start = Instant::now();
     let mut next_survey = start;
     let mut retries = Backoff::of_surveys(survey);
     loop {
         let now = Instant::now();
-        let appeared = mounts.listed(now)?;
+        let appeared = mounts.try_listed(now);
         if now.saturating_duration_since(start) > BOOT_TIME {
-            mounts.set_followed(false)?;
+            mounts.try_set_followed(false);
         }
         let changes = tree.mounted(&appeared);
         if changes.survey {
@@ -204,6 +204,26 @@ mod tests {
         update(&volume, "..2026_11_21_05_10_00.1");
         wait_for(&received, is_update);
         update(&volume, "..2026_11_21_05_10_00.2");
+        wait_for(&received, is_update);
+    }
+
+    /// Surveys find what a mount covered.
+    #[test]
+    fn without_a_mount_table_updates_are_followed() {
+        if !own_namespace() {
+            return;
+        }
+        let root = tempfile::tempdir().unwrap();
+        let pod = root.path().join("pods/u-1");
+        let volume = pod.join("volumes/kubernetes.io~configmap/keys");
+        fs::create_dir_all(&volume).unwrap();
+        fs::create_dir_all(pod.join("volume-subpaths/keys/app")).unwrap();
+        tmpfs("/proc".as_ref());
+        let received = followed(root.path());
+        wait_for(&received, |notice| {
+            matches!(notice, Notice::Surveyed { .. })
+        });
+        update(&volume, "..2026_11_21_05_10_00.1");
         wait_for(&received, is_update);
     }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use bindguard_core::error_chain;
 use bindguard_sys::{MountWatch, MountWatchError};
+use tracing::warn;
 
 use super::settling::Settling;
 
@@ -39,6 +40,24 @@ impl NewMounts {
             return Ok(true);
         }
         Ok(false)
+    }
+
+    /// As [`NewMounts::set_followed`], where the mounts are only a help: an error is logged.
+    pub fn try_set_followed(&mut self, is_followed: bool) -> bool {
+        self.set_followed(is_followed).unwrap_or_else(|error| {
+            warn!("follow the mounts of the host: {error}; surveys find them");
+            false
+        })
+    }
+
+    /// As [`NewMounts::listed`], where the mounts are only a help: an error is logged, and ends the
+    /// watch.
+    pub fn try_listed(&mut self, now: Instant) -> Vec<PathBuf> {
+        self.listed(now).unwrap_or_else(|error| {
+            warn!("list the mounts of the host: {error}; surveys find them");
+            *self = Self::default();
+            Vec::new()
+        })
     }
 
     /// The descriptor to poll for `POLLPRI`. While a list is planned, further changes need no
