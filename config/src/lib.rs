@@ -156,6 +156,7 @@ impl Config {
                 unmounted_volumes: settings.unmounted_volumes,
                 dead_sources: settings.dead_sources,
                 proof: settings.proof,
+                below_emptydirs: settings.below_emptydirs,
                 pods_may: PodsMay {
                     set_mode: settings.annotation_mode,
                     set_propagation: settings.annotation_propagation,

@@ -7,7 +7,9 @@
 use std::net::SocketAddr;
 
 use bindguard_core::places::Places;
-use bindguard_core::policy::{Alarm, FailedRepair, Mode, ReadOnlyBinds, Scope, Vanished};
+use bindguard_core::policy::{
+    Alarm, BelowEmptyDirs, FailedRepair, Mode, ReadOnlyBinds, Scope, Vanished,
+};
 use bindguard_core::refresh_request::RefreshMode;
 
 use crate::event_mode::EventMode;
@@ -26,6 +28,7 @@ pub(crate) struct Settings {
     pub(crate) dead_sources: Alarm,
     pub(crate) proof: Alarm,
     pub(crate) vanished_directories: Vanished,
+    pub(crate) below_emptydirs: BelowEmptyDirs,
     pub(crate) scope: Scope,
     pub(crate) read_only: ReadOnlyBinds,
     pub(crate) extra_directories: Vec<Absolute>,
@@ -70,6 +73,7 @@ impl Default for Settings {
             dead_sources: Alarm::Report,
             proof: Alarm::Report,
             vanished_directories: Vanished::Leave,
+            below_emptydirs: BelowEmptyDirs::Report,
             scope: Scope::RuntimeDirectories,
             read_only: ReadOnlyBinds::MakeRslave,
             extra_directories: Vec::new(),
@@ -95,8 +99,13 @@ impl Default for Settings {
 }
 
 /// The keys by which bindguard changes a node or a container. A mistake that may be about any of them
-/// makes the first two "report" and the last "off".
-pub const CHANGING_KEYS: [&str; 3] = ["checks.stale-subpaths", "checks.host-root", "refresh.mode"];
+/// makes the first three "report" and the last "off".
+pub const CHANGING_KEYS: [&str; 4] = [
+    "checks.stale-subpaths",
+    "checks.host-root",
+    "checks.mounts-below-emptydir",
+    "refresh.mode",
+];
 
 impl Settings {
     /// The same settings without a change of the node: no check repairs, and nothing is refreshed.
@@ -105,6 +114,10 @@ impl Settings {
         Self {
             stale_subpaths: self.stale_subpaths.without_repair(),
             host_root: self.host_root.without_repair(),
+            below_emptydirs: match self.below_emptydirs {
+                BelowEmptyDirs::Off => BelowEmptyDirs::Off,
+                BelowEmptyDirs::Report | BelowEmptyDirs::Detach => BelowEmptyDirs::Report,
+            },
             refresh: RefreshMode::Off,
             ..self
         }
@@ -148,6 +161,11 @@ impl Settings {
             "checks.vanished-directories",
             &mut self.vanished_directories,
             Vanished::Leave,
+        );
+        visitor.key(
+            "checks.mounts-below-emptydir",
+            &mut self.below_emptydirs,
+            BelowEmptyDirs::Report,
         );
         visitor.key("host-root.scope", &mut self.scope, Scope::HostRoot);
         visitor.key(

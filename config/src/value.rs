@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::path::PathBuf;
 
-use bindguard_core::policy::{Alarm, FailedRepair, Mode, ReadOnlyBinds, Scope, Vanished};
+use bindguard_core::policy::{
+    Alarm, BelowEmptyDirs, FailedRepair, Mode, ReadOnlyBinds, Scope, Vanished,
+};
 use bindguard_core::refresh_request::RefreshMode;
 use toml::Spanned;
 use toml::Value;
@@ -85,6 +87,14 @@ impl Choice for Alarm {
 impl Choice for Vanished {
     const WORDS: &'static [(&'static str, Self)] =
         &[("leave", Self::Leave), ("remake", Self::Remake)];
+}
+
+impl Choice for BelowEmptyDirs {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("report", Self::Report),
+        ("detach", Self::Detach),
+        ("off", Self::Off),
+    ];
 }
 
 impl Choice for FailedRepair {

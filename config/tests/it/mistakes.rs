@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 
 /// Every key, with values that are not its default.
-const VALUES: [(&str, &[&str]); 29] = [
+const VALUES: [(&str, &[&str]); 30] = [
     ("guard.deadline-ms", &["500", "0x7d1"]),
     ("guard.failed-repairs", &["\"refuse\""]),
     ("runtime.path", &["\"/usr/bin/crun\"", "'youki'"]),
@@ -25,6 +25,7 @@ const VALUES: [(&str, &[&str]); 29] = [
     ("checks.dead-sources", &["\"refuse\"", "\"off\""]),
     ("checks.proof", &["\"refuse\"", "\"off\""]),
     ("checks.vanished-directories", &["\"remake\""]),
+    ("checks.mounts-below-emptydir", &["\"detach\"", "\"off\""]),
     ("host-root.scope", &["\"host-root\"", "\"any-submounts\""]),
     ("host-root.read-only", &["\"keep\""]),
     ("host-root.extra-directories", &["[\"/mnt\"]"]),
@@ -125,7 +126,9 @@ fn node_config(text: &str, is_kept: bool) -> Config {
 /// The value of a key that would change the node, while the file may say something else.
 fn reported(key: &str) -> Option<&'static str> {
     match key {
-        "checks.stale-subpaths" | "checks.host-root" => Some("\"report\""),
+        "checks.stale-subpaths" | "checks.host-root" | "checks.mounts-below-emptydir" => {
+            Some("\"report\"")
+        }
         "refresh.mode" => Some("\"off\""),
         _ => None,
     }

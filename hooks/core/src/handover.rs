@@ -18,6 +18,9 @@ pub const VERSION_FILE: &str = "shim.version";
 /// Size limit of an answer, in bytes.
 pub const MAX_ANSWER: usize = 4096;
 
+/// The verb that detaches the mounts below the emptyDirs of a pod whose sandbox ended.
+pub const DETACH_VERB: &str = "bindguard-detach";
+
 /// The verb that records a create whose guard did not come to an end.
 pub const UNCHECKED_VERB: &str = "bindguard-unchecked";
 

@@ -7,6 +7,8 @@ use crate::spec::SpecView;
 /// The annotation in which CRI-O and Podman name themselves.
 pub const MANAGER: &str = "io.container.manager";
 
+/// containerd's annotation of a container in a pod: `sandbox` or `container`.
+pub const CONTAINER_TYPE: &str = "io.kubernetes.cri.container-type";
 /// containerd's annotations of the container's name, and of the pod's uid, namespace and name.
 pub const OF_CONTAINERD: [&str; 4] = [
     "io.kubernetes.cri.container-name",

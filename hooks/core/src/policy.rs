@@ -66,6 +66,19 @@ pub enum Vanished {
     Remake,
 }
 
+/// The action for mounts of the host below a pod's emptyDirs, whose files the kubelet would remove.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BelowEmptyDirs {
+    /// Report them.
+    #[default]
+    Report,
+    /// Detach them at the end of the pod's sandbox, too.
+    Detach,
+    /// Nothing.
+    Off,
+}
+
 /// The action if a repair is impossible or fails.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -148,6 +161,8 @@ pub struct Policy {
     pub dead_sources: Alarm,
     /// Mounts of a new container that differ from its spec.
     pub proof: Alarm,
+    /// Mounts below a pod's emptyDirs.
+    pub below_emptydirs: BelowEmptyDirs,
     /// The annotations that pods may use.
     pub pods_may: PodsMay,
     /// True if the runtime is crun, which makes a bind recursive for every propagation word with an

@@ -40,7 +40,7 @@ pub enum UnmountError {
     #[error("another mount is there now")]
     Changed,
     /// A server did not answer.
-    #[error("umount(2) did not return within {} s", UNMOUNT_TIMEOUT.as_secs())]
+    #[error("umount(2) did not return in time")]
     Silent,
     /// The kernel's error.
     #[error(transparent)]
@@ -53,8 +53,36 @@ pub enum UnmountError {
 /// # Errors
 /// If the mount is in use, is not there any more, or does not answer.
 pub fn unmount_unused(mount_point: &Path, id: MountId) -> Result<(), UnmountError> {
-    let unmounted = answer_within(UNMOUNT_TIMEOUT, mount_point, || {
-        unmount(mount_point, id)?;
+    unmount_within(UNMOUNT_TIMEOUT, mount_point, id, UnmountFlags::NOFOLLOW)
+}
+
+/// As [`unmount_unused`], with this time limit. `lazily`: the mount goes with all mounts on it, and
+/// programs that use the mount keep it.
+///
+/// # Errors
+/// As [`unmount_unused`].
+pub fn detach_or_unmount(
+    mount_point: &Path,
+    id: MountId,
+    lazily: bool,
+    limit: Duration,
+) -> Result<(), UnmountError> {
+    let lazy = if lazily {
+        UnmountFlags::DETACH
+    } else {
+        UnmountFlags::empty()
+    };
+    unmount_within(limit, mount_point, id, UnmountFlags::NOFOLLOW | lazy)
+}
+
+fn unmount_within(
+    limit: Duration,
+    mount_point: &Path,
+    id: MountId,
+    flags: UnmountFlags,
+) -> Result<(), UnmountError> {
+    let unmounted = answer_within(limit, mount_point, || {
+        unmount(mount_point, id, flags)?;
         Ok(Vec::new())
     });
     let Err(error) = unmounted else { return Ok(()) };
@@ -69,7 +97,7 @@ pub fn unmount_unused(mount_point: &Path, id: MountId) -> Result<(), UnmountErro
 /// An open descriptor of the mount would make the mount busy. So the process goes into the
 /// directory above, and names the mount point by its last component. `ESTALE`: the mount's id
 /// differs.
-fn unmount(mount_point: &Path, id: MountId) -> Result<(), Errno> {
+fn unmount(mount_point: &Path, id: MountId, how: UnmountFlags) -> Result<(), Errno> {
     let (Some(above), Some(name)) = (mount_point.parent(), mount_point.file_name()) else {
         return Err(Errno::INVAL);
     };
@@ -81,7 +109,7 @@ fn unmount(mount_point: &Path, id: MountId) -> Result<(), Errno> {
         return Err(Errno::STALE);
     }
     rustix::process::fchdir(&above)?;
-    let unmounted = rustix::mount::unmount(name, UnmountFlags::NOFOLLOW);
+    let unmounted = rustix::mount::unmount(name, how);
     // An exiting process closes its pipe before it leaves its directory, whose mount may be the next
     // one to unmount.
     rustix::process::chdir("/")?;

@@ -102,6 +102,7 @@ mod live_refresh;
 mod logging_binary;
 mod losses_of_the_race_by_program;
 mod mistakes_in_the_config;
+mod mounts_below_an_emptydir;
 mod nri_plugin;
 mod older_kernel_update_then_restart;
 mod one_hanging_file_and_others_go_on;

@@ -9,7 +9,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use bindguard_core::handover::{PROVE_VERB, UNCHECKED_VERB};
+use bindguard_core::handover::{DETACH_VERB, PROVE_VERB, UNCHECKED_VERB};
 
 /// Flags that take the next argument as their value: global flags, and flags of the verbs that
 /// create.
@@ -75,7 +75,8 @@ const CREATING: [&str; 3] = ["create", "run", "restore"];
 
 /// The verbs of runc, crun, youki, and bindguard's own. A word before one of them that is no flag is
 /// the value of a flag that is not known here.
-const VERBS: [&str; 25] = [
+const VERBS: [&str; 26] = [
+    DETACH_VERB,
     PROVE_VERB,
     UNCHECKED_VERB,
     "checkpoint",

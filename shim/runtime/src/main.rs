@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod argv;
+mod detach;
 mod exec_runtime;
 mod handover;
 mod messages;
@@ -52,6 +53,9 @@ fn main() -> ExitCode {
     let handover = Handover::from_environment();
     let loaded = load_by(read_file);
     if let Some(code) = prove::run_own_verb(&args, || loaded.config.clone()) {
+        return code;
+    }
+    if let Some(code) = detach::run_own_verb(&args, &loaded.config) {
         return code;
     }
     if let Some(unchecked) = UncheckedCreate::from_args(&args) {

@@ -14,6 +14,8 @@ pub enum Actor {
     Agent,
     /// A command of an operator.
     Operator,
+    /// The guard, at the end of a pod's sandbox.
+    Guard,
 }
 
 /// A line about a volume of a pod.

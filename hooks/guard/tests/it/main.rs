@@ -19,6 +19,7 @@ mod journal;
 mod journal_schema;
 mod json_schema;
 mod many_binds;
+mod mounts_below_emptydirs;
 mod mounts_within_volumes;
 mod names_of_a_kubelet;
 mod nfs;

@@ -195,5 +195,6 @@ fn actor(by: Actor) -> &'static str {
     match by {
         Actor::Agent => "the agent",
         Actor::Operator => "an operator",
+        Actor::Guard => "the guard",
     }
 }

@@ -30,7 +30,7 @@ use crate::options::Options;
 use crate::runtime::Runtime;
 use crate::service::is_alive;
 use crate::step::{StepError, failed};
-use crate::task::Rollback;
+use crate::task::{Rollback, end_pod};
 
 /// The limit of tries: a killed server hangs up, and a new server may have started and been killed.
 const DYING_SERVERS: u32 = 5;
@@ -97,6 +97,7 @@ async fn clean_up(args: &Args, id: &str, bundle: &Bundle) {
     }
     .run()
     .await;
+    end_pod(&runtime, id, &spec).await;
 }
 
 /// Returns true if no server listens on it any more.

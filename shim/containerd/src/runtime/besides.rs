@@ -8,18 +8,38 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
-use bindguard_core::handover::{PROVE_VERB, UNCHECKED_VERB};
+use bindguard_core::handover::{DETACH_VERB, PROVE_VERB, UNCHECKED_VERB};
 use bindguard_core::plan::refusal_of_unseen;
 use bindguard_core::report::Unchecked;
 
 use super::Runtime;
-use super::guard::NewContainer;
+use super::guard::{NewContainer, guard_program};
 use super::invoke::{RunStreams, Running, RuntimeCall, RuntimeError};
 
 /// Time limit of the process that writes a line of the journal.
 const RECORD_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Time limit of the process that detaches mounts. containerd gives up after ten seconds.
+const DETACH_TIMEOUT: Duration = Duration::from_secs(7);
+
 impl Runtime {
+    /// Detaches the mounts below the emptyDirs of the pod whose sandbox this was.
+    pub(crate) async fn detach_below_emptydirs(&self, id: &str) {
+        let Some(guard) = guard_program().await else {
+            return;
+        };
+        let ended = match self.spawn_besides(&guard, DETACH_VERB, id, []) {
+            Ok(running) => running.finish_within(DETACH_TIMEOUT).await.is_some(),
+            Err(error) => return tracing::warn!(id, %error, "cannot run {DETACH_VERB}"),
+        };
+        if !ended {
+            tracing::warn!(
+                id,
+                "mounts below the pod's emptyDirs may be left: no answer in time"
+            );
+        }
+    }
+
     /// Starts to record that no guard checked this create.
     pub(super) fn spawn_unchecked_record(
         &self,

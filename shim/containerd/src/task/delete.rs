@@ -12,6 +12,7 @@ use containerd_shim_protos::events::task as proto;
 use containerd_shim_protos::topics;
 
 use super::exec::Exec;
+use super::guard_settings::end_pod;
 use super::state::ProcessState;
 use super::{Task, TaskError, TaskProcess};
 use crate::events::timestamp;
@@ -70,6 +71,11 @@ impl Task {
             release(&self.init).await;
         }
         rootfs::unmount(self.bundle.rootfs()).await?;
+        // Before the answer: the kubelet then removes the volumes. `delete` does this again if this
+        // shim is killed meanwhile.
+        if let Ok(spec) = self.bundle.spec() {
+            end_pod(&self.runtime, &self.id, &spec).await;
+        }
         self.bundle.settle();
         self.init.advance(ProcessState::deleted)?;
         self.publish_deleted();

@@ -7,12 +7,14 @@ use std::time::Duration;
 use bindguard_config::{Config, Loaded, load_without_file};
 use bindguard_core::annotations::policy_of_pod;
 use bindguard_core::error_chain;
+use bindguard_core::identity::CONTAINER_TYPE;
+use bindguard_core::policy::BelowEmptyDirs;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use crate::blocking::run_blocking;
 use crate::bundle::ShimSpec;
-use crate::runtime::GuardSettings;
+use crate::runtime::{GuardSettings, Runtime};
 
 /// The time limit for reading the config: it may be on a server that hangs, and the event loop
 /// serves the whole pod.
@@ -33,6 +35,16 @@ pub(super) async fn guard_settings(spec: &ShimSpec) -> GuardSettings {
     GuardSettings {
         deadline: config.deadline(),
         policy: policy.into_owned(),
+    }
+}
+
+/// Detaches the mounts below a pod's emptyDirs, if policy wants that and this was the pod's sandbox.
+pub(crate) async fn end_pod(runtime: &Runtime, id: &str, spec: &ShimSpec) {
+    let kind = spec.annotations.get(CONTAINER_TYPE);
+    if kind.is_some_and(|kind| kind == "sandbox")
+        && guard_settings(spec).await.policy.below_emptydirs == BelowEmptyDirs::Detach
+    {
+        runtime.detach_below_emptydirs(id).await;
     }
 }
 

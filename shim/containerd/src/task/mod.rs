@@ -26,6 +26,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 pub(crate) use create::Rollback;
+pub(crate) use guard_settings::end_pod;
 pub(crate) use process::TaskProcess;
 pub(crate) use state::IllegalMove;
 

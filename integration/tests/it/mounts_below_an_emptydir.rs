@@ -1,0 +1,112 @@
+//! The host mounts a folder below a pod's emptyDir, and the pod ends. The kubelet would remove the
+//! files of that folder (kubernetes#129550). With `mounts-below-emptydir = "detach"` the mount goes
+//! with the pod's sandbox, also if the shim is killed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use bindguard_integration::cri::Sandbox;
+use bindguard_integration::journal::JOURNAL;
+use bindguard_integration::process::host;
+use bindguard_integration::waiting::until;
+use bindguard_integration::{Generation, Node, Setup, mounts, on_newest_and_older};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+const UID: &str = "d3ddcaaf-0088-4d72-b57b-f31f05314446";
+const DETACH: &str = "[checks]\nmounts-below-emptydir = \"detach\"\n";
+
+on_newest_and_older!(it_goes_with_the_pod);
+
+fn it_goes_with_the_pod(generation: Generation) {
+    Setup::on(generation).cri().policy(DETACH).story(|node| {
+        let scene = Scene::new(node)?;
+        scene.sandbox_starts_and_ends(|cri, pod| cri.remove_pod(pod))?;
+        scene.is_detached()
+    });
+}
+
+#[test]
+fn it_goes_if_the_shim_is_killed() {
+    Setup::on(Generation::V2_1)
+        .cri()
+        .policy(DETACH)
+        .story(|node| {
+            let scene = Scene::new(node)?;
+            scene.sandbox_starts_and_ends(|cri, pod| {
+                for shim in node.shims()? {
+                    kill(Pid::from_raw(shim.try_into()?), Signal::SIGKILL)?;
+                }
+                until("containerd has deleted the container", || {
+                    Ok(!is_mounted(&scene.place)?)
+                })?;
+                cri.remove_pod(pod)
+            })?;
+            scene.is_detached()
+        });
+}
+
+/// The default reports, and changes nothing.
+#[test]
+fn it_stays_by_default() {
+    Setup::on(Generation::V2_1).cri().story(|node| {
+        let scene = Scene::new(node)?;
+        scene.sandbox_starts_and_ends(|cri, pod| cri.remove_pod(pod))?;
+        ensure!(is_mounted(&scene.place)?, "it was detached");
+        host(["umount".as_ref(), scene.place.as_os_str()]).map(drop)
+    });
+}
+
+struct Scene<'n> {
+    node: &'n Node,
+    data: PathBuf,
+    place: PathBuf,
+}
+
+impl<'n> Scene<'n> {
+    fn new(node: &'n Node) -> Result<Self> {
+        let pod = node.kubelet().root().join("pods").join(UID);
+        let place = pod.join("volumes/kubernetes.io~empty-dir/work/disk");
+        let data = node.disk().join("data");
+        for folder in [&place, &data] {
+            fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+        }
+        fs::write(data.join("file"), "precious")?;
+        host([
+            "mount".as_ref(),
+            "--bind".as_ref(),
+            data.as_os_str(),
+            place.as_os_str(),
+        ])?;
+        Ok(Self { node, data, place })
+    }
+
+    fn sandbox_starts_and_ends(
+        &self,
+        end: impl FnOnce(&bindguard_integration::cri::Cri, &Sandbox) -> Result<()>,
+    ) -> Result<()> {
+        let cri = self.node.cri()?;
+        let pod = cri.run_pod("bindguard", "web", UID)?;
+        ensure!(is_mounted(&self.place)?, "it went while the pod runs");
+        end(&cri, &pod)
+    }
+
+    fn is_detached(&self) -> Result<()> {
+        ensure!(!is_mounted(&self.place)?, "it is still there");
+        ensure!(fs::read_to_string(self.data.join("file"))? == "precious");
+        let journal = fs::read_to_string(JOURNAL)?;
+        let place = self.place.display().to_string();
+        let line = journal.lines().find(|line| line.contains(&place));
+        let line = line.with_context(|| format!("no line in {journal}"))?;
+        ensure!(
+            line.contains("\"by\":\"guard\"") && line.contains("\"result\":\"released\""),
+            "{line}"
+        );
+        Ok(())
+    }
+}
+
+fn is_mounted(place: &Path) -> Result<bool> {
+    Ok(mounts::table()?.iter().any(|mount| mount.target == place))
+}
