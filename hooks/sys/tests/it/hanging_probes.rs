@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bindguard_sys::probe::{Answer, Patience, probe, probe_side_by_side};
-use bindguard_testing::live::change;
+use bindguard_testing::live::{change, kernel};
 use bindguard_testing::scene::tmpfs;
 use bindguard_testing::{Folder, Fuse, bind, own_namespace};
 use nix::mount::{MsFlags, mount};
@@ -146,10 +146,13 @@ fn a_filesystem_with_a_mount_in_it_that_hangs_is_probed() {
     };
     let inner = outer.path().join("dir");
     bind(&silent.path(), &inner);
-    for _ in 0..3 {
+    for _ in 0..4 {
         assert!(is_silent(&probed(&inner)));
     }
-    assert_eq!(probes_in_own_namespace(), 1);
+    // The kernel's cache decides if the outer filesystem may be the silent one: for a moment after a
+    // walk it is not.
+    let probes = probes_in_own_namespace();
+    assert!(probes <= 2, "{probes}");
     let answer = probed(&outer.path());
     assert!(matches!(answer, Answer::Reached(_)), "{answer:?}");
     let paths = [inner, outer.path()];
@@ -179,8 +182,11 @@ fn files_on_a_filesystem_that_hangs_leave_one_process() {
     for _ in 0..3 {
         let appended = bindguard_sys::journal::append(&file, "{}");
         assert!(appended.is_err());
-        let read = bindguard_sys::read_file(&file, 10).unwrap_err();
-        assert_eq!(read.kind(), std::io::ErrorKind::TimedOut, "{read}");
+        // Before Linux 6.8 a small file is read as it is: docs/decisions/0017.
+        if kernel() >= (6, 8) {
+            let read = bindguard_sys::read_file(&file, 10).unwrap_err();
+            assert_eq!(read.kind(), std::io::ErrorKind::TimedOut, "{read}");
+        }
     }
     assert_eq!(probes_in_own_namespace(), 1);
 }
