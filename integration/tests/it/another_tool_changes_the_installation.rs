@@ -112,6 +112,24 @@ fn the_record_is_lost() {
             .collect();
         node.bindguard(["install", "--default"])?.success()?;
         let installed = fs::read_to_string(file)?;
+        let record = "/var/lib/bindguard/install.json";
+        let bytes = fs::read(record)?;
+        fs::write(record, &bytes[..bytes.len() / 2])?;
+        for words in [&["install", "--default"][..], &["uninstall"], &["doctor"]] {
+            let ended = node.bindguard(words)?;
+            ensure!(
+                ended.code() != 0
+                    && format!("{}{}", ended.stdout, ended.stderr).contains("move the file away"),
+                "{words:?}: {ended:?}"
+            );
+        }
+        fs::rename(record, "/var/lib/bindguard/damaged.json")?;
+        node.bindguard(["install", "--default"])?.success()?;
+        ensure!(
+            fs::read_to_string(file)? == installed,
+            "another text than before"
+        );
+        told(node, None)?;
         fs::remove_dir_all("/var/lib/bindguard")?;
         let look = node.bindguard(["uninstall", "--dry-run"])?;
         ensure!(

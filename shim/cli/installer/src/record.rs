@@ -9,7 +9,7 @@ use std::io::{self, ErrorKind};
 use std::mem;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use bindguard_config::KEPT_PATH;
 use bindguard_operator::root_program::open_of_root;
 use serde::{Deserialize, Serialize};
@@ -199,8 +199,12 @@ impl Record {
                 ..Self::default()
             });
         };
-        let record = Self::from_json(&bytes, may_write)
-            .with_context(|| format!("parse {}", path.display()))?;
+        let record = Self::from_json(&bytes, may_write).map_err(|error| {
+            anyhow!(
+                "parse {}: {error:#}; move the file away, then run `bindguard install` with the same options, or `bindguard uninstall --by-content`",
+                path.display()
+            )
+        })?;
         ensure!(
             record.version == VERSION,
             "{} is of version {}, this program knows {VERSION}",

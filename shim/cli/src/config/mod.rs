@@ -96,10 +96,17 @@ fn show(named: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
         print_json(&keys)?;
     } else {
         let width = keys.iter().map(|key| key.key.len()).max().unwrap_or(0);
-        let line = |key: &origin::ShownKey| {
-            format!("{:<width$} = {}  # {}\n", key.key, key.value, key.origin)
-        };
-        print_text(&keys.iter().map(line).collect::<String>())?;
+        let mut text = String::new();
+        for key in &keys {
+            // The shim gets the runtime from containerd's file.
+            let note = match key.key == "runtime.path" {
+                true => "; not under bindguard's shim, which runs containerd's BinaryName",
+                false => "",
+            };
+            let (name, value, origin) = (key.key, &key.value, &key.origin);
+            text.push_str(&format!("{name:<width$} = {value}  # {origin}{note}\n"));
+        }
+        print_text(&text)?;
     }
     Ok(if loaded.only_reports {
         ExitCode::FAILURE
