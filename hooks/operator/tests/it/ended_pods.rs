@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use bindguard_core::places::Places;
 use bindguard_operator::ended_pods::{
@@ -113,9 +114,14 @@ fn no_file_no_symlink_and_nothing_behind_a_mount_is_removed() {
         .collect();
     assert_eq!(names, ["deep", "none"]);
     drop(user);
-    node.left(600, LeftoversAct::Remove);
+    // A child of a parallel test has a copy of the descriptor between fork and exec.
+    let start = Instant::now();
+    while bound.is_here() {
+        assert!(start.elapsed() < Duration::from_secs(60), "it stays busy");
+        node.left(600, LeftoversAct::Remove);
+    }
     assert!(elsewhere.join("empty").is_here());
-    assert!(!bound.is_here() && csi.join("vol_data.json").is_here());
+    assert!(csi.join("vol_data.json").is_here());
 }
 
 #[test]
