@@ -26,6 +26,24 @@ pub struct KernelFeatures {
     pub statmount: bool,
 }
 
+/// True on Linux 7.1 to 7.2.10, where a mount that propagates beneath a locked mount takes the lock
+/// (CVE-2026-98976). A vendor's kernel with the fix and such a number counts as faulty.
+pub fn propagation_takes_locks() -> bool {
+    takes_locks(&release())
+}
+
+fn takes_locks(release: &str) -> bool {
+    let end = release.find(|c: char| !c.is_ascii_digit() && c != '.');
+    let numbers = release.split_at(end.unwrap_or(release.len())).0.split('.');
+    let numbers: Vec<u32> = numbers.filter_map(|number| number.parse().ok()).collect();
+    (&[7, 1][..]..&[7, 2, 11][..]).contains(&numbers.as_slice())
+}
+
+fn release() -> String {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    release.trim_end().to_owned()
+}
+
 /// Probes the kernel.
 pub fn kernel_features() -> KernelFeatures {
     let root = Handle::follow(Path::new("/")).ok();
@@ -33,10 +51,7 @@ pub fn kernel_features() -> KernelFeatures {
         .as_ref()
         .and_then(|root| root.unique_mount_id().ok().flatten());
     KernelFeatures {
-        release: fs::read_to_string("/proc/sys/kernel/osrelease")
-            .unwrap_or_default()
-            .trim_end()
-            .to_owned(),
+        release: release(),
         openat2: rustix::fs::openat2(
             CWD,
             "/",
@@ -65,6 +80,22 @@ fn knows_beneath() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn locks_are_taken_from_7_1_to_7_2_10() {
+        for (release, takes) in [
+            ("7.0.9", false),
+            ("7.1.0", true),
+            ("7.1-rc1", true),
+            ("7.2.10+deb14-amd64", true),
+            ("7.2.11+deb14-amd64", false),
+            ("7.3.0", false),
+            ("6.18.44-fc", false),
+            ("", false),
+        ] {
+            assert_eq!(takes_locks(release), takes, "{release}");
+        }
+    }
 
     #[test]
     fn this_kernel_is_one_that_bindguard_supports() {

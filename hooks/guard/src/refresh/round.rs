@@ -138,6 +138,14 @@ impl Round<'_, '_, '_> {
         indices: &[usize],
         table: &MountTable,
     ) -> Result<Vec<(usize, AttachMethod)>, RefreshError> {
+        if self.refresh.namespace.has_own_users() && bindguard_sys::propagation_takes_locks() {
+            for index in indices {
+                let place = &self.subpaths[*index].mount.mount_point;
+                let refused = Refused::new(RefusedReason::KernelFault, place);
+                self.fail(*index, refused.into());
+            }
+            return Ok(Vec::new());
+        }
         let indices = &self.without_trees(indices);
         if indices.is_empty() {
             return Ok(Vec::new());

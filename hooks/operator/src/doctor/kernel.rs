@@ -3,6 +3,7 @@
 use bindguard_sys::KernelFeatures;
 
 use super::Point;
+use super::kernel_fixes::mount_fixes;
 
 /// The point for the kernel. `kubelet_is_shared`: the mount of the kubelet's folders is shared,
 /// which re-binds on older kernels require, or why that is not known.
@@ -32,7 +33,11 @@ pub fn kernel(features: &KernelFeatures, kubelet_is_shared: Result<bool, String>
     } else {
         "the mount table (before 6.8)"
     };
-    Point::ok(NAME, format!("Linux {release}: {swap}, read by {look}"))
+    let fixes = mount_fixes(release);
+    Point::ok(
+        NAME,
+        format!("Linux {release}: {swap}, read by {look}; {fixes}"),
+    )
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod distribution;
 mod fuse_daemons;
 mod host_root;
 mod kernel;
+mod kernel_fixes;
 mod mount_helpers;
 mod pinned;
 mod point;
