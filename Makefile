@@ -77,9 +77,11 @@ setup:
 	  { echo "build bindguard: this rustc is $$have; install Rust $$need or newer" >&2; exit 2; }
 	sh integration/matrix/setup.sh
 
-## three generations of containerd, runc and crun, side by side; BINDGUARD_CONTAINERD=DIR puts a build of your own in the newest one's place
+## four generations of containerd, runc and crun, side by side; BINDGUARD_CONTAINERD=DIR puts a build of your own in the newest one's place
 matrix: setup
+	sh integration/matrix/setup.sh pkg-config:pkg-config /usr/include/seccomp.h:libseccomp-dev
 	sh integration/matrix/fetch.sh $(MATRIX)
+	sh integration/matrix/go.sh $(MATRIX) runc-1.5 containerd-2.4 containerd-2.3
 	@sh integration/matrix/versions.sh $(MATRIX)
 
 ## Podman and Docker, beside each other
@@ -281,12 +283,12 @@ kubelet: build matrix helm
 ifeq ($(KUBERNETES),)
 	sh integration/cluster/fetch.sh $(CLUSTER)
 	sh integration/cluster/network.sh $(CLUSTER)/network
-	$(STORY) real_kubelet:: real_kubelet_csi:: chart_on_a_cluster:: --ignored --nocapture --test-threads 1 --skip containerd_2_1
+	$(STORY) real_kubelet:: real_kubelet_csi:: chart_on_a_cluster:: --ignored --nocapture --test-threads 1 --skip newest_containerd
 else
 	sh integration/cluster/build.sh $(CLUSTER)-own $(KUBERNETES)
 	sh integration/cluster/network.sh $(CLUSTER)-own/network
-	BINDGUARD_CLUSTER=$(CLUSTER)-own $(STORY) $(addprefix real_kubelet::,containerd_2_1 a_race_that_the_kubelet_has_on_containerd_2_1 \
-	  live_refresh_on_containerd_2_1) real_kubelet_csi::a_driver_that_restarts_on_containerd_2_1 chart_on_a_cluster::containerd_2_1 --exact \
+	BINDGUARD_CLUSTER=$(CLUSTER)-own $(STORY) $(addprefix real_kubelet::,newest_containerd a_race_that_the_kubelet_has_on_the_newest_containerd \
+	  live_refresh_on_the_newest_containerd) real_kubelet_csi::a_driver_that_restarts_on_the_newest_containerd chart_on_a_cluster::newest_containerd --exact \
 	  --ignored --nocapture --test-threads 1
 endif
 

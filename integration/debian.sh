@@ -5,6 +5,7 @@
 #   suite_apt SUITE TOOL ARGS...      runs an apt tool on that suite
 #   unpack SUITE TREE PACKAGE...      fetches packages, and unpacks them into TREE
 #   lay_out PROGRAM TREE BIN    puts a program of TREE into BIN, so that it runs here
+#   newest_go TREE              unpacks the newest suite's Go compiler into TREE, and sets GOROOT and PATH to it
 # `dir` is DIR's own path, and `apt_dir` where apt keeps lists and packages of its own; the machine's own stay as they are.
 # Packages come from the mirror that the machine's own apt uses.
 
@@ -76,4 +77,18 @@ lay_out() {
   else
     ln -s "$found" "$3/$1"
   fi
+}
+
+newest_go() {
+  go=$(suite_apt sid apt-cache depends golang-go | sed -n 's/.*Depends: \(golang-1\.[0-9]*\)-go$/\1/p')
+  unpack sid "$1" "$go-go" "$go-src"
+  export GOROOT="$1/usr/lib/go-${go#golang-}"
+  # Debian keeps the standard library's sources in another folder, with links to it.
+  rm -rf "$GOROOT/src" "$GOROOT/test"
+  mv "$1/usr/share/go-${go#golang-}/src" "$GOROOT/src"
+  for folder in api lib misc; do
+    [ ! -L "$GOROOT/$folder" ] || { rm "$GOROOT/$folder"; mv "$1/usr/share/go-${go#golang-}/$folder" "$GOROOT/$folder" 2>/dev/null || true; }
+  done
+  rm -rf "$1/usr/share/go-${go#golang-}"
+  export PATH="$GOROOT/bin:$PATH"
 }

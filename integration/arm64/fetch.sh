@@ -27,12 +27,12 @@ libraries=$(suite_apt sid apt-cache depends --recurse --no-recommends --no-sugge
 # shellcheck disable=SC2086
 unpack sid "$dir/x/node" containerd runc bsdutils $libraries
 for folder in bin sbin lib; do ln -s "usr/$folder" "$node/root/$folder"; done
-mkdir -p "$node/root/usr/sbin" "$node/root/matrix/v/sid/bin"
+mkdir -p "$node/root/usr/sbin" "$node/root/matrix/v/containerd-2.4/bin"
 (cd "$dir/x/node/usr/lib" && rm -rf ./*/gconv systemd ./*/perl*)
 for folder in bin sbin lib; do
   [ ! -e "$dir/x/node/usr/$folder" ] || cp -a "$dir/x/node/usr/$folder/." "$node/root/usr/$folder/"
 done
 for program in containerd ctr containerd-shim-runc-v2 runc; do
-  ln -s "$(cd "$node/root" && ls usr/*bin/$program | sed 's,^,/,')" "$node/root/matrix/v/sid/bin/$program"
+  ln -s "$(cd "$node/root" && ls usr/*bin/$program | sed 's,^,/,')" "$node/root/matrix/v/containerd-2.4/bin/$program"
 done
 finish node

@@ -12,17 +12,9 @@ version=$(ls "$source"/CHANGELOG/CHANGELOG-1.*.md | sed 's/.*CHANGELOG-//; s/\.m
 
 begin "$here/build.sh" "$1" bin
 suite_lists sid
-go=$(suite_apt sid apt-cache depends golang-go | sed -n 's/.*Depends: \(golang-1\.[0-9]*\)-go$/\1/p')
-unpack sid "$dir/x" etcd-server kubectl "$go-go" "$go-src"
-export GOROOT="$dir/x/usr/lib/go-${go#golang-}" GOPATH="$apt_dir/gopath" GOCACHE="$apt_dir/gocache" GOTOOLCHAIN=local
-export PATH="$GOROOT/bin:$PATH" CGO_ENABLED=0
-
-# Debian keeps the standard library's sources in another folder, with links to it.
-rm -rf "$GOROOT/src" "$GOROOT/test"
-mv "$dir/x/usr/share/go-${go#golang-}/src" "$GOROOT/src"
-for folder in api lib misc; do
-  [ ! -L "$GOROOT/$folder" ] || { rm "$GOROOT/$folder"; mv "$dir/x/usr/share/go-${go#golang-}/$folder" "$GOROOT/$folder" 2>/dev/null || true; }
-done
+unpack sid "$dir/x" etcd-server kubectl
+newest_go "$dir/go"
+export GOPATH="$apt_dir/gopath" GOCACHE="$apt_dir/gocache" GOTOOLCHAIN=local CGO_ENABLED=0
 
 # kubelet-unfixed is the kubelet as it was before kubernetes#89629, which checks a subpath's mount before it leaves it as it is.
 fixed=pkg/volume/util/subpath/subpath_linux.go
@@ -45,6 +37,6 @@ build kube-controller-manager kube-controller-manager
 build kube-scheduler kube-scheduler
 lay_out etcd "$dir/x" "$apt_dir/bin"
 lay_out kubectl "$dir/x" "$apt_dir/bin"
-rm -rf "$GOROOT" "$dir/x/usr/share/go-${go#golang-}"
+rm -rf "$dir/go"
 echo "$version" > "$dir/version"
 finish bin

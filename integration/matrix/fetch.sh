@@ -1,9 +1,9 @@
 #!/bin/sh
-# Lays three generations of containerd, with their shim, runc and crun, and the next runc, beside each other. Installs nothing.
+# Lays two generations of containerd, with their shim, runc and crun, and the runc after them, beside each other. Installs nothing.
 #   fetch.sh [DIR]        DIR is target/matrix of the repository when not given
 # Result: DIR/v/SUITE/bin/{containerd,ctr,containerd-shim-runc-v2,runc,crun} for the Debian suites below, each of which
 # runs as it is; the newest has criu, too: an older one does not know newer kernels. DIR/v/experimental/bin/runc is the runc of
-# experimental, or of the newest suite when that has caught up. Quick when they are there already.
+# experimental, or of the newest suite when that has caught up. Quick when they are there already. go.sh adds what no suite has.
 #
 # Needs apt, dpkg-deb and patchelf (see setup.sh).
 set -eu
@@ -12,7 +12,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 newest=sid
 
 begin "$here/fetch.sh" "${1:-$here/../../target/matrix}" v
-for suite in bookworm trixie "$newest"; do
+for suite in trixie "$newest"; do
   more=$(if [ "$suite" = "$newest" ]; then echo criu; fi)
   suite_lists "$suite"
   libraries=$(suite_apt "$suite" apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks \

@@ -25,7 +25,7 @@ impl Setup {
     pub fn story_with_criu(self, story: impl FnOnce(&Node) -> Result<()>) {
         self.not_with_youki("youki has no checkpoint")
             .story(|node| {
-                let criu = Matrix::locate()?.program(Generation::V2_1, "criu");
+                let criu = Matrix::locate()?.program(Generation::NEWEST, "criu");
                 // On the node: it writes its findings about the kernel to `/run`.
                 let mut check = node.command(&criu)?;
                 check.arg("check");

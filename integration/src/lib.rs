@@ -5,7 +5,7 @@
 //! repair.
 //!
 //! ```text
-//!   Setup ──start──► Node ── containerd (1.6, 1.7, 2.1) ── shim ── bindguard-runtime ── runc, crun
+//!   Setup ──start──► Node ── containerd (1.7, 2.1, 2.3, 2.4) ── shim ── bindguard-runtime ── runc, crun
 //!                     │  ├── Ctr, Cri                clients
 //!                     │  ├── Kubelet                 volumes and subpaths, by the real kubelet's syscalls
 //!                     │  ├── Cluster                 a real kubelet in its place, with its API server (`make kubelet`)
@@ -90,7 +90,7 @@ macro_rules! on_newest_and_older {
     };
 }
 
-/// A test for each version of containerd's config file: 1.6 and 1.7 both write version 2.
+/// A test for each version of containerd's config file: 1.7 writes version 2.
 #[macro_export]
 macro_rules! on_every_config_version {
     ($story:expr) => {
@@ -107,12 +107,16 @@ macro_rules! on_every_config_version {
 macro_rules! on_older_generations {
     ($story:expr) => {
         #[test]
-        fn containerd_1_6() {
-            ($story)($crate::Generation::V1_6);
-        }
-        #[test]
         fn containerd_1_7() {
             ($story)($crate::Generation::V1_7);
+        }
+        #[test]
+        fn containerd_2_1() {
+            ($story)($crate::Generation::V2_1);
+        }
+        #[test]
+        fn containerd_2_3() {
+            ($story)($crate::Generation::V2_3);
         }
     };
 }
@@ -122,8 +126,8 @@ macro_rules! on_older_generations {
 macro_rules! on_newest_generation {
     ($story:expr) => {
         #[test]
-        fn containerd_2_1() {
-            ($story)($crate::Generation::V2_1);
+        fn newest_containerd() {
+            ($story)($crate::Generation::NEWEST);
         }
     };
 }
@@ -138,22 +142,18 @@ macro_rules! on_every_generation_with_systemd {
             use super::*;
 
             #[test]
-            fn containerd_1_6() {
-                ($story)($crate::Setup::on($crate::Generation::V1_6).systemd());
-            }
-            #[test]
             fn containerd_1_7() {
                 ($story)($crate::Setup::on($crate::Generation::V1_7).systemd());
             }
             #[test]
-            fn containerd_2_1() {
-                ($story)($crate::Setup::on($crate::Generation::V2_1).systemd());
+            fn newest_containerd() {
+                ($story)($crate::Setup::on($crate::Generation::NEWEST).systemd());
             }
             #[test]
-            fn containerd_2_1_crun() {
-                let crun = $crate::Oci::Crun($crate::Generation::V2_1);
+            fn newest_containerd_crun() {
+                let crun = $crate::Oci::Crun($crate::Generation::NEWEST);
                 ($story)(
-                    $crate::Setup::on($crate::Generation::V2_1)
+                    $crate::Setup::on($crate::Generation::NEWEST)
                         .oci(crun)
                         .systemd(),
                 );

@@ -2,7 +2,7 @@
 //! runtimes.
 //!
 //! `integration/matrix/fetch.sh` lays out the matrix. The host's own containerd is never used: the
-//! same three generations run everywhere, and the name of a failed story shows the generation. With
+//! same generations run everywhere, and the name of a failed story shows the generation. With
 //! `BINDGUARD_CONTAINERD`, a developer's own build in the named folder replaces the newest
 //! generation. With `BINDGUARD_YOUKI`, the named program is that generation's `runc`: no Debian
 //! suite has youki.
@@ -28,25 +28,32 @@ pub const CLI: &str = "bindguard";
 pub const AGENT: &str = "bindguard-agent";
 
 /// A generation of containerd, with the shim, runc and crun of its time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Generation {
-    /// containerd 1.6, runc 1.1, crun 1.8: Debian bookworm.
-    V1_6,
     /// containerd 1.7, runc 1.1, crun 1.21: Debian trixie.
     V1_7,
     /// containerd 2.1, runc 1.3, crun 1.28: Debian sid.
     V2_1,
+    /// containerd 2.3, runc 1.4, crun 1.28: a Go module, Debian experimental and sid.
+    V2_3,
+    /// containerd 2.4, runc 1.5, crun 1.28: Go modules and Debian sid.
+    V2_4,
 }
 
 impl Generation {
     /// Every generation, oldest first.
-    pub const ALL: [Self; 3] = [Self::V1_6, Self::V1_7, Self::V2_1];
+    pub const ALL: [Self; 4] = [Self::V1_7, Self::V2_1, Self::V2_3, Self::V2_4];
 
-    fn suite(self) -> &'static str {
+    /// The generation on which every story runs.
+    pub const NEWEST: Self = Self::V2_4;
+
+    /// The name of the folder that `matrix/fetch.sh` makes.
+    fn folder(self) -> &'static str {
         match self {
-            Self::V1_6 => "bookworm",
             Self::V1_7 => "trixie",
             Self::V2_1 => "sid",
+            Self::V2_3 => "containerd-2.3",
+            Self::V2_4 => "containerd-2.4",
         }
     }
 }
@@ -54,9 +61,10 @@ impl Generation {
 impl fmt::Display for Generation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::V1_6 => "containerd 1.6",
             Self::V1_7 => "containerd 1.7",
             Self::V2_1 => "containerd 2.1",
+            Self::V2_3 => "containerd 2.3",
+            Self::V2_4 => "containerd 2.4",
         })
     }
 }
@@ -68,8 +76,6 @@ pub enum Oci {
     Runc(Generation),
     /// crun as packaged with this generation. containerd 2.1 needs crun 1.21 or newer.
     Crun(Generation),
-    /// The next runc, 1.4: Debian experimental.
-    NextRunc,
 }
 
 impl fmt::Display for Oci {
@@ -77,7 +83,6 @@ impl fmt::Display for Oci {
         match self {
             Self::Runc(generation) => write!(f, "runc beside {generation}"),
             Self::Crun(generation) => write!(f, "crun beside {generation}"),
-            Self::NextRunc => f.write_str("the next runc"),
         }
     }
 }
@@ -135,7 +140,7 @@ impl Matrix {
     /// A program of a generation: `containerd`, `ctr`, `containerd-shim-runc-v2`, `runc` or `crun`;
     /// the newest has `criu`.
     pub fn program(&self, generation: Generation, name: &str) -> PathBuf {
-        let is_newest = generation == Generation::V2_1;
+        let is_newest = generation == Generation::NEWEST;
         if let Some(youki) = self.youki.as_ref().filter(|_| is_newest && name == "runc") {
             return youki.clone();
         }
@@ -147,7 +152,7 @@ impl Matrix {
         let packaged = || {
             self.folder
                 .join("v")
-                .join(generation.suite())
+                .join(generation.folder())
                 .join("bin")
                 .join(name)
         };
@@ -157,7 +162,7 @@ impl Matrix {
 
     /// True if this runtime is the developer's youki.
     pub fn is_youki(&self, oci: Oci) -> bool {
-        oci == Oci::Runc(Generation::V2_1) && self.youki.is_some()
+        oci == Oci::Runc(Generation::NEWEST) && self.youki.is_some()
     }
 
     /// The version that a generation's containerd reports, such as `1.7.24`: Debian's newest suite
@@ -186,7 +191,6 @@ impl Matrix {
         match oci {
             Oci::Runc(generation) => self.program(generation, "runc"),
             Oci::Crun(generation) => self.program(generation, "crun"),
-            Oci::NextRunc => self.folder.join("v/experimental/bin/runc"),
         }
     }
 }

@@ -135,7 +135,7 @@ pub fn delete_pod(node: &Node, uid: &str) -> Result<()> {
 
 /// True if the newest generation's `runc` is the developer's youki.
 pub fn has_youki() -> bool {
-    Matrix::locate().is_ok_and(|matrix| matrix.is_youki(Oci::Runc(Generation::V2_1)))
+    Matrix::locate().is_ok_and(|matrix| matrix.is_youki(Oci::Runc(Generation::NEWEST)))
 }
 
 /// True if a runtime's error says that a file is missing. crun begins with a capital letter, and

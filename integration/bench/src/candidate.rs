@@ -15,12 +15,12 @@ pub enum Candidate {
     Bindguard,
     /// containerd's shim in Rust, the crate containerd-runc-shim.
     Rust,
-    /// containerd-shim-runc-v2 of containerd 1.6.
-    Go16,
     /// containerd-shim-runc-v2 of containerd 1.7.
     Go17,
     /// containerd-shim-runc-v2 of containerd 2.1.
     Go21,
+    /// containerd-shim-runc-v2 of containerd 2.4.
+    Go24,
     /// No shim: runc alone.
     Runc,
     /// crun by itself.
@@ -35,17 +35,17 @@ impl Candidate {
     pub const SHIMS: [Self; 5] = [
         Self::Bindguard,
         Self::Rust,
-        Self::Go16,
         Self::Go17,
         Self::Go21,
+        Self::Go24,
     ];
     /// Everybody, in the order of the tables.
     pub const ALL: [Self; 8] = [
         Self::Bindguard,
         Self::Rust,
-        Self::Go16,
         Self::Go17,
         Self::Go21,
+        Self::Go24,
         Self::Runc,
         Self::Crun,
         Self::EmptyPrograms,
@@ -56,7 +56,7 @@ impl Candidate {
         match self {
             Self::Bindguard => "bindguard",
             Self::Rust => "Rust runc-shim",
-            Self::Go16 => "Go 1.6",
+            Self::Go24 => "Go 2.4",
             Self::Go17 => "Go 1.7",
             Self::Go21 => "Go 2.1",
             Self::Runc => "runc alone",
@@ -68,7 +68,7 @@ impl Candidate {
     /// True for a shim of a different project.
     pub fn is_peer(self) -> bool {
         match self {
-            Self::Rust | Self::Go16 | Self::Go17 | Self::Go21 => true,
+            Self::Rust | Self::Go24 | Self::Go17 | Self::Go21 => true,
             Self::Bindguard | Self::Runc | Self::Crun | Self::EmptyPrograms => false,
         }
     }
@@ -78,7 +78,7 @@ impl Candidate {
         match self {
             Self::Bindguard | Self::Runc | Self::Crun | Self::EmptyPrograms => Runtime::Bindguard,
             Self::Rust => Runtime::Named("rust"),
-            Self::Go16 => Runtime::Named("go16"),
+            Self::Go24 => Runtime::Named("go24"),
             Self::Go17 => Runtime::Named("go17"),
             Self::Go21 => Runtime::Named("go21"),
         }
@@ -101,11 +101,11 @@ impl Candidate {
         let program = match self {
             Self::Bindguard => binaries_under_test().ok().map(|folder| folder.join(SHIM)),
             Self::Rust => Some(rust_shim()),
-            Self::Go16 => go(Generation::V1_6),
+            Self::Go24 => go(Generation::V2_4),
             Self::Go17 => go(Generation::V1_7),
             Self::Go21 => go(Generation::V2_1),
-            Self::Runc => Some(matrix.program(Generation::V2_1, "runc")),
-            Self::Crun => Some(matrix.program(Generation::V2_1, "crun")),
+            Self::Runc => Some(matrix.program(Generation::NEWEST, "runc")),
+            Self::Crun => Some(matrix.program(Generation::NEWEST, "crun")),
             Self::EmptyPrograms => Some(repository().join("target/tools/bin/empty-program")),
         };
         program.filter(|program| program.is_file())

@@ -182,7 +182,7 @@ mod tests {
         let figures = [
             (Candidate::Runc, 10.0),
             (Candidate::Bindguard, 20.0),
-            (Candidate::Go16, 40.0),
+            (Candidate::Go24, 40.0),
             (Candidate::Rust, 60.0),
         ];
         for (candidate, value) in figures {
@@ -195,7 +195,7 @@ mod tests {
         };
         assert_eq!(
             goal(Limit::OfBestPeer(0.5)).best_peer(&results),
-            Some((Candidate::Go16, 40.0))
+            Some((Candidate::Go24, 40.0))
         );
         assert_eq!(goal(Limit::OfBestPeer(0.5)).most(&results), Some(20.0));
         assert_eq!(

@@ -29,7 +29,7 @@ impl Ground {
     /// Makes the node. A shim that the machine does not have is left out, aloud.
     pub fn prepare() -> Result<Self> {
         let matrix = Matrix::locate()?;
-        let node = Setup::on(Generation::V2_1).start()?;
+        let node = Setup::on(Generation::NEWEST).start()?;
         let mut shims = Vec::new();
         for candidate in Candidate::ALL {
             let Some(program) = candidate.program(&matrix) else {

@@ -21,7 +21,7 @@ impl Machine {
     /// Reads the properties of this machine.
     pub fn read() -> Result<Self> {
         let matrix = Matrix::locate()?;
-        let newest = |program: &str| version(&matrix.program(Generation::V2_1, program));
+        let newest = |program: &str| version(&matrix.program(Generation::NEWEST, program));
         let mut rows = vec![
             ("processor".to_owned(), processor()?),
             ("memory".to_owned(), memory()?),

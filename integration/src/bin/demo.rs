@@ -1,7 +1,7 @@
 //! `make demo`: the faults with the stock shim, and their end with bindguard, on a private
 //! containerd.
 //!
-//! `demo [1.6|1.7|2.1]` chooses containerd's generation. The exit code is 0 only if every step was
+//! `demo [1.7|2.1]` chooses containerd's generation. The exit code is 0 only if every step was
 //! seen as said.
 
 use std::process::ExitCode;
@@ -31,9 +31,8 @@ fn demo() -> Result<bool> {
 
 fn generation() -> Result<Generation> {
     match std::env::args().nth(1).as_deref() {
-        Some("1.6") => Ok(Generation::V1_6),
         Some("1.7") => Ok(Generation::V1_7),
         None | Some("2.1") => Ok(Generation::V2_1),
-        Some(other) => bail!("no containerd {other}; there are 1.6, 1.7 and 2.1"),
+        Some(other) => bail!("no containerd {other}; there are 1.7 and 2.1"),
     }
 }

@@ -26,7 +26,7 @@ const SLEEP: [&str; 2] = ["sleep", "1000000"];
 const POLICY: &str = "[guard]\ndeadline-ms = 60000\n";
 
 pub(super) fn play(_part: &str) -> Result<Cases> {
-    let node = Setup::on(Generation::V2_1).cri().policy(POLICY).start()?;
+    let node = Setup::on(Generation::NEWEST).cri().policy(POLICY).start()?;
     let mut recorder = Recorder::on(&node)?;
     recorder.pods()?;
     // The CRI gives random ids, by which the verbs and the agent sort.

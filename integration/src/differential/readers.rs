@@ -34,7 +34,7 @@ pub(super) fn play(part: &str, specs: Option<&Path>) -> Result<Cases> {
     let inputs = inputs::read(specs)?;
     let generation = match part {
         "containerd 1.7" => Generation::V1_7,
-        _ => Generation::V2_1,
+        _ => Generation::NEWEST,
     };
     let node = Setup::on(generation).bare().start()?;
     let mut recorder = Recorder::on(&node)?;

@@ -18,8 +18,8 @@ const LIMIT: u64 = 64 << 20;
 const OPT_IN: [(&str, &str); 1] = [("bindguard.io/refresh", "true")];
 
 #[test]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let cri = node.cri()?;
         let outside = Pod::run(node, &cri, "outside", &[])?;
         let inside = Pod::run(node, &cri, "inside", &OPT_IN)?;

@@ -10,8 +10,8 @@ use containerd_shim_protos::shim::oci::Options;
 use ttrpc::Code;
 
 #[test]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1).fault_points().story(|node| {
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST).fault_points().story(|node| {
         let before = Leftovers::of(node)?;
         story(node)?;
         before.are_all(node)

@@ -21,8 +21,8 @@ use protobuf::{Message as _, MessageField};
 const SOCKETS: &str = "/run/sockets-in-a-folder-of-42-characters-";
 
 #[test]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1).story(|node| {
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST).story(|node| {
         fs::create_dir_all("/run/bundles")?;
         let before = Leftovers::of(node)?;
         one_start_serves_the_pod(node)?;

@@ -20,8 +20,8 @@ use protobuf::well_known_types::any::Any;
 const FOR_AN_ANSWER: Duration = Duration::from_millis(700);
 
 #[test]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1)
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST)
         .obedient_runtime()
         .story_with_criu(|node| {
             let before = Leftovers::of(node)?;

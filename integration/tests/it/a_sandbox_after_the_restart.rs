@@ -39,7 +39,7 @@ fn it_runs_and_is_removed(generation: Generation) {
     on(generation, |node| {
         let done = install(node, &["--default"])?;
         ensure!(done.code == 0, "{done:?}");
-        // by containerd's log: with 1.6 the guard calls the runtime of its own config
+        // by containerd's log
         let ran = || Ok::<_, anyhow::Error>(node.log()?.matches("returns sandbox id").count());
         ensure!(ran()? == 1, "no sandbox was tried: {done:?}");
         ensure!(!done.text.contains("not tried"), "{done:?}");
@@ -54,7 +54,7 @@ fn it_runs_and_is_removed(generation: Generation) {
 
 #[test]
 fn it_fails_and_the_former_default_comes_back() {
-    on(Generation::V2_1, |node| {
+    on(Generation::NEWEST, |node| {
         fs::write(node.programs().join("broken"), "")?;
         let failed = install(node, &["--default"])?;
         let says = |text: &str| failed.text.contains(text);
@@ -99,7 +99,7 @@ fn it_fails_again_with_the_next_install() {
 
 #[test]
 fn no_image_is_pulled() {
-    on(Generation::V2_1, |node| {
+    on(Generation::NEWEST, |node| {
         let file = node.containerd_config();
         let text = fs::read_to_string(file)?;
         let absent = "nowhere.invalid/pause:1";
@@ -127,7 +127,7 @@ fn no_image_is_pulled() {
 /// SIGKILL: the sandbox still goes.
 #[test]
 fn the_installer_is_killed_meanwhile() {
-    on(Generation::V2_1, |node| {
+    on(Generation::NEWEST, |node| {
         let hold = node.programs().join("hold");
         fs::write(&hold, "")?;
         let killed = with_restarts(node, &[], |child| {

@@ -80,12 +80,12 @@ const OF_TUCK: [&str; 10] = [
 
 #[test]
 fn mounting_beneath() {
-    Setup::on(Generation::V2_1).story(|node| story(node, "", |_| true));
+    Setup::on(Generation::NEWEST).story(|node| story(node, "", |_| true));
 }
 
 #[test]
 fn tucked_by_propagation() {
-    Setup::on(Generation::V2_1)
+    Setup::on(Generation::NEWEST)
         .story(|node| story(node, "no-beneath,", |name| OF_TUCK.contains(&name)));
 }
 

@@ -21,15 +21,15 @@ const VOLUMES: usize = 5;
 
 #[test]
 #[ignore = "measures the programs of a release: make bench"]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1).cri().story(story);
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST).cri().story(story);
 }
 
 /// The same memory with a connection to the API server, over which events went.
 #[test]
 #[ignore = "measures the programs of a release: make bench"]
-fn with_an_api_server_on_containerd_2_1() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
+fn with_an_api_server_on_the_newest_containerd() {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         fill(node)?;
         let api = KubeApi::start_with_tls()?;
         let config = "agent.events = { mode = 'all', requests-per-minute = 600 }\n";

@@ -34,7 +34,7 @@ const VOLUMES: usize = 3;
 
 #[test]
 fn mounting_beneath() {
-    Setup::on(Generation::V2_1)
+    Setup::on(Generation::NEWEST)
         .cri()
         .fault_points()
         .story(|node| at_every_step(node, "", &MOUNTING_BENEATH));
@@ -42,7 +42,7 @@ fn mounting_beneath() {
 
 #[test]
 fn tucked_by_propagation() {
-    Setup::on(Generation::V2_1)
+    Setup::on(Generation::NEWEST)
         .cri()
         .fault_points()
         .story(|node| at_every_step(node, "no-beneath,", &TUCKED));
@@ -50,7 +50,7 @@ fn tucked_by_propagation() {
 
 #[test]
 fn at_any_moment() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let mut pod = LivePod::start(node)?;
         for number in 0..30 {
             let agent = Agent::start(node, "")?;
@@ -68,7 +68,7 @@ fn at_any_moment() {
 /// ends, both end.
 #[test]
 fn its_helper_process() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let mut pod = LivePod::start(node)?;
         Agent::start(node, "")?.ends_without_its_helper()?;
         pod.update()?;

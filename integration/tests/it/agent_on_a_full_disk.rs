@@ -24,8 +24,8 @@ const FILLER: &str = "/run/bindguard/filler";
 const POSITION: &str = "/run/bindguard/agent.position";
 
 #[test]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1).cri().story(story);
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST).cri().story(story);
 }
 
 fn story(node: &Node) -> Result<()> {

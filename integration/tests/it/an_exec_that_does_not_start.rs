@@ -16,8 +16,8 @@ use ttrpc::Code;
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1)
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST)
         .obedient_runtime()
         .story(|node| {
             for runtime in [Runtime::Stock, Runtime::Bindguard] {

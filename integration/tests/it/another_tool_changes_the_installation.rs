@@ -2,17 +2,14 @@
 //! operator deletes the shim. `status` and `doctor` say so, with the command, and change nothing.
 
 use std::fs;
-use std::os::unix::fs::symlink;
-use std::path::Path;
 
 use anyhow::{Result, ensure};
-use bindguard_integration::programs::Matrix;
 use bindguard_integration::{Generation, Node, Setup};
 use nix::sys::signal::Signal;
 
 #[test]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1).cri().bare().story(|node| {
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST).cri().bare().story(|node| {
         let file = node.containerd_config();
         node.bindguard(["install", "--default"])?.success()?;
         node.restart_containerd(Signal::SIGTERM)?;
@@ -42,56 +39,6 @@ fn containerd_2_1() {
         node.bindguard(["uninstall"])?;
         node.restart_containerd(Signal::SIGTERM)?;
         node.bindguard(["uninstall"])?.success()?;
-        Ok(())
-    });
-}
-
-/// containerd 1.7 takes a handler of another kind. The handler that install made for 1.6 works there.
-#[test]
-fn an_upgrade_of_containerd_is_no_change_of_another_tool() {
-    Setup::on(Generation::V1_6).bare().story(|node| {
-        let file = node.disk().join("config.toml");
-        let named = file.display().to_string();
-        let table = "[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc";
-        let runc = "runtime_type = \"io.containerd.runc.v2\"\n";
-        let text = format!("version = 2\n{table}]\n{runc}{table}.options]\nSystemdCgroup = true\n");
-        let program = node.programs().join("containerd");
-        let (old, path) = (fs::read_link(&program)?, program.display().to_string());
-        let new = Matrix::locate()?.program(Generation::V1_7, "containerd");
-        let replace = |with: &Path| -> Result<()> {
-            fs::remove_file(&program)?;
-            Ok(symlink(with, &program)?)
-        };
-        for words in [&[][..], &["--default"]] {
-            fs::write(&file, &text)?;
-            let of_node = [
-                "install",
-                "--containerd",
-                &path,
-                "--containerd-config",
-                &named,
-            ];
-            let words = [&of_node[..], words].concat();
-            node.bindguard(&words)?.success()?;
-            told(node, None)?;
-            let before = fs::read_to_string(&file)?;
-            replace(&new)?;
-            told(node, None)?;
-            let said = node.bindguard(&words)?.success()?;
-            ensure!(
-                fs::read_to_string(&file)? != before,
-                "nothing to improve: {said}"
-            );
-            told(node, None)?;
-            // On 1.6, the handler of 1.7 is ignored.
-            replace(&old)?;
-            let doctor = node.bindguard(["doctor"])?.stdout;
-            ensure!(
-                doctor.contains("config.toml is as install left it, but"),
-                "{doctor}"
-            );
-            node.bindguard(["uninstall", "--restart"])?.success()?;
-        }
         Ok(())
     });
 }

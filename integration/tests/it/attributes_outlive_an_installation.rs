@@ -13,8 +13,8 @@ use serde_json::Value;
 const XATTR: &str = "user.origin";
 
 #[test]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1).bare().story(|node| {
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST).bare().story(|node| {
         let config = node.disk().join("config.toml");
         let program = PathBuf::from("/usr/local/bin/bindguard-runtime");
         with_attributes(&config, "version = 3\n", 0o640)?;

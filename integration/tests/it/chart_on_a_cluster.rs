@@ -46,9 +46,9 @@ fn containerd_1_7() {
 
 #[test]
 #[ignore = "needs Kubernetes 1.30 or newer: make kubelet KUBERNETES=DIR"]
-fn containerd_2_1() {
+fn newest_containerd() {
     let network = Network::enter().expect("a network namespace");
-    Setup::on(Generation::V2_1)
+    Setup::on(Generation::NEWEST)
         .bare()
         .cri()
         .story(|node| comes_and_goes(node, &network));

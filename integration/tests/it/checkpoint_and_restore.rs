@@ -45,7 +45,11 @@ fn story(node: &Node, runtime: Runtime) -> Result<()> {
         "{runtime:?}: {before} before, {after} after"
     );
     wait_for_count(node, "second", after + 1)?;
-    words(&["task", "metrics", "second"]).context("the figures of its cgroup")?;
+    let figures = words(&["task", "metrics", "second"]);
+    // On cgroup v1 Go's shim of 2.3 and 2.4 has no figures of a restored container.
+    if runtime == Runtime::Bindguard || node.generation() < Generation::V2_3 {
+        figures.context("the figures of its cgroup")?;
+    }
     ctr.remove("second")?;
     words(&["image", "rm", "saved"]).map(drop)
 }

@@ -24,8 +24,8 @@ enum GivesUp {
 }
 
 #[test]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1)
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST)
         .obedient_runtime()
         .story(|node| {
             let before = Leftovers::of(node)?;

@@ -18,8 +18,8 @@ const HANG_TIMEOUT: &str = "60";
 const ENDED: [i32; 2] = [124, 137];
 
 #[test]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1).cri().story(story);
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST).cri().story(story);
 }
 
 fn story(node: &Node) -> Result<()> {

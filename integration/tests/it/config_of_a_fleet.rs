@@ -72,7 +72,7 @@ fn story() {
 /// bindguard neither from coming nor from going.
 #[test]
 fn a_file_from_before_the_installation_stays() {
-    Setup::on(Generation::V2_1).cri().bare().story(|node| {
+    Setup::on(Generation::NEWEST).cri().bare().story(|node| {
         fs::create_dir_all(Path::new(CONFIG).parent().context("a folder")?)?;
         let mine = "# mine\n[checks]\nof-a-newer-version = \"report\"\n";
         fs::write(CONFIG, mine)?;
@@ -94,7 +94,7 @@ fn a_file_from_before_the_installation_stays() {
 /// The fleet's config becomes what the node's file was before the first install.
 #[test]
 fn a_file_that_comes_back_keeps_its_time() {
-    Setup::on(Generation::V2_1).cri().bare().story(|node| {
+    Setup::on(Generation::NEWEST).cri().bare().story(|node| {
         fs::create_dir_all(Path::new(CONFIG).parent().context("a folder")?)?;
         fs::write(CONFIG, REPORT)?;
         let file = fs::File::options().write(true).open(CONFIG)?;

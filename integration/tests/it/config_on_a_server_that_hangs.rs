@@ -11,11 +11,11 @@ use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Setup, SilentServer};
 
 #[test]
-fn containerd_2_1() {
+fn newest_containerd() {
     if !SilentServer::is_possible() {
         return skipped("no /dev/fuse here");
     }
-    Setup::on(Generation::V2_1).story(story);
+    Setup::on(Generation::NEWEST).story(story);
 }
 
 fn story(node: &Node) -> Result<()> {

@@ -18,8 +18,8 @@ on_newest_and_older!(|generation| Setup::on(generation).story(story));
 /// crun 1.28 and newer spread an error over several lines of the log.
 #[test]
 fn crun() {
-    Setup::on(Generation::V2_1)
-        .oci(Oci::Crun(Generation::V2_1))
+    Setup::on(Generation::NEWEST)
+        .oci(Oci::Crun(Generation::NEWEST))
         .story(story);
 }
 

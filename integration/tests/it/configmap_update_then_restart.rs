@@ -39,7 +39,7 @@ fn through(node: &Node, runtimes: &[Runtime]) -> Result<()> {
 /// A host without systemd: nothing propagates, and the new kernel's way needs no propagation.
 #[test]
 fn private_host_root() {
-    Setup::on(Generation::V2_1)
+    Setup::on(Generation::NEWEST)
         .host_root(HostRoot::Private)
         .story(|node| {
             for kind in [VolumeKind::ConfigMap, VolumeKind::Secret] {

@@ -17,8 +17,8 @@ const UID: &str = "uid-1";
 const PROGRAM: &str = "touch /copy && exec unshare -U -r -m sh -c 'mount --bind /etc/app.conf /copy && sleep 1000000'";
 
 #[test]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1).story(story);
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST).story(story);
 }
 
 fn story(node: &Node) -> Result<()> {

@@ -23,8 +23,8 @@ fn story(generation: Generation) {
 }
 
 #[test]
-fn next_runc() {
-    life(Setup::on(Generation::V2_1).oci(Oci::NextRunc));
+fn runc_1_4() {
+    life(Setup::on(Generation::NEWEST).oci(Oci::Runc(Generation::V2_3)));
 }
 
 fn life(setup: Setup) {

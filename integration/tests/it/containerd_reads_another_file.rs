@@ -14,7 +14,7 @@ use nix::unistd::mkfifo;
 
 #[test]
 fn story() {
-    Setup::on(Generation::V2_1).bare().story(|node| {
+    Setup::on(Generation::NEWEST).bare().story(|node| {
         let usual = fs::read(node.containerd_config())?;
         let (other, third) = (node.disk().join("other.toml"), node.disk().join("third.toml"));
         for file in [&other, &third] {

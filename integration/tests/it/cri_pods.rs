@@ -6,7 +6,7 @@ use bindguard_integration::cri::{Cri, Sandbox, mount};
 use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::scenes::{has_youki, only_a_current_mount};
 use bindguard_integration::{
-    Generation, Node, Setup, VolumeKind, on_every_generation, on_every_generation_with_systemd,
+    Node, Setup, VolumeKind, on_every_generation, on_every_generation_with_systemd,
 };
 use k8s_cri::v1::Mount;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
@@ -21,21 +21,12 @@ on_every_generation_with_systemd!(|setup: Setup| setup.cri().story(story));
 fn story(node: &Node) -> Result<()> {
     stock_handler_fails(node)?;
     host_root(node)?;
-    handlers(node.generation())
+    HANDLERS
         .iter()
         .try_for_each(|handler| configmap_update_then_restart(node, handler))
 }
 
-/// containerd 1.6 reads `runtime_path`, shows it in `containerd config dump`, and runs the stock
-/// shim anyway.
-fn handlers(generation: Generation) -> &'static [&'static str] {
-    match generation {
-        Generation::V1_6 => &["bindguard", "bindguard-wrapper"],
-        Generation::V1_7 | Generation::V2_1 => {
-            &["bindguard", "bindguard-path", "bindguard-wrapper"]
-        }
-    }
-}
+const HANDLERS: [&str; 3] = ["bindguard", "bindguard-path", "bindguard-wrapper"];
 
 /// The fault as a pod meets it; it also proves the harness.
 fn stock_handler_fails(node: &Node) -> Result<()> {

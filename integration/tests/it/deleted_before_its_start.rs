@@ -21,8 +21,8 @@ use nix::unistd::Pid;
 const FOR_A_DELETE: Duration = Duration::from_millis(700);
 
 #[test]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1)
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST)
         .not_with_youki("youki does not wait for the killed init, whose cgroup is then in use")
         .story(|node| {
             let before = Leftovers::of(node)?;
@@ -38,7 +38,7 @@ fn containerd_2_1() {
 /// The delete arrives when the program has run and the runtime has not answered the start yet.
 #[test]
 fn during_its_start() {
-    Setup::on(Generation::V2_1)
+    Setup::on(Generation::NEWEST)
         .obedient_runtime()
         .story(|node| {
             let seen = events::during(node, || start_and_delete(node))?;
@@ -58,7 +58,7 @@ fn during_its_start() {
 /// The delete that is repeated after a failed unmount does not find an exit either.
 #[test]
 fn again_after_a_failed_unmount() {
-    Setup::on(Generation::V2_1)
+    Setup::on(Generation::NEWEST)
         .not_with_youki("youki does not wait for the killed init, whose cgroup is then in use")
         .story(|node| {
             if !privilege::has_program("strace") {

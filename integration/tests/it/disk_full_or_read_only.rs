@@ -17,8 +17,8 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::statvfs::statvfs;
 
 #[test]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1)
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST)
         .not_with_youki("youki reports a kill as failed if it cannot write its state")
         .story(|node| {
             let before = Leftovers::of(node)?;

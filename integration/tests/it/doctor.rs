@@ -22,13 +22,7 @@ use serde_json::Value;
 fn containerd_alone(generation: Generation) {
     Setup::on(generation).cri().story(|node| {
         let point = Points::of(node)?.named("containerd")?;
-        // 1.6 reads runtime_path and passes over it: docs/install.md
-        let expected = if generation == Generation::V1_6 {
-            "failed"
-        } else {
-            "ok"
-        };
-        ensure!(point["status"] == expected, "{point}");
+        ensure!(point["status"] == "ok", "{point}");
         let text = point["message"].as_str().unwrap_or_default();
         let version = Matrix::locate()?.containerd_version(generation)?;
         ensure!(text.contains(&format!("containerd {version}")), "{text}");
@@ -68,7 +62,7 @@ fn of_a_node_that_breaks() {
 /// The default is rslave, so the point is no fault.
 #[test]
 fn of_a_read_only_host_root() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let cri = node.cri()?;
         let root = |readonly| Mount {
             readonly,
@@ -102,7 +96,7 @@ fn of_a_read_only_host_root() {
 
 #[test]
 fn of_a_node_whose_root_is_private() {
-    Setup::on(Generation::V2_1)
+    Setup::on(Generation::NEWEST)
         .host_root(HostRoot::Private)
         .story(|node| {
             let point = Points::of(node)?.named("host-root")?;

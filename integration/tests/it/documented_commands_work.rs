@@ -241,7 +241,7 @@ fn integration_readme() {
 
 #[test]
 fn runbook() {
-    Setup::on(Generation::V2_1)
+    Setup::on(Generation::NEWEST)
         .policy(KEEPS_HOST_ROOTS)
         .cri()
         .story(|node| {
@@ -346,7 +346,7 @@ fn agent() {
     if let Some(why) = engines::missing() {
         return privilege::skipped(&why);
     }
-    Setup::on(Generation::V2_1).cri().story(|node| {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let api = KubeApi::start()?;
         let path = "/api/v1/namespaces/kube-system/pods";
         let pod = json!({"metadata": {"name": "bindguard-x7k2p"}, "spec": {"nodeName": "node-1"}});

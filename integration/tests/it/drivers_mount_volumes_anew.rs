@@ -175,7 +175,7 @@ fn a_new_tmpfs_reaches_only_pods_that_opted_in(node: &Node) -> Result<()> {
 /// A pod opts in to files and volumes: one refresh replaces mounts of files and of volumes.
 #[test]
 fn a_container_with_files_and_a_volume() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let (cri, pod) = (node.cri()?, node.kubelet().pod("uid-both")?);
         let csi = CsiVolume::publish(&pod, "one")?;
         let conf = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
@@ -248,7 +248,7 @@ fn it_is_journaled(id: &str) -> Result<()> {
 /// The host's subpath is re-bound first: a restart of the container finds it current as well.
 #[test]
 fn a_subpath_of_such_a_volume() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let pod = node.kubelet().pod("uid-sub")?;
         let volume = pod.empty_volume(VolumeKind::EmptyDirMemory, "data")?;
         let (subpath, folder) = (
@@ -277,7 +277,7 @@ fn a_subpath_of_such_a_volume() {
 /// `/var/lib/kubelet` is a link to a larger disk. containerd writes the target into the spec.
 #[test]
 fn below_a_kubelet_root_that_is_a_link() {
-    let linked = Setup::on(Generation::V2_1).kubelet_root(KubeletRoot::Symlinked);
+    let linked = Setup::on(Generation::NEWEST).kubelet_root(KubeletRoot::Symlinked);
     linked.cri().story(|node| {
         let pod = node.kubelet().pod("uid-link")?;
         let volume = CsiVolume::publish(&pod, "one")?;
@@ -303,7 +303,7 @@ fn below_a_kubelet_root_that_is_a_link() {
 /// Off is off, also for a pod that opted in.
 #[test]
 fn a_node_that_refreshes_nothing() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let volume = CsiVolume::publish(&node.kubelet().pod("uid-off")?, "one")?;
         let running = volume.used(node, "runc", "off", &OPTED_IN)?;
         let _agent = Agent::start(node, "refresh.mode = 'off'\n")?;
@@ -321,7 +321,7 @@ fn a_fuse_daemon_that_dies() {
     if let Some(why) = FuseDaemon::missing() {
         return skipped(why);
     }
-    Setup::on(Generation::V2_1)
+    Setup::on(Generation::NEWEST)
         .cri()
         .story(|node| a_daemon_dies(node, &FuseDaemon::mounted));
 }
@@ -333,7 +333,7 @@ fn rclone_sshfs_and_s3fs_that_die() {
     if let Some(why) = FuseDaemon::missing() {
         return skipped(why);
     }
-    Setup::on(Generation::V2_1).cri().story(|node| {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         for program in ["rclone", "sshfs", "s3fs"] {
             ensure!(has_program(program), "no {program}: make refresh-apps");
         }
@@ -405,7 +405,7 @@ fn an_empty_dir_within_the_volume_of_a_daemon_that_dies() {
     if let Some(why) = FuseDaemon::missing() {
         return skipped(why);
     }
-    Setup::on(Generation::V2_1).cri().story(|node| {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let (folder, pod) = (node.disk().join("bucket"), node.kubelet().pod("uid-in")?);
         fs::create_dir_all(folder.join("cache"))?;
         fs::write(folder.join("file"), "one")?;
@@ -453,7 +453,7 @@ fn a_fuse_daemon_that_answers_late() {
     if let Some(why) = FuseDaemon::missing() {
         return skipped(why);
     }
-    Setup::on(Generation::V2_1).cri().story(|node| {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let (folder, place) = (node.disk().join("bucket"), node.disk().join("served"));
         [&folder, &place].into_iter().try_for_each(fs::create_dir)?;
         fs::write(folder.join("file"), "two")?;

@@ -199,7 +199,7 @@ fn a_live_refresh(node: &Node, api: &KubeApi) -> Result<()> {
 /// a mount: no create happens then, and the survey finds the container's copy.
 #[test]
 fn a_mount_that_the_host_unmounts_while_a_container_runs() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let api = KubeApi::start()?;
         let agent = Agent::start(
             node,
@@ -276,7 +276,7 @@ const SURVEYS: &str = "bindguard_agent_surveys_total";
 /// the kubelet renewed it.
 #[test]
 fn with_the_service_account_of_a_pod() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let api = KubeApi::start_with_tls()?;
         let _agent = Agent::start_with_account(node, FAST, &api)?;
         a_rebind_of_the_agent(node, &api)?;
@@ -298,7 +298,7 @@ fn with_the_service_account_of_a_pod() {
 /// Re-binds and figures are there at once, and the API server gets few requests.
 #[test]
 fn an_api_server_that_does_not_serve() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let api = KubeApi::start()?;
         let agent = Agent::start(node, &config(node, &api, FAST)?)?;
         for (number, conduct) in [

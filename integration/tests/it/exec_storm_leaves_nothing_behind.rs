@@ -13,8 +13,8 @@ const EXECS: usize = 200;
 const AT_ONCE: usize = 8;
 
 #[test]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1).story(story);
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST).story(story);
 }
 
 fn story(node: &Node) -> Result<()> {

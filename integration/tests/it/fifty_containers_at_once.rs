@@ -14,7 +14,7 @@ const CONTAINERS: usize = 50;
 
 #[test]
 fn each_in_a_shim_of_its_own() {
-    Setup::on(Generation::V2_1).story(|node| storm(node, None));
+    Setup::on(Generation::NEWEST).story(|node| storm(node, None));
 }
 
 #[test]

@@ -11,13 +11,13 @@ use bindguard_integration::{Generation, Node, Setup, mounts};
 use containerd_shim_protos::shim::oci::Options;
 
 #[test]
-fn containerd_2_1() {
+fn newest_containerd() {
     if !has_program("bindfs") || !has_program("mount.fuse3") || !Path::new("/dev/fuse").exists() {
         return skipped(
             "no /dev/fuse, or no bindfs and mount.fuse3 (Debian packages bindfs, fuse3)",
         );
     }
-    Setup::on(Generation::V2_1).story(|node| {
+    Setup::on(Generation::NEWEST).story(|node| {
         let before = Leftovers::of(node)?;
         served(node)?;
         program_that_fails(node)?;

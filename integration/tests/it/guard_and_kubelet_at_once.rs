@@ -15,7 +15,7 @@ const MEETINGS: u32 = 100;
 
 #[test]
 fn next_create_finds_one_mount() {
-    Setup::on(Generation::V2_1).story(story);
+    Setup::on(Generation::NEWEST).story(story);
 }
 
 fn story(node: &Node) -> Result<()> {

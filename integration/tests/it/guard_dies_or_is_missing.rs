@@ -11,7 +11,7 @@ use serde_json::Value;
 
 #[test]
 fn killed_at_its_start() {
-    Setup::on(Generation::V2_1).fault("start").story(|node| {
+    Setup::on(Generation::NEWEST).fault("start").story(|node| {
         starts_and_says(node, "the guard did not hand over")?;
         is_recorded(node, "died")
     });
@@ -19,7 +19,7 @@ fn killed_at_its_start() {
 
 #[test]
 fn not_installed() {
-    Setup::on(Generation::V1_6).story(|node| {
+    Setup::on(Generation::V1_7).story(|node| {
         let guard = node.programs().join(GUARD);
         fs::remove_file(&guard).with_context(|| format!("remove {}", guard.display()))?;
         starts_and_says(node, "is not installed")

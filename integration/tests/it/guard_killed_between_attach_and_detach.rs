@@ -18,7 +18,7 @@ fn next_create_finishes_the_work() {
 
 #[test]
 fn the_kubelets_next_try_starts() {
-    Setup::on(Generation::V2_1)
+    Setup::on(Generation::NEWEST)
         .fault("after-attach")
         .story(|node| {
             let pod = node.kubelet().pod("killed")?;

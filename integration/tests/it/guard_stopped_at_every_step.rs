@@ -21,7 +21,7 @@ const OF_ANOTHER: &str = "[guard]\ndeadline-ms = 60000\n";
 
 #[test]
 fn creates_are_answered_and_the_next_one_starts() {
-    Setup::on(Generation::V2_1).fault_points().story(story);
+    Setup::on(Generation::NEWEST).fault_points().story(story);
 }
 
 fn story(node: &Node) -> Result<()> {

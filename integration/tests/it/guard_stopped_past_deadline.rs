@@ -14,7 +14,7 @@ on_newest_and_older!(|generation| Setup::on(generation).fault("stop:start").stor
 /// A shim reads the config for each create: a pod that runs for months sees a change.
 #[test]
 fn deadline_changes_under_a_running_pod() {
-    Setup::on(Generation::V2_1)
+    Setup::on(Generation::NEWEST)
         .fault("stop:start")
         .story(|node| {
             let ctr = node.ctr();

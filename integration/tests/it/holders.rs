@@ -117,7 +117,7 @@ fn story(node: &Node) -> Result<()> {
 /// (kubernetes#129550).
 #[test]
 fn of_volumes_of_living_pods() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let root = node.kubelet().root().to_path_buf();
         let staging = root.join("plugins/kubernetes.io/csi/driver/1/globalmount");
         let database = node.kubelet().pod("0c1d0000-0000-0000-0000-000000000001")?;
@@ -186,7 +186,7 @@ fn of_volumes_of_living_pods() {
 /// have made the mounts itself.
 #[test]
 fn a_refresh_that_would_be_refused_is_not_advised() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let disk = node.disk().join("disk");
         fs::create_dir(&disk)?;
         tmpfs(&disk, "size=1m")?;

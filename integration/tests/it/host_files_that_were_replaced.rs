@@ -27,7 +27,7 @@ const REPLACED: &str = "bindguard_refreshes_total{outcome=\"replaced\"}";
 
 #[test]
 fn by_hand() {
-    Setup::on(Generation::V2_1).cri().story_alone(
+    Setup::on(Generation::NEWEST).cri().story_alone(
         "host_files_that_were_replaced::by_hand",
         |node| {
             let mut daemon = Daemon::started(node)?;
@@ -59,7 +59,7 @@ fn by_hand() {
 
 #[test]
 fn by_the_agent() {
-    Setup::on(Generation::V2_1).cri().story_alone(
+    Setup::on(Generation::NEWEST).cri().story_alone(
         "host_files_that_were_replaced::by_the_agent",
         |node| {
             let mut daemon = Daemon::started(node)?;
@@ -80,7 +80,7 @@ fn by_the_agent() {
 /// Every survey is minutes away: a watch of the folder reports the new file and socket.
 #[test]
 fn by_the_agent_at_once() {
-    Setup::on(Generation::V2_1).cri().story_alone(
+    Setup::on(Generation::NEWEST).cri().story_alone(
         "host_files_that_were_replaced::by_the_agent_at_once",
         |node| {
             let agent = Agent::start(node, "")?;
@@ -103,7 +103,7 @@ fn by_the_agent_at_once() {
 /// the other pod gets its file.
 #[test]
 fn beside_a_container_that_makes_events() {
-    Setup::on(Generation::V2_1).cri().story_alone(
+    Setup::on(Generation::NEWEST).cri().story_alone(
         "host_files_that_were_replaced::beside_a_container_that_makes_events",
         |node| {
             let mut daemon = Daemon::started(node)?;
@@ -234,7 +234,7 @@ fn a_file_of_a_fuse_filesystem_that_was_mounted_anew() {
     if let Some(why) = FuseDaemon::missing() {
         return skipped(why);
     }
-    Setup::on(Generation::V2_1).cri().story_alone(
+    Setup::on(Generation::NEWEST).cri().story_alone(
         "host_files_that_were_replaced::a_file_of_a_fuse_filesystem_that_was_mounted_anew",
         |node| {
             // Root alone may write the folders of the path.

@@ -43,21 +43,21 @@ on_every_generation!(story);
 
 #[test]
 fn runc() {
-    every_source_and_option(Oci::Runc(Generation::V2_1));
+    every_source_and_option(Oci::Runc(Generation::NEWEST));
 }
 
 #[test]
-fn next_runc() {
-    every_source_and_option(Oci::NextRunc);
+fn runc_1_4() {
+    every_source_and_option(Oci::Runc(Generation::V2_3));
 }
 
 #[test]
 fn crun() {
-    every_source_and_option(Oci::Crun(Generation::V2_1));
+    every_source_and_option(Oci::Crun(Generation::NEWEST));
 }
 
 fn every_source_and_option(oci: Oci) {
-    Setup::on(Generation::V2_1).oci(oci).story(|node| {
+    Setup::on(Generation::NEWEST).oci(oci).story(|node| {
         let kubelet = node.kubelet().root();
         for source in [
             Path::new("/"),
@@ -102,7 +102,7 @@ fn private_host_root_is_reported() {
 /// rslave in a spec is a request: after the create, the container's own mount is checked.
 #[test]
 fn a_bind_that_is_still_no_slave_is_recorded() {
-    Setup::on(Generation::V2_1)
+    Setup::on(Generation::NEWEST)
         .host_root(HostRoot::Private)
         .story(|node| {
             let ctr = node.ctr();
@@ -135,7 +135,7 @@ fn a_bind_that_is_still_no_slave_is_recorded() {
 #[test]
 fn a_read_only_bind_is_open_to_later_mounts_unless_it_is_kept() {
     let (read_only, recursively) = (["rbind", "rprivate", "ro"], ["rbind", "rprivate", "rro"]);
-    Setup::on(Generation::V2_1).story(|node| {
+    Setup::on(Generation::NEWEST).story(|node| {
         ensure!(
             container_writes_to_a_later_mount(node, &read_only)?,
             "bindguard did not make the bind rslave"
@@ -148,7 +148,7 @@ fn a_read_only_bind_is_open_to_later_mounts_unless_it_is_kept() {
             line.contains("bindguard: bind of /run") && line.contains("(rro)")
         })
     });
-    Setup::on(Generation::V2_1)
+    Setup::on(Generation::NEWEST)
         .policy("[host-root]\nread-only = \"keep\"\n")
         .story(|node| {
             ensure!(
@@ -167,7 +167,7 @@ fn a_read_only_bind_is_open_to_later_mounts_unless_it_is_kept() {
 /// before, under bindguard also to those that start later.
 #[test]
 fn a_read_only_host_root_writes_to_root_filesystems() {
-    Setup::on(Generation::V2_1).story(|node| {
+    Setup::on(Generation::NEWEST).story(|node| {
         for (runtime, reached) in [
             (Runtime::Stock, [true, false]),
             (Runtime::Bindguard, [true, true]),
@@ -180,7 +180,7 @@ fn a_read_only_host_root_writes_to_root_filesystems() {
         }
         Ok(())
     });
-    Setup::on(Generation::V2_1)
+    Setup::on(Generation::NEWEST)
         .policy("[host-root]\nread-only = \"keep\"\n")
         .story(|node| {
             let written = monitor_writes_to_others(node, Runtime::Bindguard)?;
@@ -322,13 +322,12 @@ macro_rules! on_every_runtime {
 
 on_every_runtime! {
     mounts_are_those_of_the_stock_runtime,
-    runc_1_6: Generation::V1_6, Oci::Runc(Generation::V1_6);
-    runc_1_7: Generation::V1_7, Oci::Runc(Generation::V1_7);
-    runc_2_1: Generation::V2_1, Oci::Runc(Generation::V2_1);
-    next_runc: Generation::V2_1, Oci::NextRunc;
-    crun_1_6: Generation::V1_6, Oci::Crun(Generation::V1_6);
-    crun_1_7: Generation::V1_7, Oci::Crun(Generation::V1_7);
-    crun_2_1: Generation::V2_1, Oci::Crun(Generation::V2_1);
+    runc_1_1: Generation::V1_7, Oci::Runc(Generation::V1_7);
+    runc_1_3: Generation::NEWEST, Oci::Runc(Generation::V2_1);
+    runc_1_4: Generation::NEWEST, Oci::Runc(Generation::V2_3);
+    runc_1_5: Generation::NEWEST, Oci::Runc(Generation::NEWEST);
+    crun_1_21: Generation::V1_7, Oci::Crun(Generation::V1_7);
+    crun: Generation::NEWEST, Oci::Crun(Generation::NEWEST);
 }
 
 /// The mounts of the host that a container shows are those that the runtime alone would make: crun

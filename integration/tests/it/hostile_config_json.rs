@@ -20,7 +20,7 @@ const MANY: usize = 100_000;
 
 #[test]
 fn memory_and_work_are_bounded() {
-    Setup::on(Generation::V2_1).story(story);
+    Setup::on(Generation::NEWEST).story(story);
 }
 
 fn story(node: &Node) -> Result<()> {

@@ -22,7 +22,7 @@ const ARCHITECTURES: [(&str, u16); 2] = [("amd64", 62), ("arm64", 183)];
 #[test]
 #[ignore = "builds the programs twice, half an hour: make image-check"]
 fn for_both_architectures() {
-    Setup::on(Generation::V2_1).story(|node| {
+    Setup::on(Generation::NEWEST).story(|node| {
         let docker = Docker::start_with(node, Storage::Overlay)?;
         let root = repository().join("target/arm64/root");
         run(

@@ -38,7 +38,7 @@ mod with_a_file_as_containerd_writes_it {
 
     #[test]
     fn story() {
-        Setup::on(Generation::V2_1).cri().bare().story(|node| {
+        Setup::on(Generation::NEWEST).cri().bare().story(|node| {
             let file = node.containerd_config();
             let mut migrate = node.command(node.containerd())?;
             migrate

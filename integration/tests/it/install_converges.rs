@@ -49,14 +49,14 @@ fn story(generation: Generation) {
         converges(
             node,
             &file,
-            if generation == Generation::V2_1 {
+            if generation >= Generation::V2_1 {
                 V3
             } else {
                 V2
             },
             &file,
         )?;
-        if generation == Generation::V2_1 {
+        if generation >= Generation::V2_1 {
             let drop_in = node.disk().join("conf.d/zz-bindguard.toml");
             fs::create_dir_all(node.disk().join("conf.d"))?;
             let main = format!("imports = [\"conf.d/*.toml\"]\n{V3}");
@@ -122,7 +122,7 @@ fn converges(node: &Node, main: &Path, text: &str, edited: &Path) -> Result<()> 
 /// The readiness probe of the installer's pod is a dry run, twice a minute.
 #[test]
 fn a_dry_run_writes_nothing_and_runs_no_containerd() {
-    Setup::on(Generation::V2_1).bare().story(|node| {
+    Setup::on(Generation::NEWEST).bare().story(|node| {
         let folder = node.disk().join("etc");
         fs::create_dir(&folder)?;
         let main = folder.join("config.toml");

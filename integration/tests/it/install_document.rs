@@ -32,7 +32,7 @@ fn as_it_says() {
     if let Some(why) = engines::missing() {
         return privilege::skipped(&why);
     }
-    Setup::on(Generation::V2_1).bare().cri().story(|node| {
+    Setup::on(Generation::NEWEST).bare().cri().story(|node| {
         symlink(
             node.disk().join("dist").join(CLI),
             node.programs().join(CLI),

@@ -84,7 +84,7 @@ fn story(generation: Generation) {
             &["--default"],
             &["default_runtime_name", "runtimes.runc"],
         )?;
-        if generation == Generation::V2_1 {
+        if generation >= Generation::V2_1 {
             let newest = node.newest_config_version()?;
             for version in ["version = 3", &newest] {
                 accepted(
@@ -101,7 +101,7 @@ fn story(generation: Generation) {
             &[],
             &["runtimes.bindguard", "runtimes.runc"],
         )?;
-        if generation == Generation::V2_1 {
+        if generation >= Generation::V2_1 {
             let file = file(node, SNAPSHOTTER_ONLY)?;
             let snapshotter = |node| -> Result<Vec<String>> {
                 let dump = dump(node, &file)?;

@@ -14,8 +14,8 @@ const UNIT: &str = "/etc/systemd/system/bindguard-agent.service";
 const ENABLED: &str = "/etc/systemd/system/multi-user.target.wants/bindguard-agent.service";
 
 #[test]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1).cri().bare().story(|node| {
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST).cri().bare().story(|node| {
         let there = |path: &str| Path::new(path).symlink_metadata().is_ok();
         ensure!(!there(UNIT), "this machine has the agent");
         let said = node
@@ -84,7 +84,7 @@ fn upgraded_without_the_option(node: &Node) -> Result<()> {
 /// The unit is there, and the agent does not run: a later call reports its start again.
 #[test]
 fn started_after_a_failure() {
-    Setup::on(Generation::V2_1).cri().bare().story(|node| {
+    Setup::on(Generation::NEWEST).cri().bare().story(|node| {
         let systemctl = node.programs().join("systemctl");
         let works = fs::read_to_string(&systemctl)?;
         write_program(&systemctl, "#!/bin/sh\nexit 3\n")?;

@@ -24,7 +24,7 @@ fn bindguard(node: &Node, words: &[&str]) -> Result<Finished> {
 
 #[test]
 fn one_bad_entry_of_the_record() {
-    Setup::on(Generation::V2_1).cri().bare().story(|node| {
+    Setup::on(Generation::NEWEST).cri().bare().story(|node| {
         fs::create_dir_all("/etc/docker")?;
         let docker = "{\n  \"debug\": true\n}\n";
         fs::write("/etc/docker/daemon.json", docker)?;
@@ -79,7 +79,7 @@ fn one_bad_entry_of_the_record() {
 /// A runtime's file that an editor broke keeps neither the others nor `status`.
 #[test]
 fn a_runtimes_file_that_does_not_parse() {
-    Setup::on(Generation::V2_1).cri().bare().story(|node| {
+    Setup::on(Generation::NEWEST).cri().bare().story(|node| {
         let before = fs::read(node.containerd_config())?;
         bindguard(node, &["install", "docker", "containerd"])?.success()?;
         fs::write("/etc/docker/daemon.json", "{ \"runtimes\": ")?;
@@ -106,7 +106,7 @@ fn a_runtimes_file_that_does_not_parse() {
 
 #[test]
 fn fifos_and_devices() {
-    Setup::on(Generation::V2_1).cri().bare().story(|node| {
+    Setup::on(Generation::NEWEST).cri().bare().story(|node| {
         let fifo = node.disk().join("fifo");
         mkfifo(&fifo, Mode::S_IRWXU)?;
         let refused = |words: &[&str], said: &str| {

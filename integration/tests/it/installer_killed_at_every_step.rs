@@ -24,7 +24,7 @@ const CHANGES: &str = "rename,renameat,renameat2,unlink,unlinkat,symlink,symlink
 
 #[test]
 fn install() {
-    story(Generation::V2_1, |node, before| {
+    story(Generation::NEWEST, |node, before| {
         at_every_step(node, &["install", "--default"], || {
             pod_starts(node)?;
             node.restart_containerd(Signal::SIGTERM)?;
@@ -39,7 +39,7 @@ fn install() {
 /// The file keeps its time, too: a tool that watches the file sees no change.
 #[test]
 fn install_and_then_again() {
-    story(Generation::V2_1, |node, before| {
+    story(Generation::NEWEST, |node, before| {
         at_every_step(node, &["install", "--default"], || {
             node.bindguard(["install", "--default"])?.success()?;
             node.restart_containerd(Signal::SIGTERM)?;
@@ -78,7 +78,7 @@ fn uninstall_from_the_files() {
 
 #[test]
 fn uninstall_of_the_programs() {
-    story(Generation::V1_6, |node, before| {
+    story(Generation::V1_7, |node, before| {
         let prepare = || {
             node.bindguard(["install"])?.success()?;
             node.bindguard(["uninstall"])?;
@@ -97,7 +97,7 @@ fn uninstall_of_the_programs() {
 /// replacement the record already names the new content.
 #[test]
 fn upgrade() {
-    story(Generation::V2_1, |node, before| {
+    story(Generation::NEWEST, |node, before| {
         let second = node.disk().join("second");
         fs::create_dir(&second)?;
         // The installer runs the programs: a program that any process has open for writing cannot be
@@ -138,7 +138,7 @@ fn upgrade() {
 /// A file of a killed installer is removed before the folders that an install made.
 #[test]
 fn files_beside_every_changed_file() {
-    Setup::on(Generation::V2_1).bare().story(|node| {
+    Setup::on(Generation::NEWEST).bare().story(|node| {
         node.bindguard(["install", "docker"])?.success()?;
         let version = Path::new("/usr/local/lib/bindguard")
             .join(fs::read_link("/usr/local/lib/bindguard/current")?);

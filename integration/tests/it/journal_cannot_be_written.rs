@@ -14,7 +14,7 @@ const DIRECTORY: &str = "/run/bindguard";
 
 #[test]
 fn read_only_or_full() {
-    Setup::on(Generation::V2_1).story(story);
+    Setup::on(Generation::NEWEST).story(story);
 }
 
 fn story(node: &Node) -> Result<()> {

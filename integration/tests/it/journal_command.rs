@@ -28,7 +28,7 @@ fn journal() {
 /// The stock shim writes no line, so only the agent's lines have the names of the pod.
 #[test]
 fn the_agents_rebinds_have_the_names_of_their_pod() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let (cri, pod) = (node.cri()?, node.kubelet().pod("uid-web")?);
         let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
         let mounts = [mount(

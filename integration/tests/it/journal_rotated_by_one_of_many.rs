@@ -10,7 +10,7 @@ use bindguard_integration::{Generation, Setup};
 
 #[test]
 fn a_guard_that_comes_late_to_a_full_journal_leaves_the_new_one_alone() {
-    Setup::on(Generation::V2_1).fault_points().story(|node| {
+    Setup::on(Generation::NEWEST).fault_points().story(|node| {
         let bundle = Bundle::create(node, "full", b"{}")?;
         let full = fill()? + 2;
         // it has written to the full file, and not yet checked its size
@@ -34,7 +34,7 @@ fn a_guard_that_comes_late_to_a_full_journal_leaves_the_new_one_alone() {
 
 #[test]
 fn a_journal_that_one_guard_is_moving_away_is_not_moved_by_another() {
-    Setup::on(Generation::V2_1).fault_points().story(|node| {
+    Setup::on(Generation::NEWEST).fault_points().story(|node| {
         let bundle = Bundle::create(node, "full", b"{}")?;
         let full = fill()? + 3;
         let first = StoppedGuard::at("rotating", "", bundle.admit(node)?)?;

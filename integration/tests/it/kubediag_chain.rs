@@ -30,7 +30,7 @@ on_newest_and_older!(story);
 /// kubediag's agent calls the loopback address of the node.
 #[test]
 fn a_pod_serves_on_the_nodes_address() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let address = free_address()?;
         let config = format!("agent.kubediag = {{ enabled = true, listen = '{address}' }}\n");
         let _agent = Agent::start_as(node, &config, Form::Pod)?;

@@ -34,7 +34,7 @@ umount "$subpath"
 
 #[test]
 fn story() {
-    Setup::on(Generation::V2_1).story(|node| {
+    Setup::on(Generation::NEWEST).story(|node| {
         let root = node.kubelet().root();
         let pod = root.join("pods/uid-1");
         let subpath = pod.join("volume-subpaths/conf/app/0");

@@ -6,7 +6,7 @@ use bindguard_integration::scenes::{Shape, UpdateThenRestart};
 use bindguard_integration::{Generation, KubeletRoot, Runtime, Setup, VolumeKind};
 
 fn story(root: KubeletRoot) {
-    Setup::on(Generation::V2_1)
+    Setup::on(Generation::NEWEST)
         .kubelet_root(root)
         .story(|node| {
             for kind in [VolumeKind::ConfigMap, VolumeKind::Secret] {

@@ -10,7 +10,7 @@ use bindguard_integration::stale::StaleBundle;
 use bindguard_integration::{Bind, Generation, KubeletRoot, Node, Runtime, Setup, VolumeKind};
 
 fn story(root: KubeletRoot) {
-    Setup::on(Generation::V2_1)
+    Setup::on(Generation::NEWEST)
         .kubelet_root(root)
         .story(|node| {
             let (kind, runtime) = (VolumeKind::ConfigMap, Runtime::Bindguard);

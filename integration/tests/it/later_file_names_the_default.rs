@@ -222,7 +222,7 @@ struct Scene<'n> {
 }
 
 fn on_containerd(story: impl FnOnce(&Scene<'_>) -> Result<()>) {
-    Setup::on(Generation::V2_1).bare().story(|node| {
+    Setup::on(Generation::NEWEST).bare().story(|node| {
         let folder = node.disk().join("conf.d");
         fs::create_dir(&folder)?;
         let file = node.disk().join("config.toml");

@@ -32,7 +32,7 @@ fn are_removed_when_the_api_server_lacks_the_pod() {
 /// The pods are listed by port 10250, with the kubelet's self-signed certificate.
 #[test]
 fn are_removed_when_the_kubelet_lacks_the_pod() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let server = Server::start(node, KubeApi::start_with_tls()?)?;
         server.write_kubeconfig_with_token()?;
         server.has_pods(&["starting"]);

@@ -32,9 +32,9 @@ fn with_crun(generation: Generation) {
 }
 
 #[test]
-fn next_runc() {
-    Setup::on(Generation::V2_1)
-        .oci(Oci::NextRunc)
+fn runc_1_4() {
+    Setup::on(Generation::NEWEST)
+        .oci(Oci::Runc(Generation::V2_3))
         .cri()
         .story(refresh_story);
 }
@@ -62,7 +62,7 @@ fn refresh_story(node: &Node) -> Result<()> {
 /// The runtime does not change the agent's work, so a single runtime is enough here.
 #[test]
 fn many_updates() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let agent = Agent::start(node, "")?;
         three_readers_never_see_anything_bad(node, &agent, 1500)
     });

@@ -42,7 +42,7 @@ on_newest_and_older!(story);
 
 #[test]
 fn program_that_reads_nothing_gets_sigterm() {
-    Setup::on(Generation::V2_1).story(|node| {
+    Setup::on(Generation::NEWEST).story(|node| {
         let text = "#!/bin/sh\ntrap ': > $0.terminated; exit' TERM\nexec 5>&-\nwhile :; do sleep 0.1; done\n";
         let logger = program(node.disk(), "endless", text)?;
         logs(node, Runtime::Bindguard, "endless", &format!("binary://{}", logger.display()), "exit 0")?;
@@ -55,7 +55,7 @@ fn program_that_reads_nothing_gets_sigterm() {
 
 #[test]
 fn program_that_ignores_sigterm_is_killed() {
-    Setup::on(Generation::V2_1).story(|node| {
+    Setup::on(Generation::NEWEST).story(|node| {
         let text = "#!/bin/sh\ntrap '' TERM\nexec 5>&-\nexec sleep 1000000\n";
         let logger = program(node.disk(), "stubborn", text)?;
         logs(

@@ -56,8 +56,8 @@ mod older {
 }
 
 #[test]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1).nri().story(story);
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST).nri().story(story);
 }
 
 fn story(node: &Node) -> Result<()> {

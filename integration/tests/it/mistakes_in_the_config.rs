@@ -88,7 +88,7 @@ fn a_reporting_node_goes_on_reporting() {
 /// included. Nothing is repaired: the broken file may say `report`.
 #[test]
 fn a_broken_file_repairs_nothing() {
-    Setup::on(Generation::V2_1).cri().bare().story(|node| {
+    Setup::on(Generation::NEWEST).cri().bare().story(|node| {
         fs::create_dir_all("/etc/bindguard")?;
         fs::write(CONFIG, "[checks]\ndead-sources = \"off\"\n[runtime]\npath = \"/etc/bindguard/runtime\"\n")?;
         write_runtime(Path::new("/etc/bindguard/runtime"), "the configured runtime")?;

@@ -44,8 +44,8 @@ macro_rules! on_generations_with_nri {
                     .story($story);
             }
             #[test]
-            fn containerd_2_1() {
-                Setup::on(Generation::V2_1)
+            fn newest_containerd() {
+                Setup::on(Generation::NEWEST)
                     .nri()
                     .host_root($host_root)
                     .story($story);

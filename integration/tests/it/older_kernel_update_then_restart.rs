@@ -12,7 +12,7 @@ use bindguard_integration::{Bind, Generation, Node, PollingReader, Runtime, Setu
 
 #[test]
 fn shared_parent() {
-    Setup::on(Generation::V1_6)
+    Setup::on(Generation::V1_7)
         .fault("no-beneath")
         .story(|node| {
             for kind in [VolumeKind::ConfigMap, VolumeKind::Secret] {
@@ -31,7 +31,7 @@ fn shared_parent() {
 
 #[test]
 fn private_parent() {
-    Setup::on(Generation::V1_6)
+    Setup::on(Generation::V1_7)
         .host_root(HostRoot::Private)
         .fault("no-beneath")
         .story(|node| {

@@ -24,8 +24,8 @@ use protobuf::well_known_types::any::Any;
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1).story(|node| {
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST).story(|node| {
         let before = Leftovers::of(node)?;
         others_go_on(node)?;
         before.are_all(node)

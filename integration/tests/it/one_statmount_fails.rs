@@ -28,7 +28,7 @@ const ERRORS: [(&str, i32); 6] = [
 
 #[test]
 fn a_stale_source_is_repaired_and_a_current_one_stays() {
-    Setup::on(Generation::V2_1).story(story);
+    Setup::on(Generation::NEWEST).story(story);
 }
 
 fn story(node: &Node) -> Result<()> {

@@ -19,15 +19,15 @@ use k8s_cri::v1::MountPropagation::PropagationPrivate;
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 
 #[test]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1).cri().story(story);
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST).cri().story(story);
 }
 
 /// A CSI driver that was restarted has mounted its volume anew: the running container keeps the old
 /// mount until it is refreshed. A restart of the container then finds nothing to do.
 #[test]
 fn a_volume_that_was_mounted_anew() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let (cri, pod) = (node.cri()?, node.kubelet().pod("uid-1")?);
         let volume = pod.volume(VolumeKind::EmptyDirMemory, "data", &[("file", "one")])?;
         let mounts = [mount(volume.path(), "/data", PropagationPrivate)];

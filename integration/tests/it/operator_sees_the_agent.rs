@@ -18,8 +18,8 @@ use serde_json::Value;
 const SOCKET: &str = "/run/bindguard-agent.sock";
 
 #[test]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         ensure!(agent_of(node)?["state"] == "absent", "{}", agent_of(node)?);
         ensure!(
             point(node)?

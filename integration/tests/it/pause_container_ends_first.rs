@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 
 #[test]
 fn its_shim_ends_with_the_pod() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let cri = node.cri()?;
         let sandbox = cri.run_pod("bindguard", "web", "uid-web")?;
         let container = cri.start_container(&sandbox, "app", &["sleep", "1000000"], &[])?;

@@ -13,8 +13,8 @@ use containerd_shim_protos::shim::oci::Options;
 use protobuf::well_known_types::any::Any;
 
 #[test]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1)
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST)
         .obedient_runtime()
         .story(|node| {
             let before = Leftovers::of(node)?;

@@ -22,7 +22,7 @@ const COMMANDS: [&str; 3] = [
 #[test]
 #[ignore = "draws the pictures of the README: make pictures"]
 fn commands() {
-    Setup::on(Generation::V2_1).cri().story(story);
+    Setup::on(Generation::NEWEST).cri().story(story);
 }
 
 fn story(node: &Node) -> Result<()> {

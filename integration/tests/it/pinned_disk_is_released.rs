@@ -37,7 +37,7 @@ fn by_hand() {
     if !can_run() {
         return;
     }
-    Setup::on(Generation::V2_1).cri().story(|node| {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let kept = Kept::made(node, "hand")?;
         let running = Running::start(node, "hand", &[])?;
         kept.is_given_up_by_the_host()?;
@@ -76,7 +76,7 @@ fn by_the_agent() {
     if !can_run() {
         return;
     }
-    Setup::on(Generation::V2_1).cri().story(|node| {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let kept = Kept::made(node, "agent")?;
         let opted_in = [("bindguard.io/refresh-binds", "volumes,host-root")];
         let running = Running::start(node, "agent", &opted_in)?;
@@ -97,7 +97,7 @@ fn by_the_agent_after_a_restart_of_the_container() {
     if !can_run() {
         return;
     }
-    Setup::on(Generation::V2_1).cri().story(|node| {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let agent = Agent::start(node, "")?;
         let opted_in = [("bindguard.io/refresh-binds", "host-root")];
         let mut running = Running::start(node, "again", &opted_in)?;
@@ -120,7 +120,7 @@ fn unless_policy_only_reports() {
     if !can_run() {
         return;
     }
-    let only_reports = Setup::on(Generation::V2_1).policy("[checks]\nhost-root = \"report\"\n");
+    let only_reports = Setup::on(Generation::NEWEST).policy("[checks]\nhost-root = \"report\"\n");
     only_reports.cri().story(|node| {
         let kept = Kept::made(node, "report")?;
         let running = Running::start(node, "report", &[])?;
@@ -143,7 +143,7 @@ fn one_by_one_without_a_refresh() {
     if !can_run() {
         return;
     }
-    let only_reports = Setup::on(Generation::V2_1).policy("[checks]\nhost-root = \"report\"\n");
+    let only_reports = Setup::on(Generation::NEWEST).policy("[checks]\nhost-root = \"report\"\n");
     only_reports.cri().story(|node| {
         let kept = Kept::made(node, "release")?;
         let stock = Running::start_with(node, "runc", "stock", &[])?;
@@ -229,7 +229,7 @@ fn by_no_command_in_another_mount_namespace() {
     if !can_run() {
         return;
     }
-    let only_reports = Setup::on(Generation::V2_1).policy("[checks]\nhost-root = \"report\"\n");
+    let only_reports = Setup::on(Generation::NEWEST).policy("[checks]\nhost-root = \"report\"\n");
     only_reports.cri().story(|node| {
         let kept = Kept::made(node, "elsewhere")?;
         let guarded = Running::start_with(node, "bindguard", "elsewhere", &[])?;
@@ -258,7 +258,7 @@ fn by_no_command_in_another_mount_namespace() {
 /// A container that ended has no mounts; a container whose spec cannot be read may have copies.
 #[test]
 fn unless_a_spec_cannot_be_read() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let ctr = node.ctr();
         let ended = ctr.container("ended").runtime(Runtime::Stock);
         let ended = ended.mount(Bind::new("/", "/host")).runs(&["true"]);

@@ -192,7 +192,7 @@ fn story(story: impl FnOnce(&Node) -> Result<()>) {
     if let Some(why) = missing() {
         return privilege::skipped(&why);
     }
-    Setup::on(Generation::V1_6).bare().story(|node| {
+    Setup::on(Generation::V1_7).bare().story(|node| {
         let crun = bindguard_integration::programs::Matrix::locate()?.program(CRUN, "crun");
         symlink(crun, node.programs().join("crun")).context("put crun beside runc")?;
         story(node)

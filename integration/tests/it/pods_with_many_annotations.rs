@@ -16,8 +16,8 @@ const PODS: usize = 7;
 const KEYS: usize = 50_000;
 
 #[test]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let cri = node.cri()?;
         let keys: Vec<String> = (0..KEYS).map(|key| format!("{key:05}")).collect();
         let annotations: Vec<(&str, &str)> = keys.iter().map(|key| (key.as_str(), "")).collect();

@@ -38,7 +38,7 @@ fn killed() {
 #[test]
 fn hung() {
     let short = POLICY.replace("20000", "400");
-    Setup::on(Generation::V2_1)
+    Setup::on(Generation::NEWEST)
         .fault("stop:start")
         .policy(&short)
         .story(|node| {
@@ -60,7 +60,7 @@ fn panicked() {
 
 #[test]
 fn not_installed() {
-    Setup::on(Generation::V2_1).policy(POLICY).story(|node| {
+    Setup::on(Generation::NEWEST).policy(POLICY).story(|node| {
         let guard = node.programs().join(GUARD);
         fs::remove_file(&guard).with_context(|| format!("remove {}", guard.display()))?;
         refused(node, Runtime::Bindguard, "is not installed")?;
@@ -71,7 +71,7 @@ fn not_installed() {
 /// The hook of Podman and CRI-O gets a spec that runtimes read differently.
 #[test]
 fn hook_without_a_look() {
-    Setup::on(Generation::V2_1).policy(POLICY).story(|node| {
+    Setup::on(Generation::NEWEST).policy(POLICY).story(|node| {
         // Runtimes in Go read this key, others do not.
         let spec = r#"{"Mounts":[]}"#;
         let hook = |policy: Option<&str>| -> Result<Finished> {
@@ -89,7 +89,7 @@ fn hook_without_a_look() {
 }
 
 fn refused_after(fault: &str, runtimes: &[Runtime], why: &str) {
-    Setup::on(Generation::V2_1)
+    Setup::on(Generation::NEWEST)
         .fault(fault)
         .policy(POLICY)
         .story(|node| {
@@ -243,12 +243,11 @@ macro_rules! on_runtimes {
 }
 
 on_runtimes! {
-    runc_1_6: Generation::V1_6, Oci::Runc(Generation::V1_6);
-    runc_2_1: Generation::V2_1, Oci::Runc(Generation::V2_1);
-    next_runc: Generation::V2_1, Oci::NextRunc;
-    crun_1_6: Generation::V1_6, Oci::Crun(Generation::V1_6);
-    crun_1_7: Generation::V1_7, Oci::Crun(Generation::V1_7);
-    crun_2_1: Generation::V2_1, Oci::Crun(Generation::V2_1);
+    runc_1_3: Generation::NEWEST, Oci::Runc(Generation::V2_1);
+    runc_1_4: Generation::NEWEST, Oci::Runc(Generation::V2_3);
+    runc_1_5: Generation::NEWEST, Oci::Runc(Generation::NEWEST);
+    crun_1_21: Generation::V1_7, Oci::Crun(Generation::V1_7);
+    crun: Generation::NEWEST, Oci::Crun(Generation::NEWEST);
 }
 
 fn no_create_is_unseen(node: &Node) -> Result<()> {

@@ -39,7 +39,7 @@ fn the_rules_are_valid_and_their_tests_pass() -> Result<()> {
 #[test]
 fn the_figures_follow_the_conventions() {
     let Some(promtool) = promtool() else { return };
-    Setup::on(Generation::V2_1).story(|node| {
+    Setup::on(Generation::NEWEST).story(|node| {
         let agent = Agent::start(node, "")?;
         let answer = agent.get("/metrics");
         let Some((_, figures)) = answer.split_once("\r\n\r\n") else {
@@ -62,7 +62,7 @@ fn the_figures_follow_the_conventions() {
 /// is. HEAD has the head of the answer alone.
 #[test]
 fn the_answer_is_of_the_kind_that_the_client_takes() {
-    Setup::on(Generation::V2_1).story(|node| {
+    Setup::on(Generation::NEWEST).story(|node| {
         let agent = Agent::start(node, "")?;
         let kind = |answer: &str| {
             let mut lines = answer.lines();

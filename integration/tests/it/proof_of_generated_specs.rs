@@ -583,9 +583,9 @@ fn run_cases(is_lie: bool, count: u32) {
     } else {
         seed
     };
-    Setup::on(Generation::V2_1).story(|node| {
+    Setup::on(Generation::NEWEST).story(|node| {
         let matrix = Matrix::locate()?;
-        let newest = Generation::V2_1;
+        let newest = Generation::NEWEST;
         let programs = [matrix.oci(Oci::Runc(newest)), matrix.oci(Oci::Crun(newest))];
         let mut bytes = [0; 32];
         bytes[..8].copy_from_slice(&seed.to_le_bytes());

@@ -17,7 +17,7 @@ const CONTENT: &str = "what the claim holds";
 
 #[test]
 fn story() {
-    Setup::on(Generation::V2_1).story(|node| {
+    Setup::on(Generation::NEWEST).story(|node| {
         let Some(device) = LoopDevice::of(&node.disk().join("disk.img"))? else {
             return Ok(());
         };

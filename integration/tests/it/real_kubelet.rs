@@ -29,14 +29,6 @@ const BY_PATH: &str = "bindguard-path";
 
 #[test]
 #[ignore = "builds a kubelet, ten minutes: make kubelet"]
-fn containerd_1_6() {
-    Setup::on(Generation::V1_6)
-        .cri()
-        .story(every_volume_is_current_after_a_restart);
-}
-
-#[test]
-#[ignore = "builds a kubelet, ten minutes: make kubelet"]
 fn containerd_1_7() {
     Setup::on(Generation::V1_7)
         .cri()
@@ -45,16 +37,16 @@ fn containerd_1_7() {
 
 #[test]
 #[ignore = "builds a newer kubelet: make kubelet KUBERNETES=DIR"]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1)
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST)
         .cri()
         .story(every_volume_is_current_after_a_restart);
 }
 
 #[test]
 #[ignore = "builds a newer kubelet: make kubelet KUBERNETES=DIR"]
-fn a_race_that_the_kubelet_has_on_containerd_2_1() {
-    Setup::on(Generation::V2_1)
+fn a_race_that_the_kubelet_has_on_the_newest_containerd() {
+    Setup::on(Generation::NEWEST)
         .cri()
         .story(no_pod_is_lost_to_the_race);
 }
@@ -78,9 +70,9 @@ fn live_refresh() {
 
 #[test]
 #[ignore = "builds a newer kubelet: make kubelet KUBERNETES=DIR"]
-fn live_refresh_on_containerd_2_1() {
+fn live_refresh_on_the_newest_containerd() {
     let network = Network::enter().expect("a network namespace");
-    Setup::on(Generation::V2_1).cri().story(|node| {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let cluster = Cluster::start_whole(node, &network)?;
         // containerd queries the features of a runtime of this type alone. Without them the kubelet
         // starts no pod with a user namespace.

@@ -22,8 +22,8 @@ fn a_driver_that_restarts() {
 
 #[test]
 #[ignore = "builds a newer kubelet: make kubelet KUBERNETES=DIR"]
-fn a_driver_that_restarts_on_containerd_2_1() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
+fn a_driver_that_restarts_on_the_newest_containerd() {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let cluster = Cluster::start(node, RealKubelet::AsReleased, 5)?;
         running_containers_read_the_new_volume(node, &cluster)
     });

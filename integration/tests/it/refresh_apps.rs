@@ -93,7 +93,7 @@ fn content(text: &str) -> String {
 #[test]
 #[ignore = "needs a root filesystem with the programs: make refresh-apps"]
 fn programs_notice_as_documented() {
-    Setup::on(Generation::V2_1).cri().story(story);
+    Setup::on(Generation::NEWEST).cri().story(story);
 }
 
 fn story(node: &Node) -> Result<()> {

@@ -26,8 +26,8 @@ const BURSTS: u32 = 5;
 const BUDGET: Duration = Duration::from_secs(10);
 
 #[test]
-fn all_files_of_ten_pods_on_containerd_2_1() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
+fn all_files_of_ten_pods_on_the_newest_containerd() {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let cri = node.cri()?;
         let started = start(node, &cri, 10)?;
         let _agent = Agent::start(node, "")?;
@@ -40,8 +40,8 @@ fn all_files_of_ten_pods_on_containerd_2_1() {
 
 #[test]
 #[ignore = "measures the programs of a release: make bench"]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1).cri().story(measure);
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST).cri().story(measure);
 }
 
 fn start(node: &Node, cri: &Cri, pods: u32) -> Result<Vec<RunningPod>> {

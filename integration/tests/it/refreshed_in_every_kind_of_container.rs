@@ -66,7 +66,7 @@ const IDMAPPED: Kind = Kind {
 
 fn with_runc(generation: Generation) {
     // runc 1.2, which came with containerd 2.0, is the first runc with idmapped mounts.
-    let idmaps = generation == Generation::V2_1;
+    let idmaps = generation >= Generation::V2_1;
     Setup::on(generation).story(|node| story(node, idmaps));
 }
 
@@ -77,9 +77,9 @@ fn with_crun(generation: Generation) {
 }
 
 #[test]
-fn next_runc() {
-    Setup::on(Generation::V2_1)
-        .oci(Oci::NextRunc)
+fn runc_1_4() {
+    Setup::on(Generation::NEWEST)
+        .oci(Oci::Runc(Generation::V2_3))
         .story(|node| story(node, true));
 }
 

@@ -13,8 +13,8 @@ const ID: &str = "app-of-web";
 const FILE: &str = "/etc/app.conf";
 
 #[test]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1).story_with_criu(|node| {
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST).story_with_criu(|node| {
         [Runtime::Stock, Runtime::Bindguard]
             .into_iter()
             .try_for_each(|runtime| story(node, runtime))

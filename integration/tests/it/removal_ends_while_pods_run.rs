@@ -83,7 +83,7 @@ on_newest_and_older!(story);
 /// An install takes a removal back that pods have held up.
 #[test]
 fn installed_again_before_its_end() {
-    Setup::on(Generation::V2_1).cri().bare().story(|node| {
+    Setup::on(Generation::NEWEST).cri().bare().story(|node| {
         node.bindguard(["install", "--default"])?.success()?;
         node.restart_containerd(Signal::SIGTERM)?;
         let pod = Pod::run(node, "bindguard", "by-class")?;
@@ -106,7 +106,7 @@ fn installed_again_before_its_end() {
 /// A timer finishes only an operator's own uninstall.
 #[test]
 fn of_one_runtime_is_finished_alone() {
-    Setup::on(Generation::V2_1).cri().bare().story(|node| {
+    Setup::on(Generation::NEWEST).cri().bare().story(|node| {
         node.bindguard(["install", "containerd", "docker"])?
             .success()?;
         node.restart_containerd(Signal::SIGTERM)?;

@@ -150,7 +150,7 @@ mod installed_beside_a_default_that_is_gone {
 /// to keep bindguard.
 #[test]
 fn a_file_that_containerd_cannot_read() {
-    on(Generation::V2_1, |scene| {
+    on(Generation::NEWEST, |scene| {
         scene.write("runc", &[scene.runc()])?;
         scene.bindguard(&["install", "--default"])?.success()?;
         let broken = scene
@@ -335,7 +335,7 @@ mod a_record_that_was_made_anew {
 /// removal deletes. bindguard's own drop-in has nothing to restore.
 #[test]
 fn the_table_was_in_a_drop_in() {
-    on(Generation::V2_1, |scene| {
+    on(Generation::NEWEST, |scene| {
         let folder = scene.node.disk().join("conf.d");
         fs::create_dir(&folder)?;
         let drop_in = folder.join("10-nvidia.toml");
@@ -361,7 +361,7 @@ fn the_table_was_in_a_drop_in() {
 /// The default itself was in the toolkit's drop-in: with the file goes the default. A control.
 #[test]
 fn the_default_was_in_a_drop_in() {
-    on(Generation::V2_1, |scene| {
+    on(Generation::NEWEST, |scene| {
         let folder = scene.node.disk().join("conf.d");
         fs::create_dir(&folder)?;
         let drop_in = folder.join("10-nvidia.toml");
@@ -392,7 +392,7 @@ fn a_removal_that_is_killed() {
     if !privilege::has_program("strace") {
         return privilege::skipped("no strace");
     }
-    on(Generation::V2_1, |scene| {
+    on(Generation::NEWEST, |scene| {
         let changes = "rename,renameat,renameat2,unlink,unlinkat,rmdir";
         for step in 1.. {
             scene.write("nvidia", &[scene.runc(), scene.nvidia()])?;
@@ -478,7 +478,7 @@ mod pods_start_after_the_removal {
 /// Each create fails: the commands that a person runs first must name the program.
 #[test]
 fn doctor_and_status_name_the_missing_program() {
-    with_cri(Generation::V2_1, |node, program| {
+    with_cri(Generation::NEWEST, |node, program| {
         fs::remove_file(program)?;
         ensure!(
             node.cri()?.run_pod("", "none", "none").is_err(),
@@ -621,7 +621,7 @@ fn crio() {
 fn with_engines(story: impl FnOnce(&Node) -> Result<()>) {
     match missing() {
         Some(why) => privilege::skipped(&why),
-        None => Setup::on(Generation::V1_6).bare().story(|node| {
+        None => Setup::on(Generation::V1_7).bare().story(|node| {
             let matrix = bindguard_integration::programs::Matrix::locate()?;
             let crun = matrix.program(Generation::V1_7, "crun");
             symlink(crun, node.programs().join("crun")).context("put crun beside runc")?;
@@ -682,7 +682,7 @@ struct Scene<'n> {
 
 fn on(generation: Generation, story: impl FnOnce(&Scene<'_>) -> Result<()>) {
     Setup::on(generation).bare().story(|node| {
-        let (version, section) = if generation == Generation::V2_1 {
+        let (version, section) = if generation >= Generation::V2_1 {
             (3, "plugins.\"io.containerd.cri.v1.runtime\".containerd")
         } else {
             (2, "plugins.\"io.containerd.grpc.v1.cri\".containerd")

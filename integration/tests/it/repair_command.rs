@@ -9,7 +9,7 @@ use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, VolumeKind};
 
 #[test]
 fn stock_shim_starts_it_again() {
-    Setup::on(Generation::V1_6).story(story);
+    Setup::on(Generation::V1_7).story(story);
 }
 
 fn story(node: &Node) -> Result<()> {

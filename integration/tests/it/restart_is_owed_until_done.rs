@@ -12,7 +12,7 @@ use nix::sys::signal::Signal;
 
 #[test]
 fn story() {
-    Setup::on(Generation::V2_1).cri().bare().story(|node| {
+    Setup::on(Generation::NEWEST).cri().bare().story(|node| {
         let systemctl = node.programs().join("systemctl");
         let works = fs::read_to_string(&systemctl)?;
         write_program(

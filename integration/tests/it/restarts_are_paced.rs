@@ -19,7 +19,7 @@ const FAILED: &str = "bindguard.io/restart-failed";
 
 #[test]
 fn story() {
-    Setup::on(Generation::V2_1).cri().bare().story(|node| {
+    Setup::on(Generation::NEWEST).cri().bare().story(|node| {
         let fleet = Fleet::new(node)?;
         SLOTS
             .iter()

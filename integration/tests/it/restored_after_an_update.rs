@@ -15,12 +15,12 @@ use serde_json::json;
 
 #[test]
 fn by_the_runtime_wrapper() {
-    Setup::on(Generation::V2_1).story_with_criu(wrapper);
+    Setup::on(Generation::NEWEST).story_with_criu(wrapper);
 }
 
 #[test]
 fn by_containerd() {
-    Setup::on(Generation::V2_1).story_with_criu(|node| {
+    Setup::on(Generation::NEWEST).story_with_criu(|node| {
         [Runtime::Stock, Runtime::Bindguard]
             .into_iter()
             .try_for_each(|runtime| containerd(node, runtime))

@@ -127,7 +127,7 @@ fn cures(node: &Node, report: &Value) -> Result<()> {
 /// opted in expects the cure.
 #[test]
 fn a_private_bind_of_the_hosts_root() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let cri = node.cri()?;
         let opted_in = [("bindguard.io/refresh-binds", "host-root")];
         for (name, annotations, code) in [("out", &[][..], 0), ("in", &opted_in[..], 1)] {
@@ -157,7 +157,7 @@ fn the_new_mount_is_silent() {
     if let Some(why) = FuseDaemon::missing() {
         return skipped(why);
     }
-    Setup::on(Generation::V2_1).cri().story(|node| {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let (folder, place) = (node.disk().join("bucket"), node.disk().join("served"));
         [&folder, &place].into_iter().try_for_each(fs::create_dir)?;
         fs::write(folder.join("file"), "two")?;

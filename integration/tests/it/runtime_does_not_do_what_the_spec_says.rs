@@ -66,7 +66,7 @@ on_newest_and_older!(reported);
 
 #[test]
 fn refused() {
-    Setup::on(Generation::V2_1)
+    Setup::on(Generation::NEWEST)
         .faulty_runtime()
         .policy("[guard]\ndeadline-ms = 20000\n[checks]\nproof = \"refuse\"\n")
         .story(|node| {
@@ -95,39 +95,43 @@ fn refused() {
 /// A comparison in full that hangs or dies is recorded, and refused where the policy says so.
 #[test]
 fn a_comparison_that_comes_to_no_end() {
-    Setup::on(Generation::V2_1).faulty_runtime().story(|node| {
-        two_folders()?;
-        for (name, end, reason) in [
-            ("late", "exec sleep 1000", "no answer within"),
-            ("killed", "kill -9 $$", "exit status 137"),
-        ] {
-            comparison_ends_with(node, end)?;
-            for policy in ["report", "refuse"] {
-                let text = format!("[guard]\ndeadline-ms = 3000\n[checks]\nproof = '{policy}'\n");
-                fs::write(node.disk().join("bindguard.toml"), text).context("write the policy")?;
-                let id = format!("{name}-{policy}");
-                let next = ObedientRuntime::of(&node.programs());
-                next.next("create", Fault::ReadsAnotherSpec(DIFFERENCES[0].0))?;
-                let ctr = node.ctr();
-                let started = container(&ctr, Runtime::Bindguard, &id).start()?;
-                match policy {
-                    "report" => ctr.remove(&id).and(started.success()).map(drop)?,
-                    _ => ensure!(started.failure()?.contains("could not be compared")),
+    Setup::on(Generation::NEWEST)
+        .faulty_runtime()
+        .story(|node| {
+            two_folders()?;
+            for (name, end, reason) in [
+                ("late", "exec sleep 1000", "no answer within"),
+                ("killed", "kill -9 $$", "exit status 137"),
+            ] {
+                comparison_ends_with(node, end)?;
+                for policy in ["report", "refuse"] {
+                    let text =
+                        format!("[guard]\ndeadline-ms = 3000\n[checks]\nproof = '{policy}'\n");
+                    fs::write(node.disk().join("bindguard.toml"), text)
+                        .context("write the policy")?;
+                    let id = format!("{name}-{policy}");
+                    let next = ObedientRuntime::of(&node.programs());
+                    next.next("create", Fault::ReadsAnotherSpec(DIFFERENCES[0].0))?;
+                    let ctr = node.ctr();
+                    let started = container(&ctr, Runtime::Bindguard, &id).start()?;
+                    match policy {
+                        "report" => ctr.remove(&id).and(started.success()).map(drop)?,
+                        _ => ensure!(started.failure()?.contains("could not be compared")),
+                    }
+                    until("the journal has the line", || {
+                        Ok(!lines_with_a_pid(&id)?.is_empty())
+                    })?;
+                    let line = only_line_with_a_pid(&id)?;
+                    let problem = line["problems"][0].as_str().unwrap_or_default();
+                    ensure!(problem.contains(reason) && line["unproven"] == 1, "{line}");
+                    ensure!(
+                        line["refused"].is_string() == (policy == "refuse"),
+                        "{line}"
+                    );
                 }
-                until("the journal has the line", || {
-                    Ok(!lines_with_a_pid(&id)?.is_empty())
-                })?;
-                let line = only_line_with_a_pid(&id)?;
-                let problem = line["problems"][0].as_str().unwrap_or_default();
-                ensure!(problem.contains(reason) && line["unproven"] == 1, "{line}");
-                ensure!(
-                    line["refused"].is_string() == (policy == "refuse"),
-                    "{line}"
-                );
             }
-        }
-        Ok(())
-    });
+            Ok(())
+        });
 }
 
 /// Puts a script in the place of the guard: `end` instead of a comparison, which has a pid as its
@@ -186,13 +190,13 @@ fn reported_by_the_plugin_of_containerd_1_7() {
 }
 
 #[test]
-fn reported_by_the_plugin_of_containerd_2_1() {
-    reported_by_the_plugin(Generation::V2_1);
+fn reported_by_the_plugin_of_the_newest_containerd() {
+    reported_by_the_plugin(Generation::NEWEST);
 }
 
 #[test]
 fn refused_by_the_plugin() {
-    Setup::on(Generation::V2_1)
+    Setup::on(Generation::NEWEST)
         .nri()
         .faulty_runtime()
         .story(|node| {
@@ -217,7 +221,7 @@ fn refused_by_the_plugin() {
 /// An agent that is started between the create and the start knows none of the sources.
 #[test]
 fn not_proven_by_a_plugin_that_did_not_see_the_create() {
-    Setup::on(Generation::V2_1).nri().story(|node| {
+    Setup::on(Generation::NEWEST).nri().story(|node| {
         two_folders()?;
         let mounts = [mount("/run/right".as_ref(), "/data", PropagationPrivate)];
         for (policy, is_started) in [("report", true), ("refuse", false)] {
@@ -265,7 +269,7 @@ fn start_under_the_stock_shim(cri: &Cri, sandbox: &Sandbox, name: &str) -> Resul
 /// update: stale, perhaps, but not wrong.
 #[test]
 fn a_source_that_changes_meanwhile_is_no_difference() {
-    Setup::on(Generation::V2_1)
+    Setup::on(Generation::NEWEST)
         .obedient_runtime()
         .policy("[guard]\ndeadline-ms = 20000\n")
         .story(|node| {
@@ -293,7 +297,7 @@ fn a_source_that_changes_meanwhile_is_no_difference() {
 /// points, of files, of links, with many mounts in the container.
 #[test]
 fn what_is_right_causes_no_line() {
-    Setup::on(Generation::V2_1).story(|node| {
+    Setup::on(Generation::NEWEST).story(|node| {
         two_folders()?;
         fs::write("/run/right/file", "text").context("write a file")?;
         std::os::unix::fs::symlink("/run/right", "/run/link").context("make a link")?;
@@ -328,8 +332,8 @@ fn what_is_right_causes_no_line() {
 /// runtime either shows the host's root, or the proof reports the bind.
 #[test]
 fn a_host_root_with_a_pinned_mount_namespace() {
-    for oci in [Oci::Runc(Generation::V2_1), Oci::Crun(Generation::V2_1)] {
-        Setup::on(Generation::V2_1)
+    for oci in [Oci::Runc(Generation::NEWEST), Oci::Crun(Generation::NEWEST)] {
+        Setup::on(Generation::NEWEST)
             .oci(oci)
             .faulty_runtime()
             .policy("[guard]\ndeadline-ms = 20000\n")

@@ -41,7 +41,7 @@ const CHANGES: [(&str, &str); 2] = [
 const ADDED: &str = r#"s|{"destination":"/top/data"|{"destination":"/added","type":"bind","source":"/run/left","options":["rbind","ro","rprivate"]},&|"#;
 
 fn setup() -> Setup {
-    Setup::on(Generation::V2_1)
+    Setup::on(Generation::NEWEST)
         .faulty_runtime()
         .policy("[guard]\ndeadline-ms = 20000\n[checks]\nproof = \"refuse\"\n")
 }

@@ -16,7 +16,7 @@ const DELAYS_MS: [u64; 6] = [1, 6, 12, 18, 26, 36];
 const SOME_DELAYS_MS: [u64; 2] = [8, 16];
 
 fn works(generation: Generation) {
-    let delays: &[u64] = if generation == Generation::V2_1 {
+    let delays: &[u64] = if generation == Generation::NEWEST {
         &DELAYS_MS
     } else {
         &SOME_DELAYS_MS

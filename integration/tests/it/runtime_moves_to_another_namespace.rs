@@ -14,7 +14,7 @@ const CONFIG: &str = "agent.survey-seconds = 1";
 
 #[test]
 fn the_agent_of_a_pod_ends() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let agent = Agent::start_as(node, CONFIG, Form::Pod)?;
         surveys(&agent)?;
         node.restart_containerd(Signal::SIGTERM)?;
@@ -29,7 +29,7 @@ fn the_agent_of_a_pod_ends() {
 
 #[test]
 fn the_agent_of_a_service_stays() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let agent = Agent::start_as(node, CONFIG, Form::Service)?;
         surveys(&agent)?;
         node.restart_containerd_in_a_new_namespace()?;

@@ -25,7 +25,7 @@ const SCRIPT: [&str; 3] = ["sh", "-c", "cat /etc/app.conf; echo err >&2"];
 
 #[test]
 fn runc() {
-    Setup::on(Generation::V2_1)
+    Setup::on(Generation::NEWEST)
         .obedient_runtime()
         .story(|node| {
             let before = Leftovers::of(node)?;
@@ -37,7 +37,7 @@ fn runc() {
 /// The guard breaks, and the container is made without it.
 #[test]
 fn no_guard() {
-    Setup::on(Generation::V2_1).story(|node| {
+    Setup::on(Generation::NEWEST).story(|node| {
         let guard = node.programs().join(GUARD);
         // it may be a link to the program under test
         fs::remove_file(&guard)?;
@@ -61,16 +61,16 @@ fn no_guard() {
 /// hierarchy.
 #[test]
 fn crun() {
-    Setup::on(Generation::V2_1)
-        .oci(Oci::Crun(Generation::V2_1))
+    Setup::on(Generation::NEWEST)
+        .oci(Oci::Crun(Generation::NEWEST))
         .obedient_runtime()
         .story(story);
 }
 
 #[test]
-fn next_runc() {
-    Setup::on(Generation::V2_1)
-        .oci(Oci::NextRunc)
+fn runc_1_4() {
+    Setup::on(Generation::NEWEST)
+        .oci(Oci::Runc(Generation::V2_3))
         .obedient_runtime()
         .story(story);
 }

@@ -26,8 +26,8 @@ fn runc() {
 }
 
 #[test]
-fn next_runc() {
-    story(Oci::NextRunc);
+fn runc_1_4() {
+    story(Oci::Runc(Generation::V2_3));
 }
 
 #[test]

@@ -73,7 +73,7 @@ fn host_root_of_a_container_in_a_plain_folder() {
 }
 
 fn story(story: impl FnOnce(&Node) -> Result<()>) {
-    story_on(Generation::V1_6, story);
+    story_on(Generation::V1_7, story);
 }
 
 fn story_on(generation: Generation, story: impl FnOnce(&Node) -> Result<()>) {

@@ -14,7 +14,7 @@ const DELAYS_MS: [u64; 4] = [0, 8, 16, 28];
 const SOME_DELAYS_MS: [u64; 1] = [14];
 
 fn works(generation: Generation) {
-    let delays: &[u64] = if generation == Generation::V2_1 {
+    let delays: &[u64] = if generation == Generation::NEWEST {
         &DELAYS_MS
     } else {
         &SOME_DELAYS_MS

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 fn containerd_reads_the_snippets() -> Result<()> {
     let matrix = Matrix::locate()?;
     for generation in Generation::ALL {
-        let newest = generation == Generation::V2_1;
+        let newest = generation >= Generation::V2_1;
         for name in ["config-v2.toml", "config-v3.toml"]
             .into_iter()
             .take(if newest { 2 } else { 1 })
@@ -56,7 +56,7 @@ fn containerd_reads_the_snippets() -> Result<()> {
 
 #[test]
 fn systemd_makes_the_folders() {
-    Setup::on(Generation::V2_1).bare().story(|node| {
+    Setup::on(Generation::NEWEST).bare().story(|node| {
         if !privilege::has_program("systemd-tmpfiles") {
             privilege::skipped("no systemd-tmpfiles");
             return Ok(());
@@ -97,7 +97,7 @@ fn logrotate_turns_the_journal_over() {
     if let Some(why) = engines::missing() {
         return privilege::skipped(&why);
     }
-    Setup::on(Generation::V2_1).bare().story(|node| {
+    Setup::on(Generation::NEWEST).bare().story(|node| {
         let journal = node.disk().join("journal.jsonl");
         fs::write(&journal, "{}\n")?;
         let text = fs::read_to_string(shipped("logrotate.d/bindguard"))?;
@@ -205,7 +205,7 @@ fn the_package_comes_and_goes() {
 #[test]
 fn the_timer_of_the_package_finishes_a_removal() {
     let Some(package) = package() else { return };
-    Setup::on(Generation::V2_1).bare().cri().story(|node| {
+    Setup::on(Generation::NEWEST).bare().cri().story(|node| {
         own_folders()?;
         let before = fs::read(node.containerd_config())?;
         host([

@@ -34,8 +34,8 @@ const SEVERAL_POLLS: Duration = Duration::from_millis(1200);
 const DELETE_LIMIT: Duration = Duration::from_secs(3);
 
 #[test]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1).story(|node| {
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST).story(|node| {
         let before = Leftovers::of(node)?;
         command_lines_of_people(node)?;
         socket_of_the_command_line(node)?;

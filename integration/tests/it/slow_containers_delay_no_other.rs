@@ -30,8 +30,8 @@ const MANY: &str = "mkdir /many && cd /many && \
     i=0; while [ $i -lt $1 ]; do : > $i; mount --bind /etc/app.conf $i || exit 1; i=$((i+1)); done";
 
 #[test]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1)
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST)
         .cri()
         .story(|node| story(node, LIMIT, 1000));
 }
@@ -39,7 +39,7 @@ fn containerd_2_1() {
 #[test]
 #[ignore = "measures the programs of a release: make bench"]
 fn within_the_budget() {
-    Setup::on(Generation::V2_1)
+    Setup::on(Generation::NEWEST)
         .cri()
         .story(|node| story(node, BUDGET, 5000));
 }

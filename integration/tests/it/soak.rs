@@ -30,8 +30,8 @@ const MEGABYTES: usize = 100;
 
 #[test]
 #[ignore = "takes many minutes: make soak"]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1).story(story);
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST).story(story);
 }
 
 fn story(node: &Node) -> Result<()> {

@@ -25,8 +25,8 @@ const ODD: [&str; 7] = [
 const EXEC: &str = r#"{"\u0061rgs":["false"],"args":["true"],"cwd":"/","env":["PATH=/bin"],"user":{"uid":0,"gid":0,"\ud800":null}}"#;
 
 #[test]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1).story(|node| {
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST).story(|node| {
         let before = Leftovers::of(node)?;
         for (number, odd) in ODD.iter().enumerate() {
             runs(node, &format!("odd{number}"), odd)

@@ -29,7 +29,7 @@ on_newest_and_older!(story);
 /// For good: then the exit is published anyway, after ten seconds.
 #[test]
 fn a_runtime_that_hangs() {
-    Setup::on(Generation::V2_1)
+    Setup::on(Generation::NEWEST)
         .obedient_runtime()
         .story(|node| {
             let (ctr, gate) = (node.ctr(), Gate::of(&node.programs()));

@@ -22,7 +22,7 @@ const EVENTS_OF_AN_UPDATE: usize = 3;
 
 #[test]
 fn while_the_agent_runs() {
-    Setup::on(Generation::V2_1).story(|node| {
+    Setup::on(Generation::NEWEST).story(|node| {
         let updates = rounds(UPDATES / 5, UPDATES);
         let volumes = fill(node)?;
         let agent = Agent::start(node, "")?;
@@ -47,7 +47,7 @@ fn while_the_agent_runs() {
 
 #[test]
 fn while_the_agent_is_stopped() {
-    Setup::on(Generation::V2_1).story(|node| {
+    Setup::on(Generation::NEWEST).story(|node| {
         let volumes = fill(node)?;
         let agent = Agent::start(node, "")?;
         ensure!(

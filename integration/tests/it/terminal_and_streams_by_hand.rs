@@ -17,8 +17,8 @@ const SIZE: &str = "until stty size 2>/dev/null | grep -q '33 121'; do sleep 0.0
 const LOGGER: &str = "#!/bin/sh\necho ready >&5; exec 5>&-\ncat <&3 > $0.out\ncat <&4 > $0.err\n";
 
 #[test]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1).story(|node| {
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST).story(|node| {
         let before = Leftovers::of(node)?;
         resize(node)?;
         terminal_into_a_program(node)?;

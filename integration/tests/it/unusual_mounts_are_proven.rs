@@ -58,7 +58,7 @@ const RUNTIMES: [Runtime; 2] = [Runtime::Bindguard, Runtime::Wrapper];
 
 #[test]
 fn layers_and_filesystems_in_memory() {
-    Setup::on(Generation::V2_1).story(|node| {
+    Setup::on(Generation::NEWEST).story(|node| {
         for folder in ["/run/image", "/run/layer", "/run/upper", "/run/shm"] {
             fs::create_dir(folder).with_context(|| format!("create {folder}"))?;
         }
@@ -96,7 +96,7 @@ fn layers_and_filesystems_in_memory() {
 
 #[test]
 fn other_ids() {
-    Setup::on(Generation::V2_1).story(|node| {
+    Setup::on(Generation::NEWEST).story(|node| {
         fs::create_dir("/run/volume").context("create the volume")?;
         tmpfs("/run/volume", "mode=755")?;
         let ctr = node.ctr();
@@ -121,7 +121,7 @@ fn other_ids() {
 /// statx(2) has a different device for each subvolume, the mount table has a single device for all.
 #[test]
 fn btrfs_subvolumes() {
-    Setup::on(Generation::V2_1).story(|node| {
+    Setup::on(Generation::NEWEST).story(|node| {
         let filesystems = fs::read_to_string("/proc/filesystems").context("list filesystems")?;
         let has_programs = ["mkfs.btrfs", "btrfs"]
             .into_iter()

@@ -19,8 +19,8 @@ fn story(generation: Generation) {
 }
 
 #[test]
-fn next_runc() {
-    race(Setup::on(Generation::V2_1).oci(Oci::NextRunc));
+fn runc_1_4() {
+    race(Setup::on(Generation::NEWEST).oci(Oci::Runc(Generation::V2_3)));
 }
 
 fn race(setup: Setup) {

@@ -17,7 +17,7 @@ use bindguard_testing::rounds;
 
 #[test]
 fn containers_under_updates() {
-    Setup::on(Generation::V2_1).story(|node| story(node, rounds(50, 200)));
+    Setup::on(Generation::NEWEST).story(|node| story(node, rounds(50, 200)));
 }
 
 fn story(node: &Node, containers: usize) -> Result<()> {

@@ -125,9 +125,6 @@ fn another_build(node: &Node) -> Result<PathBuf> {
 /// After a security fix an operator needs the pods that still run the old version. The first pod
 /// has `OWN_VERSION`, and the second pod `OTHER_VERSION`, whatever the link selects.
 fn each_pod_is_named_with_its_version(node: &Node) -> Result<()> {
-    if node.generation() == Generation::V1_6 {
-        return Ok(());
-    }
     let json = |verb: &str| -> Result<Value> {
         let words = [verb, "--json"];
         let done = bindguard(node, &node.disk().join("dist"), &words)?;
@@ -256,10 +253,9 @@ impl Pod {
             "the guard of {} was not there: {read:?}",
             self.pod.uid()
         );
-        let guards = node.generation() != Generation::V1_6;
         let shim = Path::new(STORE).join(version).join(SHIM);
         ensure!(
-            !guards || node.shims_of(&shim)? == 1,
+            node.shims_of(&shim)? == 1,
             "{} does not run under {}",
             self.pod.uid(),
             shim.display()

@@ -16,10 +16,7 @@ fn story(generation: Generation) {
                 let container = ctr.container("mapped").runtime(runtime);
                 let container = container.argument("--uidmap").argument("0:100000:65536");
                 let container = container.argument("--gidmap").argument("0:100000:65536");
-                let container = match generation {
-                    Generation::V1_6 => container,
-                    Generation::V1_7 | Generation::V2_1 => container.argument("--remap-labels"),
-                };
+                let container = container.argument("--remap-labels");
                 let script = "cat /proc/self/uid_map; stat -c %u:%g /bin; echo out > /dev/stdout";
                 let words = container
                     .runs(&["sh", "-c", script])

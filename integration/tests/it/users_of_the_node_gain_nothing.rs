@@ -27,7 +27,7 @@ const DAEMONS: [&str; 5] = [
 /// oldest process of a name. Each would note who runs it, and then never end.
 #[test]
 fn processes_with_the_names_of_daemons() {
-    Setup::on(Generation::V2_1).cri().bare().story(|node| {
+    Setup::on(Generation::NEWEST).cri().bare().story(|node| {
         let eve = Eve::of(node)?;
         let mut processes = Vec::new();
         node.without_containerd(Signal::SIGTERM, || {
@@ -83,7 +83,7 @@ fn processes_with_the_names_of_daemons() {
 /// Root's `PATH` begins with a folder of a user, or root names the user's program.
 #[test]
 fn programs_in_folders_of_users() {
-    Setup::on(Generation::V2_1).cri().bare().story(|node| {
+    Setup::on(Generation::NEWEST).cri().bare().story(|node| {
         let eve = Eve::of(node)?;
         for name in [
             "containerd",
@@ -134,7 +134,7 @@ fn programs_in_folders_of_users() {
 /// file. A program in the place of containerd shows the copies, and kills the installer.
 #[test]
 fn copies_of_containerds_config() {
-    Setup::on(Generation::V2_1).bare().story(|node| {
+    Setup::on(Generation::NEWEST).bare().story(|node| {
         let main = node.disk().join("config.toml");
         fs::write(&main, "version = 3\n")?;
         fs::set_permissions(&main, Permissions::from_mode(0o600))?;
@@ -196,7 +196,7 @@ fn the_spec_of_a_hook() {
     if !has_program("strace") {
         return skipped("no strace");
     }
-    Setup::on(Generation::V2_1).story(|node| {
+    Setup::on(Generation::NEWEST).story(|node| {
         let calls = node.disk().join("calls");
         let line = format!(
             "umask 000; exec strace -f -e trace=mkdir,mkdirat,open,openat -o {} {} hook precreate",
@@ -227,7 +227,7 @@ fn the_spec_of_a_hook() {
 #[test]
 fn modes_whatever_the_umask() {
     for umask in ["000", "027", "077"] {
-        Setup::on(Generation::V2_1).cri().bare().story(|node| {
+        Setup::on(Generation::NEWEST).cri().bare().story(|node| {
             let under = |program: &str, words: &str| {
                 let program = node.under_test().join(program).display().to_string();
                 let mut shell = node.command("sh")?;
@@ -317,7 +317,7 @@ const RECORD: &str = "/var/lib/bindguard/install.json";
 /// A user who could write the record would choose the files that root's `uninstall` writes.
 #[test]
 fn a_record_that_a_user_could_write() {
-    Setup::on(Generation::V2_1).bare().story(|node| {
+    Setup::on(Generation::NEWEST).bare().story(|node| {
         let sudoers = Path::new("/etc/sudoers.d/eve");
         fs::create_dir_all("/etc/sudoers.d")?;
         node.bindguard(["install", "docker"])?.success()?;

@@ -34,8 +34,8 @@ mod older {
 }
 
 #[test]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1)
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST)
         .nri()
         .obedient_runtime()
         .story(story);

@@ -14,14 +14,14 @@ const ROTATION: [&str; 2] = ["rotating", "rotated"];
 
 #[test]
 fn mounting_beneath() {
-    Setup::on(Generation::V2_1)
+    Setup::on(Generation::NEWEST)
         .fault_points()
         .story(|node| story(node, ""));
 }
 
 #[test]
 fn tucked_by_propagation() {
-    Setup::on(Generation::V2_1)
+    Setup::on(Generation::NEWEST)
         .fault_points()
         .story(|node| story(node, "no-beneath,"));
 }

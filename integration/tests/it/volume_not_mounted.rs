@@ -61,7 +61,7 @@ on_every_generation!(refused);
 
 #[test]
 fn reported_by_default() {
-    Setup::on(Generation::V2_1).story(|node| {
+    Setup::on(Generation::NEWEST).story(|node| {
         let nfs = volume(node, "kubernetes.io~nfs/data")?;
         start(node, "app", Runtime::Bindguard, &nfs)?.success()?;
         node.wait_for_log("that the volume is not mounted", |line| {

@@ -30,8 +30,8 @@ const TASKS: &str = "/run/containerd/io.containerd.runtime.v2.task/k8s.io";
 
 #[test]
 #[ignore = "measures the programs of a release: make bench"]
-fn containerd_2_1() {
-    Setup::on(Generation::V2_1).cri().story(|node| {
+fn newest_containerd() {
+    Setup::on(Generation::NEWEST).cri().story(|node| {
         let cri = node.cri()?;
         let many = node.disk().join("many");
         for number in 0..MOUNTS {

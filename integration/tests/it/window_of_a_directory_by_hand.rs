@@ -20,7 +20,7 @@ const SLEEP: [&str; 2] = ["sleep", "1000000"];
 #[test]
 #[ignore = "a measurement"]
 fn window_of_a_directory() {
-    Setup::on(Generation::V2_1).cri().story(story);
+    Setup::on(Generation::NEWEST).cri().story(story);
 }
 
 fn story(node: &Node) -> Result<()> {

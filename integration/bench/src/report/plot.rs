@@ -110,7 +110,7 @@ fn colour(candidate: Candidate) -> RGBColor {
     match candidate {
         Candidate::Bindguard => RGBColor(213, 94, 0),
         Candidate::Rust => RGBColor(0, 114, 178),
-        Candidate::Go16 => RGBColor(0, 158, 115),
+        Candidate::Go24 => RGBColor(0, 158, 115),
         Candidate::Go17 => RGBColor(86, 180, 233),
         Candidate::Go21 => RGBColor(204, 121, 167),
         Candidate::Runc => RGBColor(110, 110, 110),
