@@ -15,6 +15,7 @@ step() {
 }
 
 steps= number=0
+echo "make demo installs missing Debian packages; containerd, runc and crun are only unpacked below target"
 step "install missing packages" sh integration/matrix/setup.sh
 step "fetch two generations of containerd, runc and crun" sh integration/matrix/fetch.sh target/matrix
 step "build the programs, not optimized" make --no-print-directory programs

@@ -2,13 +2,17 @@
 //!
 //! A scene is a sequence of steps whose every outcome is checked; what a story varies is data.
 
-use anyhow::{Result, ensure};
+use std::thread;
+
+use anyhow::{Result, anyhow, ensure};
 
 use crate::ctr::{Bind, Runtime};
 use crate::kubelet::{Subpath, VolumeKind};
 use crate::mounts;
 use crate::node::Node;
+use crate::process::Finished;
 use crate::programs::{Generation, Matrix, Oci};
+use crate::runtime::Gate;
 use crate::waiting::until;
 
 /// The type of file that a `subPath` names.
@@ -144,4 +148,34 @@ pub fn says_no_such_file(error: &str) -> bool {
     ["o such file or directory", "ENOENT"]
         .iter()
         .any(|words| error.contains(words))
+}
+
+/// kubernetes#127602 on a node with an obedient runtime: the configMap of the container `racer`
+/// changes from `one` to `two` when all checks are made, just before the runtime mounts.
+pub fn create_with_an_update_in_between(node: &Node, runtime: Runtime) -> Result<Finished> {
+    let pod = node.kubelet().pod(&format!("{runtime:?}"))?;
+    let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
+    let subpath = volume.subpath("app", 0, "app.conf");
+    let (ctr, gate) = (node.ctr(), Gate::of(&node.programs()));
+    let container = ctr
+        .container("racer")
+        .runtime(runtime)
+        .mount(Bind::new(subpath.bind()?, "/etc/app.conf"));
+
+    gate.close()?;
+    let created = thread::scope(|scope| {
+        let create = scope.spawn(|| container.start());
+        let update = gate
+            .wait_for_call()
+            .and_then(|()| volume.update(&[("app.conf", "two")]));
+        gate.open()?;
+        let created = create
+            .join()
+            .map_err(|_| anyhow!("the creating thread panicked"))?;
+        update.and(created)
+    })?;
+    if created.status.success() {
+        only_a_current_mount(&subpath)?;
+    }
+    Ok(created)
 }

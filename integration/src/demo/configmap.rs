@@ -13,7 +13,8 @@ const STEP: &str = "restart after the configMap changed";
 
 pub(super) fn show(node: &Node, table: &mut Table) -> Result<()> {
     println!(
-        "\n1. A container mounts one file of a configMap (subPath). The configMap changes, the container restarts."
+        "\n1. A container mounts one file of a configMap (subPath). The configMap changes, the container restarts.\n   \
+         The kubelet does not bind again before a restart, as kubelets before 1.19. Newer kubelets do; scene 2 is about all."
     );
     let pod = node.kubelet().pod("11111111-2222-3333-4444-555555555555")?;
     let volume = pod.volume(
@@ -89,7 +90,7 @@ fn with_bindguard(ctr: &Ctr, subpath: &Subpath) -> Result<Observation> {
         let content = ctr.read("app-3", FILE)?;
         ctr.remove("app-3")?;
         let mounts = subpath.mounts()?.len();
-        println!("   it runs, and reads `{content}`; {mounts} mount lies on the source");
+        println!("   it runs, and reads `{content}`; {mounts} mount at the bind's source");
         (
             content == "colour = green" && mounts == 1,
             format!("starts, reads `{content}`"),

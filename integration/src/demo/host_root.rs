@@ -18,7 +18,7 @@ const STEP: &str = "umount a disk under a container with `/`";
 
 pub(super) fn show(node: &Node, table: &mut Table) -> Result<()> {
     println!(
-        "\n2. A monitoring container mounts the host's `/` (rbind,rprivate). The host unmounts a disk and detaches it."
+        "\n3. A monitoring container mounts the host's `/` (rbind,rprivate). The host unmounts a disk and detaches it."
     );
     let mut observe = |runtime, want_released| -> Result<()> {
         let disk = Disk::attach(node.disk())?;

@@ -1,11 +1,12 @@
-//! The demo: the two main faults with the stock shim, the same steps with bindguard, and a file and
-//! a volume that change in a running container.
+//! The demo: faults with the stock shim, the same steps with bindguard, and a file and a volume that
+//! change in a running container.
 //!
 //! The parts print their progress and return observations, which decide the final table and the
 //! exit code. Everything runs in a separate node: nothing is installed, nothing is left behind.
 
 mod configmap;
 mod host_root;
+mod race;
 mod refresh;
 mod signals;
 mod table;
@@ -25,11 +26,13 @@ pub use self::table::{Observation, Table};
 pub fn run(generation: Generation, signals: &Signals) -> Result<bool> {
     let node = Setup::on(generation)
         .cri()
+        .obedient_runtime()
         .start_with_keeper(|keeper| signals.end_node_on_signal(keeper));
     let node = node.context("make a node for the demo")?;
     introduce(&node)?;
     let mut table = Table::default();
     configmap::show(&node, &mut table)?;
+    race::show(&node, &mut table)?;
     host_root::show(&node, &mut table)?;
     refresh::show(&node, &mut table)?;
     volume::show(&node, &mut table)?;

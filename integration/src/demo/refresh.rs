@@ -21,7 +21,7 @@ const REFRESH_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) fn show(node: &Node, table: &mut Table) -> Result<()> {
     println!(
-        "\n3. Two containers run, each with one file of a configMap (subPath). The configMaps change."
+        "\n4. Two containers run, each with one file of a configMap (subPath). The configMaps change."
     );
     let cri = node.cri()?;
     let agent = Agent::start(node, "").context("start the node agent")?;

@@ -39,7 +39,7 @@ impl Table {
                 if row.is_as_said { "yes" } else { "NO" },
             ]
         });
-        let rows: Vec<_> = [["step", "runtime", "seen", "as said"]]
+        let rows: Vec<_> = [["step", "runtime", "seen", "as expected"]]
             .into_iter()
             .chain(rows)
             .collect();

@@ -34,7 +34,7 @@ const REFRESH_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) fn show(node: &Node, table: &mut Table) -> Result<()> {
     println!(
-        "\n4. Two containers run, each with a volume of a CSI driver (FUSE). The driver's daemons die, and are started again."
+        "\n5. Two containers run, each with a volume of a CSI driver (FUSE). The driver's daemons die, and are started again."
     );
     if let Some(why) = FuseDaemon::missing() {
         println!("   SKIPPED: {why}");

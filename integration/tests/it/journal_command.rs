@@ -90,9 +90,7 @@ fn read_the_journal(node: &Node) -> Result<()> {
     );
     ensure!(
         all.stdout.contains("re-bound")
-            && all
-                .stdout
-                .contains("3 admissions, 3 with findings, 1 of them"),
+            && all.stdout.contains("3 creates, 3 with findings, 1 of them"),
         "{all:?}"
     );
     for (words, count, code) in [

@@ -216,7 +216,7 @@ fn shows_in_the_journal(node: &Node) -> Result<()> {
                 .contains("copies of unmounted mounts, by an operator")
             && shown
                 .stdout
-                .contains("3 repairs between creates, 2 of them"),
+                .contains("3 refreshes and repairs between creates, 2 of them"),
         "{shown:?}"
     );
     Ok(())

@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use bindguard_integration::engines::{Docker, Podman, missing, program};
+use bindguard_integration::engines::{Docker, Podman, Storage, missing, program};
 use bindguard_integration::process::{Finished, run};
 use bindguard_integration::scenes::only_a_current_mount;
 use bindguard_integration::waiting::until;
@@ -139,7 +139,7 @@ fn docker() {
     story(|node| {
         fs::create_dir_all("/etc/docker")?;
         fs::write("/etc/docker/daemon.json", DAEMON_JSON)?;
-        let docker = Docker::start(node)?;
+        let docker = Docker::start_with(node, Storage::Overlay)?;
         ensure!(
             docker
                 .run(&["--runtime", "bindguard"], &["true"])?
@@ -171,7 +171,7 @@ fn docker() {
         docker.reload()?;
         docker.run(&[], &["true"])?.success()?;
         drop(docker);
-        let docker = Docker::start(node)?;
+        let docker = Docker::start_with(node, Storage::Overlay)?;
         // a shim ends a moment after its container
         until("nothing needs the programs", || {
             Ok(node.bindguard(["uninstall"])?.code() == 0)

@@ -4,15 +4,9 @@
 //! A slow runc makes the race certain. The stock shim fails; bindguard's shim repairs and creates
 //! again.
 
-use std::thread;
-
-use anyhow::{Result, anyhow, ensure};
-use bindguard_integration::process::Finished;
-use bindguard_integration::runtime::Gate;
-use bindguard_integration::scenes::{only_a_current_mount, says_no_such_file};
-use bindguard_integration::{
-    Bind, Generation, Node, Oci, Runtime, Setup, VolumeKind, on_newest_and_older,
-};
+use anyhow::ensure;
+use bindguard_integration::scenes::{create_with_an_update_in_between, says_no_such_file};
+use bindguard_integration::{Generation, Oci, Runtime, Setup, on_newest_and_older};
 
 fn story(generation: Generation) {
     race(Setup::on(generation));
@@ -42,31 +36,3 @@ fn race(setup: Setup) {
 }
 
 on_newest_and_older!(story);
-
-fn create_with_an_update_in_between(node: &Node, runtime: Runtime) -> Result<Finished> {
-    let pod = node.kubelet().pod(&format!("{runtime:?}"))?;
-    let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
-    let subpath = volume.subpath("app", 0, "app.conf");
-    let (ctr, gate) = (node.ctr(), Gate::of(&node.programs()));
-    let container = ctr
-        .container("racer")
-        .runtime(runtime)
-        .mount(Bind::new(subpath.bind()?, "/etc/app.conf"));
-
-    gate.close()?;
-    let created = thread::scope(|scope| {
-        let create = scope.spawn(|| container.start());
-        let update = gate
-            .wait_for_call()
-            .and_then(|()| volume.update(&[("app.conf", "two")]));
-        gate.open()?;
-        let created = create
-            .join()
-            .map_err(|_| anyhow!("the creating thread panicked"))?;
-        update.and(created)
-    })?;
-    if created.status.success() {
-        only_a_current_mount(&subpath)?;
-    }
-    Ok(created)
-}

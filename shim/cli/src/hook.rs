@@ -25,7 +25,7 @@ use crate::show::print_remark;
 /// Verbs of `hook`.
 #[derive(Debug, Subcommand)]
 pub enum HookVerb {
-    /// Read a spec from stdin, admit it, write it to stdout.
+    /// Read a spec from stdin, check and repair it, write it to stdout.
     Precreate,
 }
 

@@ -57,7 +57,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Report what admission would find in a bundle, and what it would do. Changes nothing.
+    /// Report what the check of a create would find in a bundle, and what it would do. Changes nothing.
     #[command(after_help = EXIT_CODES)]
     Check(check::Check),
     /// Judge every volume-subpath and volume of this node, or of a support bundle, and the binds of
@@ -82,11 +82,11 @@ enum Verb {
     /// Check this node, point by point, and print a command for each problem. Changes nothing.
     #[command(after_help = EXIT_CODES)]
     Doctor(doctor::Doctor),
-    /// Report whether this node is guarded: runtimes, restart owed, config, pods, last admissions,
+    /// Report whether this node is guarded: runtimes, restart owed, config, pods, last creates,
     /// findings. Changes nothing.
     #[command(after_help = EXIT_CODES)]
     Status(status::StatusVerb),
-    /// Print the admissions of this node.
+    /// Print what was found and done at this node's creates and refreshes.
     #[command(after_help = EXIT_CODES)]
     Journal(journal::Journal),
     /// Install bindguard on this node: the programs, and a runtime `bindguard` in the runtimes' own
@@ -96,7 +96,7 @@ enum Verb {
     /// Remove bindguard from this node: restore every file as it was before.
     #[command(after_help = CHANGE_CODES)]
     Uninstall(bindguard_installer::Uninstall),
-    /// Run as an engine's hook: admit the spec that the engine passes.
+    /// Run as an engine's hook: check and repair the spec that the engine passes.
     #[command(subcommand)]
     Hook(hook::HookVerb),
     /// Check the config file, or print the active settings, or a config with every key.

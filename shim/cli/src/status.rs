@@ -266,7 +266,7 @@ impl NodeStatus {
         }
         self.last_admissions
             .iter()
-            .for_each(|admission| lines.headed("admitted", mark(true), admission));
+            .for_each(|admission| lines.headed("last create", mark(true), admission));
         lines.headed(
             "findings",
             mark(self.findings == 0),

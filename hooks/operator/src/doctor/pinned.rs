@@ -58,7 +58,7 @@ pub fn pinned(
         None => Point::ok(
             NAME,
             format!(
-                "{} other mount namespaces keep no filesystem that the host has unmounted",
+                "no filesystem that the host has unmounted is kept by any of the {} other mount namespaces",
                 others.len()
             ),
         ),

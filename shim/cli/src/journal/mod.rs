@@ -27,7 +27,7 @@ pub struct Journal {
     /// Show only the lines about this pod: UID, NAME or NAMESPACE/NAME.
     #[arg(long, value_name = "POD")]
     pod: Option<String>,
-    /// Show admissions without findings as well.
+    /// Show creates without findings as well.
     #[arg(long)]
     all: bool,
     /// Read this journal instead of the node's.
@@ -124,14 +124,14 @@ fn text(content: &JournalContent, all: bool) -> Lines {
         of.iter().filter(|line| is(line)).count()
     };
     lines.line(&format!(
-        "{} admissions, {} with findings, {} of them with something that was left as it was",
+        "{} creates, {} with findings, {} of them not repaired",
         admissions.len(),
         count(&admissions, RecordedLine::has_findings),
         count(&admissions, RecordedLine::has_unrepaired)
     ));
     if !repairs.is_empty() {
         lines.line(&format!(
-            "{} repairs between creates, {} of them with something that was left as it was",
+            "{} refreshes and repairs between creates, {} of them not complete",
             repairs.len(),
             count(&repairs, RecordedLine::has_unrepaired)
         ));
