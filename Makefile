@@ -5,6 +5,7 @@
 #   make lint     formatting, clippy, plain language and the packages' licences; CI runs lint and test
 #   make story    one story of the tests, such as NAME=live_refresh::
 #   make differential  the programs of another build, OLD=, beside today's on the same inputs: two minutes on an idle machine
+#   make mutants  changes in the code of core that no test notices: hours, or minutes for some FILES=
 #   make fuzz     hostile input for the readers of mount tables, specs, paths and configs: ten minutes, or SECONDS= per target
 #   make kernels  the syscalls on Linux 5.10, 6.1, 6.12 and the newest, in virtual machines, with the kernel's NFS and SMB servers, a 9p share and SELinux
 #   make kubelet  volumes of all kinds that need no server under a real kubelet, and the race that it has
@@ -56,7 +57,7 @@ export BINDGUARD_CONTAINERD
 # The shim shows it; empty where these sources are no clone.
 export BINDGUARD_REVISION := $(shell git -C $(CURDIR) rev-parse HEAD 2>/dev/null)
 
-.PHONY: all build programs demo pictures test stories story differential fuzz lint deny setup matrix engines helm deb test-deb package-files release image image-check \
+.PHONY: all build programs demo pictures test stories story differential mutants fuzz lint deny setup matrix engines helm deb test-deb package-files release image image-check \
   image-folder faults soak refresh-apps kernels arm64 peer floor bench clean
 
 all: build
@@ -233,6 +234,16 @@ differential: programs matrix
 	@[ -d "$(OLD)" ] || { echo "compare two builds: OLD=$(OLD) is no folder; set it to the folder of another build's programs" >&2; exit 2; }
 	$(CARGO_STATIC) build --locked --target $(TARGET) --bin differential
 	$(DEV)/differential $(OLD) $(DEV) integration/differential-expected $(SPECS)
+
+MUTANTS := 27.1.0
+# Such as FILES='hooks/core/src/plan/**'
+FILES ?=
+
+## changes in the code of core that neither its tests nor the guard's notice; fails on one that integration/mutants-expected does not list
+mutants: setup
+	@export PATH="$(TOOLS)/bin:$$PATH"; \
+	  cargo mutants --version 2>/dev/null | grep -qF '$(MUTANTS)' || cargo install --quiet --locked --root $(TOOLS) --version $(MUTANTS) cargo-mutants; \
+	  sh integration/mutants.sh $(CURDIR)/target/mutants $(FILES)
 
 # per target, five targets
 SECONDS ?= 120

@@ -7,10 +7,13 @@
 )]
 
 mod fixtures;
+mod missing_binds;
 mod model;
 mod mountinfo;
 mod plan;
 mod proof;
 mod proof_hostile;
+mod record_of_made_mounts;
+mod refusals;
 mod spec_edits;
 mod subpath_of_a_server;
