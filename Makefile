@@ -288,19 +288,23 @@ refresh-apps: build matrix
 # A folder of Kubernetes source, 1.30 or newer, in place of Debian's 1.20.
 KUBERNETES ?=
 
-## a real kubelet in the fake one's place; builds it, ten minutes; KUBERNETES=DIR builds one of your own source
+NEWEST_KUBELET := $(addprefix real_kubelet::,newest_containerd a_race_that_the_kubelet_has_on_the_newest_containerd \
+  live_refresh_on_the_newest_containerd) real_kubelet_csi::a_driver_that_restarts_on_the_newest_containerd chart_on_a_cluster::newest_containerd
+
+## real kubelets in the fake one's place, 1.20 and 1.37; builds them, half an hour; KUBERNETES=DIR builds one of your own source
 kubelet: build matrix helm
 	sh integration/matrix/setup.sh openssl:openssl /usr/lib/python3/dist-packages/h2:python3-h2
 ifeq ($(KUBERNETES),)
 	sh integration/cluster/fetch.sh $(CLUSTER)
 	sh integration/cluster/network.sh $(CLUSTER)/network
 	$(STORY) real_kubelet:: real_kubelet_csi:: chart_on_a_cluster:: --ignored --nocapture --test-threads 1 --skip newest_containerd
+	sh integration/cluster/go.sh $(CLUSTER)-1.37
+	sh integration/cluster/network.sh $(CLUSTER)-1.37/network
+	BINDGUARD_CLUSTER=$(CLUSTER)-1.37 $(STORY) $(NEWEST_KUBELET) --exact --ignored --nocapture --test-threads 1
 else
 	sh integration/cluster/build.sh $(CLUSTER)-own $(KUBERNETES)
 	sh integration/cluster/network.sh $(CLUSTER)-own/network
-	BINDGUARD_CLUSTER=$(CLUSTER)-own $(STORY) $(addprefix real_kubelet::,newest_containerd a_race_that_the_kubelet_has_on_the_newest_containerd \
-	  live_refresh_on_the_newest_containerd) real_kubelet_csi::a_driver_that_restarts_on_the_newest_containerd chart_on_a_cluster::newest_containerd --exact \
-	  --ignored --nocapture --test-threads 1
+	BINDGUARD_CLUSTER=$(CLUSTER)-own $(STORY) $(NEWEST_KUBELET) --exact --ignored --nocapture --test-threads 1
 endif
 
 # modules that run on other kernels, and on a node with systemd and cgroup v2 alone

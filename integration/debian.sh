@@ -5,6 +5,7 @@
 #   suite_apt SUITE TOOL ARGS...      runs an apt tool on that suite
 #   unpack SUITE TREE PACKAGE...      fetches packages, and unpacks them into TREE
 #   lay_out PROGRAM TREE BIN    puts a program of TREE into BIN, so that it runs here
+#   find_go DIR VERSION         sets PATH to a Go compiler of this version or newer: the machine's, else the newest suite's, in DIR/go
 #   newest_go TREE              unpacks the newest suite's Go compiler into TREE, and sets GOROOT and PATH to it
 # `dir` is DIR's own path, and `apt_dir` where apt keeps lists and packages of its own; the machine's own stay as they are.
 # Packages come from the mirror that the machine's own apt uses.
@@ -91,4 +92,19 @@ newest_go() {
   done
   rm -rf "$1/usr/share/go-${go#golang-}"
   export PATH="$GOROOT/bin:$PATH"
+}
+
+find_go() {
+  has=$(go env GOVERSION 2>/dev/null | sed 's/^go//')
+  if [ "$(printf '%s\n' "$2" "$has" | sort -V | head -n 1)" = "$2" ]; then return; fi
+  if [ ! -x "$1/go/bin/go" ]; then
+    apt_dir=$1/go-making
+    rm -rf "$apt_dir" "$1/go"
+    mkdir -p "$apt_dir"
+    suite_lists sid
+    newest_go "$apt_dir/x"
+    mv "$GOROOT" "$1/go"
+    rm -rf "$apt_dir"
+  fi
+  export GOROOT="$1/go" PATH="$1/go/bin:$PATH"
 }

@@ -12,24 +12,6 @@ flock 8
 
 export GOTOOLCHAIN=local GOFLAGS='-mod=readonly -buildvcs=false'
 needed=$(sed -n 's/^go //p' "$here"/go/*/go.mod | sort -V | tail -n 1)
-is_new_enough() { # VERSION
-  [ "$(printf '%s\n' "$needed" "$1" | sort -V | head -n 1)" = "$needed" ]
-}
-
-# The machine's Go if it is new enough, else that of Debian's newest suite.
-find_go() {
-  if is_new_enough "$(go env GOVERSION 2>/dev/null | sed 's/^go//')"; then return; fi
-  apt_dir=$dir/go-making
-  if [ ! -x "$dir/go/bin/go" ]; then
-    rm -rf "$apt_dir" "$dir/go"
-    mkdir -p "$apt_dir"
-    suite_lists sid
-    newest_go "$apt_dir/x"
-    mv "$GOROOT" "$dir/go"
-    rm -rf "$apt_dir"
-  fi
-  export GOROOT="$dir/go" PATH="$dir/go/bin:$PATH"
-}
 
 # A program is static, as upstream's own release is; runc needs C, and libseccomp from Debian's package.
 build() { # MODULE BIN
@@ -65,7 +47,7 @@ for module in "$@"; do
   made=$dir/v/$module
   stamp="$(cat "$here/go.sh" "$here/go/$module/go.mod" "$here/go/$module/go.sum" | cksum) $(stat -c %Y "$dir/v/sid")"
   if [ "$(cat "$made/stamp" 2>/dev/null)" = "$stamp" ]; then continue; fi
-  find_go
+  find_go "$dir" "$needed"
   rm -rf "$made" "$made.making"
   mkdir -p "$made.making/bin"
   echo "building $module from its Go module" >&2
