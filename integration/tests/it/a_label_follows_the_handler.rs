@@ -17,7 +17,7 @@ const LABEL: &str = "bindguard.io/active";
 
 #[test]
 fn by_the_api_server() {
-    Setup::on(Generation::V2_1).cri().bare().story(|node| {
+    Setup::on(Generation::NEWEST).cri().bare().story(|node| {
         let api = KubeApi::start_with_tls()?;
         let label = || -> Result<Value> {
             let node = api.object(NODE).context("the node is gone")?;
@@ -70,7 +70,7 @@ fn by_the_api_server() {
 
 #[test]
 fn by_a_file_of_node_feature_discovery() {
-    Setup::on(Generation::V2_1).cri().bare().story(|node| {
+    Setup::on(Generation::NEWEST).cri().bare().story(|node| {
         let file = node.disk().join("bindguard");
         let words = ["--node-feature", &file.display().to_string()];
         let bindguard = |verb| node.bindguard([&[verb], &words[..]].concat());

@@ -153,7 +153,7 @@ enum Abandoned {
 
 #[test]
 fn containerd_gives_up_a_create_and_removes_the_bundle() {
-    Setup::on(Generation::V2_1)
+    Setup::on(Generation::NEWEST)
         .obedient_runtime()
         .story(|node| {
             let before = Leftovers::of(node)?;

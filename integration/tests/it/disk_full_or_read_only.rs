@@ -201,7 +201,7 @@ fn log_file(node: &Node) -> Result<()> {
 /// bindguard's own files in `/run` are what a create can do without.
 #[test]
 fn a_create_needs_no_more_room_than_that_of_the_stock_shim() {
-    Setup::on(Generation::V2_1).story(|node| {
+    Setup::on(Generation::NEWEST).story(|node| {
         let ctr = node.ctr();
         let needed = |runtime| {
             let mut failures = Vec::new();

@@ -70,7 +70,7 @@ fn the_agents_rebinds_have_the_names_of_their_pod() {
 fn read_the_journal(node: &Node) -> Result<()> {
     let empty = node.bindguard(["journal"])?;
     ensure!(
-        empty.code() == 0 && empty.stdout.starts_with("0 admissions"),
+        empty.code() == 0 && empty.stdout.starts_with("0 creates"),
         "{empty:?}"
     );
     admit(node, "web", false)?;

@@ -3,7 +3,8 @@
 //!
 //! A case is a list of entries, and either an event on the host between the admission and the
 //! comparison, or a lie: the runtime gets another spec than the guard admitted. docs/mounts.md
-//! names what the proof does not find. A failing case is shrunk. `BINDGUARD_SEED` repeats a run.
+//! names what the proof does not find. A failing case is shrunk. `BINDGUARD_SEED` repeats a run;
+//! `BINDGUARD_SPECS_OUT` names a folder for the specs, which `make differential SPECS=` reads.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -80,6 +81,9 @@ enum Event {
     MountedOver,
     /// Of a stack, the topmost mount.
     Unmounted,
+    /// A program below the guard rewrites the spec honestly, as nvidia-container-runtime does: the
+    /// admitted binds stay, another is added.
+    Rewritten,
 }
 
 /// A difference between the runtime's mounts and the spec, for a bind that the container sees.
@@ -114,6 +118,8 @@ struct Case {
     /// Chooses the entry of the event or the lie.
     target: usize,
     is_crun: bool,
+    /// The container has a user namespace of its own, in which the host's mounts are locked.
+    has_users: bool,
 }
 
 fn entries() -> impl Strategy<Value = Entry> {
@@ -161,6 +167,7 @@ fn cases(is_lie: bool) -> impl Strategy<Value = Case> {
         Event::Rotated,
         Event::MountedOver,
         Event::Unmounted,
+        Event::Rewritten,
     ]);
     let some_places = |most| proptest::collection::vec(select(PLACES.to_vec()), 0..most);
     (
@@ -171,9 +178,10 @@ fn cases(is_lie: bool) -> impl Strategy<Value = Case> {
         select(LIES.to_vec()),
         0..100usize,
         any::<bool>(),
+        prop_oneof![2 => Just(false), 1 => Just(true)],
     )
         .prop_map(
-            move |(entries, masked, read_only, event, lie, target, is_crun)| Case {
+            move |(entries, masked, read_only, event, lie, target, is_crun, has_users)| Case {
                 entries,
                 masked,
                 read_only,
@@ -185,6 +193,7 @@ fn cases(is_lie: bool) -> impl Strategy<Value = Case> {
                 lie: is_lie.then_some(lie),
                 target,
                 is_crun,
+                has_users,
             },
         )
 }
@@ -234,16 +243,21 @@ impl Entry {
 }
 
 impl Case {
-    /// Two faults that the proof is right to report. A runtime binds a read-only path over itself
-    /// with the mounts below, but not with an unbindable mount, which is lost. Under crun 1.28 the
-    /// copies of these mounts lose `ro` and `nosuid`.
+    /// Three faults that the proof is right to report. A runtime binds a read-only path over itself
+    /// with the mounts below, but not with an unbindable mount, which is lost. The copies become shared
+    /// if the copy of a shared mount is around them. Under crun 1.28 they lose `ro` and `nosuid`.
     fn without_known_faults(mut self) -> Self {
         let (entries, is_crun) = (&self.entries, self.is_crun);
         self.read_only.retain(|path| {
             let path = Entry::Tmpfs { place: path }.resolved();
             let mut below = entries.iter().filter(|it| it.resolved().starts_with(&path));
             !below.any(|entry| match entry {
-                Entry::Bind { options, .. } => is_crun || options.contains(&"unbindable"),
+                Entry::Bind { options, .. } => {
+                    is_crun
+                        || ["unbindable", "shared", "rshared"]
+                            .iter()
+                            .any(|it| options.contains(it))
+                }
                 Entry::Tmpfs { .. } => false,
             })
         });
@@ -396,7 +410,16 @@ impl<'n> Scene<'n> {
     fn write_spec(&self, case: &Case, mounts: &[Value]) {
         let mut all = mounts.to_vec();
         all.push(json!({"type": "proc", "destination": "/proc", "source": "proc"}));
-        let namespaces = ["mount", "pid", "ipc", "uts"].map(|kind| json!({ "type": kind }));
+        let mut namespaces = vec!["mount", "pid", "ipc", "uts"];
+        let mut ids = json!([]);
+        if case.has_users {
+            namespaces.push("user");
+            ids = json!([{"containerID": 0, "hostID": 0, "size": 65536}]);
+        }
+        let namespaces: Vec<_> = namespaces
+            .iter()
+            .map(|kind| json!({ "type": kind }))
+            .collect();
         let spec = json!({
             "ociVersion": "1.0.2",
             "process": {"args": ["/bin/program"], "cwd": "/", "user": {"uid": 0, "gid": 0}},
@@ -404,6 +427,8 @@ impl<'n> Scene<'n> {
             "mounts": all,
             "linux": {
                 "namespaces": namespaces,
+                "uidMappings": ids,
+                "gidMappings": ids,
                 "cgroupsPath": self.node.cgroups_path(&self.id),
                 "maskedPaths": case.masked,
                 "readonlyPaths": case.read_only,
@@ -459,7 +484,7 @@ impl<'n> Scene<'n> {
             Event::Unmounted if *kind == Kind::Stack => {
                 umount2(&path, MntFlags::MNT_DETACH).unwrap();
             }
-            Event::Rotated | Event::MountedOver | Event::Unmounted => {}
+            Event::Rotated | Event::MountedOver | Event::Unmounted | Event::Rewritten => {}
         }
     }
 
@@ -543,6 +568,10 @@ fn run_case(
         }
     }
     scene.write_spec(case, &mounts);
+    if let Some(folder) = std::env::var_os("BINDGUARD_SPECS_OUT") {
+        let spec = Path::new(&folder).join(format!("{}-{number}.json", case.lie.is_some()));
+        fs::copy(scene.folder.join("config.json"), spec).map_err(|error| error.to_string())?;
+    }
     if !scene.admit() {
         return Ok(false);
     }
@@ -552,6 +581,12 @@ fn run_case(
     }
     if let Some(Some(mounts)) = &lied {
         scene.write_spec(case, mounts);
+    } else if matches!(event, Event::Rewritten) {
+        let source = scene.host().join("other-folder");
+        let added = json!({"type": "bind", "destination": "/added", "source": source, "options": ["rbind", "ro"]});
+        let mut rewritten = mounts.clone();
+        rewritten.push(added);
+        scene.write_spec(case, &rewritten);
     }
     let Some(pid) = scene.create() else {
         return Ok(false);

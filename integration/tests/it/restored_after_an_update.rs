@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::mount_calls::bind;
 use bindguard_integration::process::{Finished, run};
-use bindguard_integration::scenes::only_a_current_mount;
+use bindguard_integration::scenes::{only_a_current_mount, says_no_such_file};
 use bindguard_integration::shim::spec;
 use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, VolumeKind, image};
 use serde_json::json;
@@ -57,8 +57,9 @@ fn containerd(node: &Node, runtime: Runtime) -> Result<()> {
     let restored = words(&["containers", "restore", "--live", "--rw", "second", "saved"])?;
     if runtime == Runtime::Stock {
         let ended = restored.failure()?;
+        // runc 1.5 names criu's log instead of its words.
         ensure!(
-            ended.contains("no such file"),
+            says_no_such_file(&ended) || ended.contains("criu failed: type RESTORE"),
             "without bindguard it fails for another reason: {ended}"
         );
         ctr.forget("second")?;
@@ -90,7 +91,7 @@ fn wrapper(node: &Node) -> Result<()> {
     let restore = ["restore", "--detach", "--image-path", &images, "saved"];
     let ended = saved.call("runc", &restore)?.failure()?;
     ensure!(
-        ended.contains("no such file"),
+        says_no_such_file(&ended),
         "without bindguard it fails for another reason: {ended}"
     );
     saved.call("bindguard-runtime", &restore)?.success()?;
