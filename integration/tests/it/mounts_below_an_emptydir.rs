@@ -52,6 +52,12 @@ fn it_goes_if_the_shim_is_killed() {
 fn it_stays_by_default() {
     Setup::on(Generation::V2_1).cri().story(|node| {
         let scene = Scene::new(node)?;
+        let doctor = node.bindguard(["doctor"])?;
+        let command = format!("umount {}", scene.place.display());
+        ensure!(
+            doctor.code() == 1 && doctor.stdout.contains(&command),
+            "{doctor:?}"
+        );
         scene.sandbox_starts_and_ends(|cri, pod| cri.remove_pod(pod))?;
         ensure!(is_mounted(&scene.place)?, "it was detached");
         host(["umount".as_ref(), scene.place.as_os_str()]).map(drop)

@@ -5,6 +5,7 @@
 //! to run.
 
 mod agent;
+mod below_emptydirs;
 mod containerd;
 mod detach_mounts;
 mod distribution;
@@ -21,6 +22,7 @@ mod runtime_faults;
 mod subpaths;
 
 pub use agent::{agent, describe as describe_agent, seconds};
+pub use below_emptydirs::below_emptydirs;
 pub use containerd::{ContainerdSeen, RunningPods, RuntimeEntry, containerd};
 pub use detach_mounts::detach_mounts;
 pub use distribution::{LinuxDistribution, Packages, os_release, os_release_value};

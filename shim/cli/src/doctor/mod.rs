@@ -11,6 +11,8 @@ use std::process::ExitCode;
 use bindguard_config::Loaded;
 use bindguard_core::error_chain;
 use bindguard_core::mount_table::MountTable;
+use bindguard_core::places::Places;
+use bindguard_guard::{Probes, kubelet_roots_by_all_names};
 use bindguard_installer::drift::drift;
 use bindguard_installer::has_agent_unit;
 use bindguard_operator::container_mounts::container_mounts;
@@ -22,7 +24,7 @@ use bindguard_operator::node::{processes_named, setting, with_open};
 use bindguard_operator::root_program::PROGRAM_FOLDERS;
 use bindguard_operator::{kubelets_here, survey_node};
 use bindguard_sys::observe::list_volumes;
-use bindguard_sys::{kernel_features, read_mount_table};
+use bindguard_sys::{kernel_features, read_mount_table, read_mount_table_in_part};
 use clap::Args;
 
 use crate::agent;
@@ -70,6 +72,17 @@ impl Doctor {
         points.push(match container_mounts(&pods, places, scope) {
             Ok(found) => doctor::read_only_binds(&found),
             Err(error) => Point::unknown("read-only-binds", error_chain(&error)),
+        });
+        points.push(match read_mount_table_in_part() {
+            Ok(table) => {
+                // The table has the kernel's names.
+                let places = Places {
+                    kubelet_roots: kubelet_roots_by_all_names(places, &Probes::for_create()),
+                    ..places.clone()
+                };
+                doctor::below_emptydirs(&table, &places, policy.below_emptydirs)
+            }
+            Err(error) => Point::unknown("mounts-below-emptydir", error_chain(&error)),
         });
         points.push(match Proc::default().namespaces() {
             Ok(seen) => doctor::pinned(&seen.own, &seen.others, &seen.problems, places),
