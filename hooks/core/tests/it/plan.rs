@@ -8,13 +8,13 @@ use bindguard_core::evidence::{
     Volume,
 };
 use bindguard_core::judge::{
-    Finding, PathInVolume, Remedy, RepairMethod, StaleCause, Verdict, judge_host_root,
+    Finding, PathInVolume, Pinning, Remedy, RepairMethod, StaleCause, Verdict, judge_host_root,
     judge_subpath,
 };
 use bindguard_core::kubelet::{Plugin, TimestampDirectory, VolumeLayout, VolumeSubpath, Writer};
 use bindguard_core::mount_table::{Device, FsType, MountRoot};
 use bindguard_core::plan::{Plan, Rebind};
-use bindguard_core::policy::{Alarm, Mode, Policy};
+use bindguard_core::policy::{Alarm, Kept, Mode, Policy};
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{RequestedPropagation, RootfsPropagation, SpecEdit};
 use proptest::prelude::*;
@@ -486,4 +486,44 @@ fn a_source_that_was_not_probed_counts_as_dead_where_dead_ones_are_refused() {
     };
     assert!(refusal(Alarm::Refuse).is_some_and(|why| why.contains("not probed")));
     assert_eq!((refusal(Alarm::Report), refusal(Alarm::Off)), (None, None));
+}
+
+#[test]
+fn two_host_root_binds_get_an_edit_each_and_the_rootfs_one() {
+    let pinning = |bind, is_bind, kept| Finding {
+        bind: Some(bind),
+        ..finding(Verdict::Pinning(Pinning {
+            bind: is_bind,
+            rootfs: true,
+            private_mount: None,
+            kept,
+        }))
+    };
+    let findings = [
+        pinning(1, true, None),
+        pinning(3, true, None),
+        pinning(4, false, None),
+    ];
+    let plan = Plan::from_findings(&findings, &Policy::default());
+    assert_eq!(
+        plan.edits,
+        [
+            SpecEdit::BindRslave { bind: 1 },
+            SpecEdit::RootfsRslave,
+            SpecEdit::BindRslave { bind: 3 },
+        ]
+    );
+    assert_eq!(
+        [0, 1, 2, 3, 4].map(|bind| plan.edits_bind(bind)),
+        [false, true, false, true, false]
+    );
+    assert!(plan.edits_rootfs() && !plan.is_empty());
+    let kept = Plan::from_findings(
+        &[pinning(1, true, Some(Kept::ReadOnly))],
+        &Policy::default(),
+    );
+    assert!(
+        kept.is_empty() && !kept.edits_bind(1) && !kept.edits_rootfs(),
+        "{kept:?}"
+    );
 }
