@@ -36,6 +36,27 @@ fn newest_containerd() {
         );
         node.bindguard(["install", "--default"])?.success()?;
         told(node, None)?;
+
+        // the shim creates containers without the guard
+        fs::remove_file("/usr/local/bin/bindguard-runtime")?;
+        told(node, Some("bindguard-runtime is gone: creates may go on"))?;
+        let status = node.bindguard(["status"])?.stdout;
+        ensure!(
+            status.contains("unguarded") && !status.contains("broken"),
+            "{status}"
+        );
+        node.bindguard(["install", "--default"])?.success()?;
+        told(node, None)?;
+        // containerd's own shim has no other runtime
+        node.bindguard(["install", "--default", "--wrapper"])?
+            .success()?;
+        fs::remove_file("/usr/local/bin/bindguard-runtime")?;
+        let status = node.bindguard(["status"])?.stdout;
+        ensure!(
+            status.contains("broken") && status.contains("a pod that needs it does not start"),
+            "{status}"
+        );
+        node.bindguard(["install", "--default"])?.success()?;
         node.bindguard(["uninstall"])?;
         node.restart_containerd(Signal::SIGTERM)?;
         node.bindguard(["uninstall"])?.success()?;

@@ -22,7 +22,8 @@ fn not_installed() {
     Setup::on(Generation::V1_7).story(|node| {
         let guard = node.programs().join(GUARD);
         fs::remove_file(&guard).with_context(|| format!("remove {}", guard.display()))?;
-        starts_and_says(node, "is not installed")
+        starts_and_says(node, "is not installed")?;
+        is_recorded(node, "missing")
     });
 }
 

@@ -51,6 +51,9 @@ struct NodeStatus {
     /// True if programs of the installation are gone.
     #[serde(skip)]
     is_broken: bool,
+    /// True if the guard is gone.
+    #[serde(skip)]
+    is_unguarded: bool,
     /// The commands that activate changes which the running daemons have not read.
     restart_owed: Vec<String>,
     /// An uninstall that is not complete.
@@ -129,6 +132,7 @@ impl NodeStatus {
             version: env!("CARGO_PKG_VERSION"),
             daemons,
             is_broken: drift.iter().any(|drift| drift.breaks_pods),
+            is_unguarded: drift.iter().any(|drift| drift.unguards),
             drift: drift.into_iter().map(|drift| drift.what).collect(),
             removal: pending(&record),
             restart_owed: record.owed().into_iter().map(|owed| owed.command).collect(),
@@ -151,6 +155,7 @@ impl NodeStatus {
 
     fn is_guarded(&self) -> bool {
         !self.is_broken
+            && !self.is_unguarded
             && self
                 .daemons
                 .iter()
@@ -190,6 +195,11 @@ impl NodeStatus {
                     "broken",
                     mark(false),
                     &format!("{} runs {names}, and its programs are gone", daemon.daemon),
+                ),
+                false if self.is_unguarded => lines.headed(
+                    "unguarded",
+                    mark(false),
+                    &format!("{} runs {names}, and the guard is gone", daemon.daemon),
                 ),
                 false => lines.headed(
                     "guarded",
@@ -337,6 +347,7 @@ mod tests {
             }],
             drift: Vec::new(),
             is_broken: false,
+            is_unguarded: false,
             restart_owed: vec!["systemctl restart containerd".to_owned()],
             removal: Some(Removal {
                 handler_kept_for_pods: 0,

@@ -55,17 +55,20 @@ pub enum Unchecked {
     Late,
     /// The guard ended without an answer.
     Died,
+    /// The shim found no guard.
+    Missing,
 }
 
 impl Unchecked {
     /// Every reason.
-    pub const ALL: [Self; 2] = [Self::Late, Self::Died];
+    pub const ALL: [Self; 3] = [Self::Late, Self::Died, Self::Missing];
 
     /// The word in the journal.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Late => "late",
             Self::Died => "died",
+            Self::Missing => "missing",
         }
     }
 }

@@ -26,6 +26,8 @@ pub struct Drift {
     pub what: String,
     /// True if a new pod would not start.
     pub breaks_pods: bool,
+    /// True if new pods may have no guard.
+    pub unguards: bool,
     /// The command that installs again.
     pub command: String,
 }
@@ -61,6 +63,7 @@ fn changed_files(installed: &Installed, record: &Record) -> Result<Vec<Drift>> {
                 name(program)
             ),
             breaks_pods: true,
+            unguards: false,
             command: command(owner, options),
         }]);
     }
@@ -91,6 +94,7 @@ fn changed_files(installed: &Installed, record: &Record) -> Result<Vec<Drift>> {
         drift.push(Drift {
             what,
             breaks_pods: false,
+            unguards: false,
             command: command(owner, options),
         });
     }
@@ -107,6 +111,7 @@ fn other_config(record: &Record) -> Result<Option<Drift>> {
     Ok((!is_wanted).then(|| Drift {
         what: format!("{DEFAULT_PATH} is not the config that install was given"),
         breaks_pods: false,
+        unguards: false,
         command: "bindguard install --node-config FILE --force-node-config".to_owned(),
     }))
 }
@@ -156,19 +161,32 @@ fn broken_programs(record: &Record) -> Vec<Drift> {
         let Some(why) = why_broken(entry, program) else {
             continue;
         };
-        let breaks_pods = [SHIM, WRAPPER].contains(&program);
-        let effect = if breaks_pods {
-            ": a pod that needs it does not start"
-        } else {
-            ""
+        // bindguard's shim creates containers without the guard; to every other shim it is the runtime
+        let unguards = program == WRAPPER && !is_a_runtime(record);
+        let breaks_pods = [SHIM, WRAPPER].contains(&program) && !unguards;
+        let effect = match (breaks_pods, unguards) {
+            (true, _) => ": a pod that needs it does not start",
+            (false, true) => ": creates may go on without a check",
+            (false, false) => "",
         };
         found.push(Drift {
             what: format!("{} {why}{effect}", name(&entry.path)),
             breaks_pods,
+            unguards,
             command: command.clone(),
         });
     }
     found
+}
+
+/// True if a file of a runtime names `bindguard-runtime`.
+fn is_a_runtime(record: &Record) -> bool {
+    let mut files = record.files().iter();
+    files.any(|entry| {
+        let names_it = |bytes: &[u8]| String::from_utf8_lossy(bytes).contains(WRAPPER);
+        let is_of_runtime = ![Owner::Bindguard, Owner::Agent].contains(&entry.owner);
+        is_of_runtime && !fs::read(&entry.path).is_ok_and(|bytes| !names_it(&bytes))
+    })
 }
 
 fn why_broken(entry: &Entry, program: &str) -> Option<String> {

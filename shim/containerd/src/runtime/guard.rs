@@ -70,6 +70,8 @@ pub(crate) struct GuardSettings {
     pub(crate) deadline: Duration,
     /// Decides whether an unchecked container is refused.
     pub(crate) policy: Policy,
+    /// For a create without a guard; a guard writes its own line.
+    pub(crate) journal: Option<PathBuf>,
 }
 
 /// A new container.
@@ -118,9 +120,9 @@ impl Runtime {
     async fn run_through_guard(&self, call: &GuardedCall<'_>) -> Result<Created, RuntimeError> {
         self.resolve_binary().await?;
         let Some(guard) = guard_program().await else {
-            return self
-                .run_unguarded(call, &format!("{WRAPPER} is not installed"))
-                .await;
+            let why = format!("{WRAPPER} is not installed");
+            self.record_missing_guard(call.container, &why);
+            return self.run_unguarded(call, &why).await;
         };
         match self.run_guard(&guard, call, 0).await {
             GuardResult::Created(created) => Ok(created),

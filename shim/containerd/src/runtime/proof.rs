@@ -149,6 +149,7 @@ mod tests {
                     proof,
                     ..Policy::default()
                 },
+                journal: None,
             };
             let runtime = &runtime;
             async move { runtime.prove("c", std::process::id(), &settings).await }

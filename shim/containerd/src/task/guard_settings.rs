@@ -2,6 +2,7 @@
 //! pod's annotations.
 
 use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 use bindguard_config::{Config, Loaded, load_without_file};
@@ -35,6 +36,7 @@ pub(super) async fn guard_settings(spec: &ShimSpec) -> GuardSettings {
     GuardSettings {
         deadline: config.deadline(),
         policy: policy.into_owned(),
+        journal: config.journal().map(Path::to_owned),
     }
 }
 
