@@ -2,8 +2,11 @@
 //! only while the node has a slot. `bindguard install --restart-slot` runs it.
 //!
 //! A slot is a Lease of the API server, with the node's name as its holder. A process that ends
-//! keeps the slot: only `done`, after the runtime is healthy, frees a slot. A failed restart marks
-//! the slot, and the mark stays until an operator removes it.
+//! keeps the slot: only `done`, after the runtime is healthy, frees a slot. A failed restart adds the
+//! node to a mark of the first slot, and the mark stays until an operator removes it.
+//!
+//! Thousands of nodes wait at the same time. So a node reads two slots, chosen by its name, and the
+//! mark only if a slot is free. A stopped rollout is read every five minutes.
 //!
 //! | line on stdin | line on stdout |
 //! |---|---|
@@ -11,8 +14,10 @@
 //! | `done`: frees what this node has | `ok`, or `wait` and the reason |
 //! | `failed`: marks the slot, and keeps it | `ok`, or `wait` and the reason |
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, BufRead, Write};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
@@ -25,6 +30,15 @@ use bindguard_kubernetes::{Access, ApiClient, ApiError, ServiceAccount, node_nam
 const FAILED: &str = "bindguard.io/restart-failed";
 
 const CONFLICT: u16 = 409;
+
+/// Two, because a lost node keeps its slot until an operator frees it.
+const SLOTS_OF_A_NODE: usize = 2;
+
+/// The time for which a stopped rollout is not read again, with up to a half more.
+const STOPPED: Duration = Duration::from_secs(300);
+
+/// The tries to add a node to the mark, which other nodes change as well.
+const MARK_TRIES: u32 = 5;
 
 /// `Lease` of `coordination.k8s.io/v1`, as far as it is used.
 #[derive(Debug, Deserialize)]
@@ -55,8 +69,11 @@ impl Lease {
         holder.filter(|name| !name.is_empty())
     }
 
-    fn failed(&self) -> Option<&str> {
-        self.metadata.annotations.get(FAILED).map(String::as_str)
+    /// The nodes in the mark.
+    fn failed(&self) -> Vec<&str> {
+        let mark = self.metadata.annotations.get(FAILED).map(String::as_str);
+        let nodes = mark.unwrap_or_default().split(',');
+        nodes.filter(|node| !node.is_empty()).collect()
     }
 }
 
@@ -67,28 +84,30 @@ enum Choice<'l> {
     Own,
     /// The slot is free.
     Free(&'l Lease),
-    /// No restart now.
-    Wait(String),
+    /// Other nodes have the slots.
+    Taken,
 }
 
 /// Chooses a slot. A node with a slot goes on, also after failures: the node's runtime may be
 /// half-way.
-fn choose<'l>(leases: &'l [Lease], node: &str, max_failures: usize) -> Choice<'l> {
+fn choose<'l>(leases: &'l [Lease], node: &str) -> Choice<'l> {
     if leases.iter().any(|lease| lease.holder() == Some(node)) {
         return Choice::Own;
     }
-    let failed: Vec<&str> = leases.iter().filter_map(Lease::failed).collect();
-    if failed.len() >= max_failures {
-        return Choice::Wait(format!(
-            "the rollout has stopped, the restart failed on {}; remove the annotation {FAILED} of the lease to go on",
-            failed.join(", ")
-        ));
-    }
     let free = leases.iter().find(|lease| lease.holder().is_none());
-    free.map_or_else(
-        || Choice::Wait("other nodes have every slot".to_owned()),
-        Choice::Free,
-    )
+    free.map_or(Choice::Taken, Choice::Free)
+}
+
+/// The slots that a node may take, in a random order: also the node's next process looks for the
+/// node's slot among them.
+fn slots_of<'n>(node: &str, names: &'n [String]) -> Vec<&'n str> {
+    let mut hasher = DefaultHasher::new();
+    node.hash(&mut hasher);
+    let mut random = fastrand::Rng::with_seed(hasher.finish());
+    let all = names.iter().map(String::as_str);
+    let mut slots = random.choose_multiple(all, SLOTS_OF_A_NODE);
+    fastrand::shuffle(&mut slots);
+    slots
 }
 
 impl RestartSlotArgs {
@@ -101,6 +120,7 @@ impl RestartSlotArgs {
             api: api_of_this_pod()?,
             node: node_name(None),
             arguments: self,
+            stopped: None,
         };
         answer_lines(async |line| slots.answer(line).await)
     }
@@ -143,21 +163,16 @@ struct Slots<'a> {
     api: ApiClient,
     node: String,
     arguments: &'a RestartSlotArgs,
+    /// Until when the rollout counts as stopped, and why.
+    stopped: Option<(Instant, String)>,
 }
 
 impl Slots<'_> {
     async fn answer(&mut self, line: &str) -> Result<String> {
         let answer = match line {
             "take" => self.take().await,
-            "done" => {
-                self.end(json!({ "spec": { "holderIdentity": null } }))
-                    .await
-            }
-            "failed" => {
-                let node = self.node.clone();
-                self.end(json!({ "metadata": { "annotations": { FAILED: node } } }))
-                    .await
-            }
+            "done" => self.free().await,
+            "failed" => self.mark().await,
             other => bail!("read stdin: {other:?} is no request"),
         };
         // A rollout takes hours, and a connection several hundred KiB.
@@ -165,29 +180,57 @@ impl Slots<'_> {
         answer
     }
 
+    async fn lease(&mut self, name: &str) -> Result<Lease> {
+        let path = self.path(name);
+        let text = self.api.get(&path).await;
+        let text = text.with_context(|| format!("get the lease {name}"))?;
+        serde_json::from_str(&text).with_context(|| format!("read the lease {name}"))
+    }
+
     async fn leases(&mut self) -> Result<Vec<Lease>> {
         let mut leases = Vec::new();
-        for name in &self.arguments.leases {
-            let path = self.path(name);
-            let text = self
-                .api
-                .get(&path)
-                .await
-                .with_context(|| format!("get the lease {name}"))?;
-            let lease: Lease =
-                serde_json::from_str(&text).with_context(|| format!("read the lease {name}"))?;
-            leases.push(lease);
+        for name in slots_of(&self.node, &self.arguments.leases) {
+            leases.push(self.lease(name).await?);
         }
         Ok(leases)
     }
 
+    /// Why the rollout has stopped.
+    async fn stopped(&mut self) -> Result<Option<String>> {
+        let marked = self.lease(&self.arguments.leases[0]).await?;
+        let failed = marked.failed();
+        if failed.len() < self.arguments.max_failures {
+            return Ok(None);
+        }
+        let reason = format!(
+            "the rollout has stopped, the restart failed on {}; remove the annotation {FAILED} of the lease {} to go on",
+            failed.join(", "),
+            marked.metadata.name
+        );
+        let pause = STOPPED + STOPPED.mul_f64(fastrand::f64() / 2.0);
+        self.stopped = Some((Instant::now() + pause, reason.clone()));
+        Ok(Some(reason))
+    }
+
     async fn take(&mut self) -> Result<String> {
+        if let Some((until, reason)) = &self.stopped {
+            if Instant::now() < *until {
+                return Ok(format!("wait {reason}"));
+            }
+            self.stopped = None;
+            if let Some(reason) = self.stopped().await? {
+                return Ok(format!("wait {reason}"));
+            }
+        }
         let leases = self.leases().await?;
-        let lease = match choose(&leases, &self.node, self.arguments.max_failures) {
-            Choice::Wait(reason) => return Ok(format!("wait {reason}")),
+        let lease = match choose(&leases, &self.node) {
+            Choice::Taken => return Ok("wait other nodes have the slots of this node".to_owned()),
             Choice::Own => return Ok("granted".to_owned()),
             Choice::Free(lease) => lease,
         };
+        if let Some(reason) = self.stopped().await? {
+            return Ok(format!("wait {reason}"));
+        }
         let name = &lease.metadata.name;
         // If two nodes patch at once, the API server refuses the second patch because of the
         // version.
@@ -205,17 +248,44 @@ impl Slots<'_> {
         }
     }
 
-    /// Changes this node's lease; does nothing without a lease.
-    async fn end(&mut self, patch: Value) -> Result<String> {
+    /// Frees this node's lease; does nothing without a lease.
+    async fn free(&mut self) -> Result<String> {
         let leases = self.leases().await?;
         let node = self.node.clone();
         for lease in leases.iter().filter(|lease| lease.holder() == Some(&node)) {
             let name = &lease.metadata.name;
+            let patch = json!({ "spec": { "holderIdentity": null } });
             self.patch(name, &patch)
                 .await
-                .with_context(|| format!("change the lease {name}"))?;
+                .with_context(|| format!("free the lease {name}"))?;
         }
         Ok("ok".to_owned())
+    }
+
+    /// Adds this node to the mark.
+    async fn mark(&mut self) -> Result<String> {
+        let name = self.arguments.leases[0].clone();
+        for _ in 0..MARK_TRIES {
+            let lease = self.lease(&name).await?;
+            let mut failed = lease.failed();
+            if failed.contains(&&*self.node) {
+                return Ok("ok".to_owned());
+            }
+            failed.push(&self.node);
+            let version = &lease.metadata.resource_version;
+            let annotations = json!({ FAILED: failed.join(",") });
+            let patch = json!({
+                "metadata": { "resourceVersion": version, "annotations": annotations },
+            });
+            match self.patch(&name, &patch).await {
+                Err(ApiError::Status(status)) if status.code == CONFLICT => {}
+                patched => {
+                    patched.with_context(|| format!("mark the lease {name}"))?;
+                    return Ok("ok".to_owned());
+                }
+            }
+        }
+        Ok(format!("wait other nodes change the lease {name}"))
     }
 
     async fn patch(&mut self, name: &str, patch: &Value) -> Result<(), ApiError> {
@@ -250,21 +320,35 @@ mod tests {
     #[test]
     fn a_node_gets_a_free_slot_or_its_own() {
         let leases = [lease("a", Some("n1"), None), lease("b", Some(""), None)];
-        assert!(matches!(choose(&leases, "n1", 1), Choice::Own));
-        assert!(
-            matches!(choose(&leases, "n2", 1), Choice::Free(lease) if lease.metadata.name == "b")
-        );
-        assert!(matches!(choose(&leases[..1], "n2", 1), Choice::Wait(_)));
+        assert!(matches!(choose(&leases, "n1"), Choice::Own));
+        assert!(matches!(choose(&leases, "n2"), Choice::Free(lease) if lease.metadata.name == "b"));
+        assert!(matches!(choose(&leases[..1], "n2"), Choice::Taken));
     }
 
     #[test]
-    fn after_a_failure_only_its_own_node_goes_on() {
-        let leases = [lease("a", Some("n1"), Some("n1")), lease("b", None, None)];
-        assert!(matches!(choose(&leases, "n1", 1), Choice::Own));
-        assert!(matches!(choose(&leases, "n2", 1), Choice::Wait(why) if why.contains("n1")));
-        assert!(matches!(choose(&leases, "n2", 2), Choice::Free(_)));
-        // a node that recovered frees its slot, and the mark stays for the operator
-        let recovered = [lease("a", None, Some("n1")), lease("b", None, None)];
-        assert!(matches!(choose(&recovered, "n2", 1), Choice::Wait(_)));
+    fn the_mark_has_nodes() {
+        assert!(lease("a", None, None).failed().is_empty());
+        assert_eq!(lease("a", None, Some("n1,n2")).failed(), ["n1", "n2"]);
+    }
+
+    /// Each process of a node looks for the node's slot in the same place, and no slot has a crowd.
+    #[test]
+    fn a_node_has_few_slots_and_always_the_same() {
+        let names: Vec<String> = (0..100).map(|slot| format!("slot-{slot}")).collect();
+        let mut nodes = std::collections::BTreeMap::<&str, u32>::new();
+        for node in 0..3000 {
+            let of = || {
+                let mut slots = slots_of(&format!("node-{node}"), &names);
+                slots.sort_unstable();
+                slots
+            };
+            assert_eq!(of(), of());
+            assert_eq!(of().len(), SLOTS_OF_A_NODE);
+            of().into_iter()
+                .for_each(|slot| *nodes.entry(slot).or_default() += 1);
+        }
+        assert_eq!(nodes.len(), 100, "a slot that no node uses");
+        assert!(*nodes.values().max().unwrap() < 120, "{nodes:?}");
+        assert_eq!(slots_of("n", &names[..1]), ["slot-0"]);
     }
 }

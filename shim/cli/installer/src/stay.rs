@@ -5,7 +5,7 @@
 //! upgraded and replaced.
 
 use std::os::fd::AsFd;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use bindguard_operator::terminal::print_remark;
@@ -72,7 +72,10 @@ impl Stay {
                 ),
                 Progress::NameKept | Progress::KeptForPods | Progress::Unfinished => {}
             }
-            if self.signal_within(pause)? {
+            // the pods of a fleet start at the same time, and query one API server
+            let clock = SystemTime::now().duration_since(UNIX_EPOCH);
+            let random = clock.map_or(0, |now| now.subsec_micros() % 1000);
+            if self.signal_within(pause.mul_f64(1.0 - f64::from(random) / 2000.0))? {
                 return Ok(progress);
             }
             pause = CHECK_INTERVAL.min(pause * 2);
