@@ -8,11 +8,32 @@
 {{- end -}}
 {{- end }}
 
+{{- /* The name of the objects, or the start of their names. */ -}}
+{{- define "bindguard.name" -}}
+{{ .Values.fullnameOverride | default .Release.Name }}
+{{- end }}
+
+{{- define "bindguard.commonLabels" -}}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- /* How an update replaces pods: a dict with type and maxUnavailable. */ -}}
+{{- define "bindguard.updateStrategy" -}}
+type: {{ .type }}
+{{- if eq .type "RollingUpdate" }}
+rollingUpdate:
+  maxUnavailable: {{ .maxUnavailable }}
+{{- end }}
+{{- end }}
+
 {{- define "bindguard.labels" -}}
 app.kubernetes.io/name: bindguard
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- include "bindguard.commonLabels" . }}
 {{- end }}
 
 {{- /* Not empty if the release has the node agent. A release that removes bindguard has none. */ -}}
@@ -29,6 +50,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ include "bindguard.agentSelector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- include "bindguard.commonLabels" . }}
 {{- end }}
 
 {{- /* Not empty if the agent has a service account. */ -}}
@@ -46,6 +68,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if $agent.nri.enabled }}{{ $words = concat $words (list "--nri" $agent.nri.socket) }}{{ end -}}
 {{- if $agent.kubediag.enabled }}{{ $words = concat $words (list "--kubediag" $agent.kubediag.address) }}{{ end -}}
 {{- if ne $agent.events "off" }}{{ $words = concat $words (list "--events" $agent.events) }}{{ end -}}
+{{- if ne $agent.logLevel "info" }}{{ $words = concat $words (list "--log-level" $agent.logLevel) }}{{ end -}}
+{{- if ne $agent.logFormat "text" }}{{ $words = concat $words (list "--log-format" $agent.logFormat) }}{{ end -}}
 {{- concat $words $agent.extraArgs | toJson -}}
 {{- end }}
 
@@ -57,7 +81,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- /* The names of the leases, as JSON. */ -}}
 {{- define "bindguard.slots" -}}
 {{- $names := list -}}
-{{- range until (int .Values.restartSlots) }}{{ $names = append $names (printf "%s-restart-%d" $.Release.Name .) }}{{ end -}}
+{{- range until (int .Values.restartSlots) }}{{ $names = append $names (printf "%s-restart-%d" (include "bindguard.name" $) .) }}{{ end -}}
 {{- $names | toJson -}}
 {{- end }}
 
@@ -132,7 +156,7 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 priorityClassName: {{ .Values.priorityClassName }}
 automountServiceAccountToken: {{ $hasAccount }}
 {{- if $hasAccount }}
-serviceAccountName: {{ .Release.Name }}-{{ ternary "removal" "installer" (eq (toString .isHook) "true") }}
+serviceAccountName: {{ include "bindguard.name" . }}-{{ ternary "removal" "installer" (eq (toString .isHook) "true") }}
 {{- else }}
 # named, because the API server keeps a name that a change only leaves out
 serviceAccountName: default
@@ -156,8 +180,7 @@ containers:
     readinessProbe:
       exec:
         command: {{ append $words "--dry-run" | toJson }}
-      periodSeconds: 30
-      timeoutSeconds: 20
+      {{- toYaml .Values.readinessProbe | nindent 6 }}
     securityContext:
       privileged: true
     resources: {{- toYaml .Values.resources | nindent 6 }}
@@ -179,6 +202,6 @@ volumes:
   {{- if $hasConfig }}
   - name: config
     configMap:
-      name: {{ .Release.Name }}-config
+      name: {{ include "bindguard.name" . }}-config
   {{- end }}
 {{- end }}

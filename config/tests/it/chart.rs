@@ -185,6 +185,8 @@ fn unknown_values_are_refused() {
         "podAnnotations",
         "podLabels",
         "labels",
+        "commonLabels",
+        "serviceAccountAnnotations",
     ];
     while at < tables.len() {
         let table = tables[at].clone();

@@ -9,6 +9,7 @@
 mod agent_chart;
 mod api_rights;
 mod chart;
+mod chart_for_policies;
 mod config_toml;
 mod helm;
 mod kube;

@@ -7,6 +7,7 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, ServiceAccount};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::node::v1::RuntimeClass;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use serde::Serialize;
@@ -30,6 +31,7 @@ pub fn taken_by_kind(document: &Value) -> Result<Value, serde_json::Error> {
         (Some("v1"), Some("Pod")) => taken::<Pod>(document),
         (Some("v1"), Some("ConfigMap")) => taken::<ConfigMap>(document),
         (Some("v1"), Some("ServiceAccount")) => taken::<ServiceAccount>(document),
+        (Some("networking.k8s.io/v1"), Some("NetworkPolicy")) => taken::<NetworkPolicy>(document),
         (Some("apps/v1"), Some("DaemonSet")) => taken::<DaemonSet>(document),
         (Some("coordination.k8s.io/v1"), Some("Lease")) => taken::<Lease>(document),
         (Some("batch/v1"), Some("Job")) => taken::<Job>(document),
