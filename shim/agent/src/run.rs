@@ -164,6 +164,7 @@ async fn serve(
         Arc::clone(&metrics),
         reporting.clone(),
         pods.clone(),
+        cri,
     ));
     let position = config.agent().socket.with_extension("position");
     let journal = config

@@ -2,6 +2,7 @@
 //! prints it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,7 +23,7 @@ use crate::pods::PodLookup;
 use crate::sinks::metrics::Metrics;
 use crate::sinks::reporting::{Reporting, SurveyEvents};
 use crate::wall_clock::since_epoch;
-use crate::work::removal;
+use crate::work::installation;
 
 /// The time for which a survey's text is served again: a survey reads every mount, and requests are
 /// free.
@@ -36,6 +37,7 @@ pub struct Surveyor {
     metrics: Arc<Metrics>,
     reporting: Reporting,
     pods: PodLookup,
+    cri: PathBuf,
     last: Mutex<Last>,
 }
 
@@ -55,6 +57,7 @@ impl Surveyor {
         metrics: Arc<Metrics>,
         reporting: Reporting,
         pods: PodLookup,
+        cri: &Path,
     ) -> Self {
         let (policy, places) = (*config.policy(), config.places().clone());
         Self {
@@ -63,6 +66,7 @@ impl Surveyor {
             metrics,
             reporting,
             pods,
+            cri: cri.to_owned(),
             last: Mutex::default(),
         }
     }
@@ -129,7 +133,7 @@ impl Surveyor {
             |_| true,
         );
         self.count(&report);
-        removal::count(&self.metrics);
+        installation::count(&self.metrics, &self.cri);
         self.reporting.surveyed(&report, &mut last.events);
         if let Some(mounts) = mounts {
             self.count_mounts(&mounts);

@@ -84,6 +84,16 @@ pub struct Metrics {
     pub handler_kept: Gauge,
     /// Pods for which an uninstall left the programs.
     pub programs_kept: Gauge,
+    /// 1 for the installed `version`.
+    pub installed: Family<[(&'static str, String); 1], Gauge>,
+    /// Runtimes of the running containerd that call the guard.
+    pub guarded_runtimes: Gauge,
+    /// Daemons that have not read their changed files.
+    pub restarts_owed: Gauge,
+    /// Files of the installation that are gone.
+    pub missing_files: Gauge,
+    /// Mistakes in the node's config.
+    pub config_mistakes: Gauge,
 }
 
 /// The counted results: a dry run keeps each mount.
@@ -212,6 +222,27 @@ impl Metrics {
                 figures,
                 "programs_kept_for_pods",
                 "Pods for which an uninstall left the programs",
+            ),
+            installed: new(figures, "installed", "The installed version"),
+            guarded_runtimes: new(
+                figures,
+                "guarded_runtimes",
+                "Runtimes of the running containerd that call the guard",
+            ),
+            restarts_owed: new(
+                figures,
+                "restarts_owed",
+                "Daemons that have not read their changed files",
+            ),
+            missing_files: new(
+                figures,
+                "missing_files",
+                "Files of the installation that are gone",
+            ),
+            config_mistakes: new(
+                figures,
+                "config_mistakes",
+                "Mistakes in the node's config.toml",
             ),
             registry,
         };
@@ -415,6 +446,8 @@ mod tests {
             .sources
             .get_or_create(&[("kind", "subpath"), ("verdict", "stale")])
             .set(1);
+        let version = [("version", "0.1.0".to_owned())];
+        metrics.installed.get_or_create(&version).set(1);
         let line = r#"{"version":1,"time":null,"attempt":0,"binds":[{"source":"/s","kind":"subpath","verdict":"current"}],"foreign":0,"duration_us":1}"#;
         metrics.journaled(&JournalLine::parse(line));
         metrics.journaled(&JournalLine::parse("nonsense"));
