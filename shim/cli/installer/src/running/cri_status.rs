@@ -67,10 +67,11 @@ fn unless_it_starts<A>(call: impl Fn() -> Result<A>) -> Result<A> {
     }
 }
 
+/// A restart takes the socket away for a moment.
 fn is_starting(error: &Error) -> bool {
     error
         .downcast_ref::<CriError>()
-        .is_some_and(CriError::is_starting)
+        .is_some_and(|error| error.is_starting() || matches!(error, CriError::Connect(_)))
 }
 
 /// The socket from containerd's arguments, from its file, or the default socket.
@@ -103,6 +104,18 @@ fn address_in(text: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A pod that removes bindguard restarts containerd, and then looks for its own sandbox.
+    #[test]
+    fn a_containerd_without_a_socket_may_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("containerd.sock");
+        let called = || query(&socket, async |cri| cri.sandboxes().await);
+        assert!(is_starting(&called().unwrap_err()));
+        // As after a kill: the socket has no server.
+        drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+        assert!(is_starting(&called().unwrap_err()));
+    }
 
     #[test]
     fn the_address_is_found_in_every_version_of_the_file() {
