@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_shim_and_the_wrapper_keep_pods_from_starting() {
+    fn only_a_missing_shim_keeps_pods_of_the_shim_from_starting() {
         let file =
             |path| json!({ "owner": "bindguard", "path": path, "original": null, "written": "1f" });
         let record = json!({ "version": 1, "files": [
@@ -280,7 +280,8 @@ mod tests {
         ] });
         let found = broken_programs(&serde_json::from_value(record).unwrap());
         assert_eq!(found[0].what, "/nowhere/bindguard-agent is gone");
-        let breaks_pods: Vec<bool> = found.iter().map(|drift| drift.breaks_pods).collect();
-        assert_eq!(breaks_pods, [false, true, true]);
+        let effects = |drift: &Drift| (drift.breaks_pods, drift.unguards);
+        let effects: Vec<_> = found.iter().map(effects).collect();
+        assert_eq!(effects, [(false, false), (true, false), (false, true)]);
     }
 }
