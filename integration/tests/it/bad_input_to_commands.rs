@@ -196,7 +196,7 @@ fn journals(node: &Node, files: &BadFiles) -> Result<()> {
     )?;
     let empty = node.bindguard(["journal", "--file", &files.path("empty")])?;
     ensure!(
-        empty.code() == 0 && empty.stdout.starts_with("0 admissions"),
+        empty.code() == 0 && empty.stdout.starts_with("0 creates"),
         "{empty:?}"
     );
     refused(

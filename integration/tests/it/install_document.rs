@@ -77,8 +77,17 @@ fn as_it_says() {
             // `chart_on_a_cluster` installs and upgrades the chart on a real cluster
             .instead_of("helm install", "helm template")
             .instead_of(
-                "helm upgrade bindguard config/chart --reuse-values",
+                "helm upgrade bindguard config/chart --namespace kube-system --reuse-values",
                 "helm template bindguard config/chart --set image.registry=here",
+            )
+            // what `helm uninstall` leaves is on a real cluster, too
+            .instead_of(
+                "kubectl --namespace kube-system get pods --output wide --selector app.kubernetes.io/name=bindguard-removal",
+                "true",
+            )
+            .instead_of(
+                "kubectl --namespace kube-system delete daemonset,job,serviceaccount,role,rolebinding,clusterrole,clusterrolebinding bindguard-removal",
+                "true",
             )
             .with("report.toml", &reports.display().to_string())
             .with("repair.toml", &config.display().to_string())
@@ -110,11 +119,11 @@ fn as_it_says() {
                 &["daemonset.apps/bindguard-agent created"],
             )
             .prints(
-                "helm upgrade bindguard config/chart --reuse-values --set-file config=report.toml",
+                "helm upgrade bindguard config/chart --namespace kube-system --reuse-values --set-file config=report.toml",
                 &[" stale-subpaths = \"report\"\n"],
             )
             .prints(
-                "helm upgrade bindguard config/chart --reuse-values --set-file config=repair.toml",
+                "helm upgrade bindguard config/chart --namespace kube-system --reuse-values --set-file config=repair.toml",
                 &[" # stale-subpaths = \"repair\"\n"],
             )
             .prints(
