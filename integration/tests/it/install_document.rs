@@ -80,15 +80,6 @@ fn as_it_says() {
                 "helm upgrade bindguard config/chart --namespace kube-system --reuse-values",
                 "helm template bindguard config/chart --set image.registry=here",
             )
-            // what `helm uninstall` leaves is on a real cluster, too
-            .instead_of(
-                "kubectl --namespace kube-system get pods --output wide --selector app.kubernetes.io/name=bindguard-removal",
-                "true",
-            )
-            .instead_of(
-                "kubectl --namespace kube-system delete daemonset,job,serviceaccount,role,rolebinding,clusterrole,clusterrolebinding bindguard-removal",
-                "true",
-            )
             .with("report.toml", &reports.display().to_string())
             .with("repair.toml", &config.display().to_string())
             .systemd("restart containerd", || {
