@@ -16,8 +16,8 @@ pub const RUNTIME: &str = "bindguard";
 /// the runtime's.
 pub const SELF_TEST: &str = "--bindguard-self-test";
 
-/// The arguments with which a program of bindguard shows that it runs. It prints its name, and needs
-/// no runtime.
+/// The argument with which a program of bindguard shows that the kernel runs the program: the output
+/// is the program's name. No runtime is needed.
 pub fn self_test_of(program: &str) -> &'static str {
     match program {
         WRAPPER => SELF_TEST,

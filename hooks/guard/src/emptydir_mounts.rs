@@ -135,13 +135,13 @@ pub fn detach_below_emptydirs(
     let now = read_mount_table_in_part().map_err(NotDetached::Mounts)?;
     let mut lazily = Vec::new();
     for mount in left {
-        // The umount of a peer may have taken it along.
+        // The umount of a peer may have unmounted this mount, too.
         if is_in(&now, mount.id) {
             lazily.push(mount);
         }
     }
     let mut errors = Vec::new();
-    // The outermost first: it takes along what is on it.
+    // The outermost mount first: its lazy umount also detaches the mounts on it.
     for mount in lazily.iter().rev() {
         errors.extend(unmount(mount, true).err().map(|error| (mount.id, error)));
     }

@@ -33,10 +33,15 @@ pub fn propagation_takes_locks() -> bool {
 }
 
 fn takes_locks(release: &str) -> bool {
+    (&[7, 1][..]..&[7, 2, 11][..]).contains(&release_numbers(release).0.as_slice())
+}
+
+/// The numbers of a kernel's release, as `uname -r` prints it, and the vendor's text behind them.
+pub fn release_numbers(release: &str) -> (Vec<u32>, &str) {
     let end = release.find(|c: char| !c.is_ascii_digit() && c != '.');
-    let numbers = release.split_at(end.unwrap_or(release.len())).0.split('.');
-    let numbers: Vec<u32> = numbers.filter_map(|number| number.parse().ok()).collect();
-    (&[7, 1][..]..&[7, 2, 11][..]).contains(&numbers.as_slice())
+    let (numbers, suffix) = release.split_at(end.unwrap_or(release.len()));
+    let numbers = numbers.split('.').filter_map(|number| number.parse().ok());
+    (numbers.collect(), suffix)
 }
 
 fn release() -> String {

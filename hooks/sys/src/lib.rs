@@ -53,7 +53,9 @@ pub use handle::{Handle, HandleError};
 pub use heap::trim_heap;
 pub use host_path::{HostWalk, WalkError, WalkedFolder, walk_host_path, walk_path_of_process};
 pub use inherited_state::{inherited_pipe, restore_inherited_state};
-pub use kernel_features::{KernelFeatures, kernel_features, propagation_takes_locks};
+pub use kernel_features::{
+    KernelFeatures, kernel_features, propagation_takes_locks, release_numbers,
+};
 pub use mount_ids::next_mount_id;
 pub use mount_setattr::{has_mount_setattr, map_ids};
 pub use mount_watch::{MountWatch, MountWatchError};

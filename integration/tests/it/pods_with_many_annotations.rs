@@ -1,6 +1,6 @@
-//! Pods with as many annotations as the API server accepts, 256 KiB each: the agent, limited to the
-//! memory that it is shipped with, keeps only the annotations that it reads. Their neighbour gets
-//! its files.
+//! Pods with as many annotations as the API server accepts, 256 KiB each. The agent has the memory
+//! limit of the unit and the chart, and keeps only bindguard's annotations. A pod beside these pods
+//! gets its files.
 
 use anyhow::{Result, ensure};
 use bindguard_integration::cri::mount;

@@ -2,6 +2,8 @@
 //!
 //! The versions are those of Debian's kernel changelogs (6.12.117-1 and 7.2.13-1, November 2026).
 
+use bindguard_sys::release_numbers;
+
 /// A fault, and the first version of each series that has the fix.
 struct Fault {
     what: &'static str,
@@ -42,12 +44,7 @@ const FAULTS: [Fault; 5] = [
 /// under an older number, so nothing is called missing there.
 pub(super) fn mount_fixes(release: &str) -> String {
     let (mut missing, mut unknown) = (Vec::new(), 0);
-    let digits = release.find(|c: char| !c.is_ascii_digit() && c != '.');
-    let (number, suffix) = release.split_at(digits.unwrap_or(release.len()));
-    let numbers: Vec<u32> = number
-        .split('.')
-        .filter_map(|part| part.parse().ok())
-        .collect();
+    let (numbers, suffix) = release_numbers(release);
     // A patch level of 0 is a release of upstream, or a vendor's kernel with fixes of its own.
     let (major, minor, patch) = match numbers.as_slice() {
         &[major, minor, patch] if patch > 0 => (major, minor, patch),

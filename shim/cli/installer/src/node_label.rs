@@ -1,5 +1,6 @@
-//! `--node-label`, `--node-feature`: a label of this node in the cluster while pods of the handler
-//! start on it, so that a RuntimeClass selects no other node. The label goes before a removal begins.
+//! `--node-label`, `--node-feature`: the label of this node in the cluster. The node has the label
+//! while its runtime starts pods of the handler, and a RuntimeClass selects labelled nodes alone. The
+//! label goes before a removal begins.
 
 use std::fs;
 use std::io::ErrorKind;

@@ -126,8 +126,8 @@ pub fn check_installed(name: &str, path: &Path) -> Result<()> {
     check_runs(name, program.command())
 }
 
-/// Checks that the kernel runs a program whose bytes are those that were installed. A program of
-/// another version can fail, because it does not know the self-test: it runs.
+/// Checks that the kernel runs an installed program, whose bytes are as installed. A program of another
+/// version runs, even if its exit status is a failure: that version may not know the self-test.
 ///
 /// # Errors
 /// If the program cannot be started, is killed, or does not end.

@@ -50,10 +50,10 @@ impl Programs {
         Ok(files)
     }
 
-    /// Checks, before any file is changed, that these programs run.
+    /// Runs each program, before any file is changed.
     ///
     /// # Errors
-    /// If one does not.
+    /// If a program does not run.
     pub fn check_run(&self, with_agent: bool) -> Result<()> {
         for program in self.files(with_agent)? {
             program.check_runs()?;

@@ -71,8 +71,8 @@ impl Task {
             release(&self.init).await;
         }
         rootfs::unmount(self.bundle.rootfs()).await?;
-        // Before the answer: the kubelet then removes the volumes. `delete` does this again if this
-        // shim is killed meanwhile.
+        // Before the answer: after it the kubelet removes the volumes. If the shim is killed here, the
+        // command `delete` ends the pod.
         if let Ok(spec) = self.bundle.spec() {
             end_pod(&self.runtime, &self.id, &spec).await;
         }

@@ -348,6 +348,14 @@ mod tests {
     use crate::sinks::reporting::Reporting;
     use crate::sources::watch::Inotify;
 
+    fn silent(metrics: &Arc<Metrics>) -> Reporting {
+        Reporting {
+            events: Events::off(Arc::clone(metrics)),
+            journal: JournalWriter::off(Arc::clone(metrics)),
+            memory: IdleMemory::default(),
+        }
+    }
+
     /// A container of Docker that was busy for some seconds showed the old file until the next
     /// survey, which is minutes away.
     #[test]
@@ -370,11 +378,7 @@ mod tests {
             Metrics::new(),
             Policy::default(),
         );
-        let reporting = Reporting {
-            events: Events::off(Arc::clone(&metrics)),
-            journal: JournalWriter::off(Arc::clone(&metrics)),
-            memory: IdleMemory::default(),
-        };
+        let reporting = silent(&metrics);
         let refresher = Refresher::new(helper(), &metrics, &reporting, &policy);
         let places = Places::default();
         let mut followed = Followed::new(&refresher, node.path(), RefreshMode::All, &places);
@@ -428,11 +432,7 @@ mod tests {
             Metrics::new(),
             Policy::default(),
         );
-        let reporting = Reporting {
-            events: Events::off(Arc::clone(&metrics)),
-            journal: JournalWriter::off(Arc::clone(&metrics)),
-            memory: IdleMemory::default(),
-        };
+        let reporting = silent(&metrics);
         let refresher = Refresher::new(helper(), &metrics, &reporting, &policy);
         refresher.warn("gone", vec!["why".to_owned()]);
         let places = Places::default();

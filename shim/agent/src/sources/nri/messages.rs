@@ -181,7 +181,7 @@ pub struct CreatedContainer {
     /// The id of its pod.
     #[prost(string, tag = "2")]
     pub pod_sandbox_id: String,
-    /// Its init; 0 from some runtimes until it is started.
+    /// The pid of its init; some runtimes say 0 before the start.
     #[prost(uint32, tag = "12")]
     pub pid: u32,
 }

@@ -140,8 +140,8 @@ pub fn former(owner: Owner, present: &[u8]) -> Result<Option<Vec<u8>>> {
     cleaned(owner, present, None).map(Some)
 }
 
-/// True if an install can write this file: a record that names another one is not the installer's. A
-/// link of a known name may lead to any file.
+/// True if an install can write this file. No installer wrote a record that names another file. A link
+/// of a known name may lead to any file.
 pub fn may_write(owner: Owner, path: &Path) -> bool {
     let is = |known: &str| path == Path::new(known) || path == change::resolved(Path::new(known));
     let in_folder = |folder: &str| path.starts_with(folder);
