@@ -32,7 +32,7 @@ pub use admission::OpenError;
 pub use admit::{Admission, Attempt, admit, admit_spec, admit_with_spec};
 pub use check::{check_bundle, planned_outcome};
 pub use directories::{in_real_folder, kubelet_roots_by_all_names};
-pub use emptydir_mounts::{DetachResult, Detached, NotDetached, detach_below_emptydirs};
+pub use emptydir_mounts::{NotDetached, detach_below_emptydirs};
 pub use expect::ExpectedSources;
 pub use journal::{
     JournalEntry, RecordError, record, record_nri_create, record_rebind, record_refresh,

@@ -36,7 +36,7 @@ fn takes_locks(release: &str) -> bool {
     (&[7, 1][..]..&[7, 2, 11][..]).contains(&release_numbers(release).0.as_slice())
 }
 
-/// The numbers of a kernel's release, as `uname -r` prints it, and the vendor's text behind them.
+/// The numbers of a release, such as a kernel's as `uname -r` prints it, and the text behind them.
 pub fn release_numbers(release: &str) -> (Vec<u32>, &str) {
     let end = release.find(|c: char| !c.is_ascii_digit() && c != '.');
     let (numbers, suffix) = release.split_at(end.unwrap_or(release.len()));

@@ -16,13 +16,11 @@ use std::time::Duration;
 use bindguard_core::mount_table::MountId;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::io::Errno;
-use rustix::mount::UnmountFlags;
 
 use crate::directories::open_directory;
 use crate::hanging_probes::answer_within;
 
-/// Time limit for a umount(2).
-const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(5);
+pub use rustix::mount::UnmountFlags;
 
 /// A container may nest directories without end, and each level needs a descriptor.
 const MAX_DEPTH: usize = 64;
@@ -47,42 +45,20 @@ pub enum UnmountError {
     Failed(#[from] io::Error),
 }
 
-/// Unmounts the mount with this id, if nothing uses it. `mount_point` is the kernel's name of its
-/// place: no symlink is followed.
+/// Unmounts the mount with this id within a time limit. `mount_point` is the kernel's name of its
+/// place: no symlink is followed. `how`: empty, so that a mount in use stays; or `DETACH`, so that
+/// the mount goes with all mounts on it, and programs that use the mount keep it.
 ///
 /// # Errors
 /// If the mount is in use, is not there any more, or does not answer.
-pub fn unmount_unused(mount_point: &Path, id: MountId) -> Result<(), UnmountError> {
-    unmount_within(UNMOUNT_TIMEOUT, mount_point, id, UnmountFlags::NOFOLLOW)
-}
-
-/// As [`unmount_unused`], with this time limit. `lazily`: the mount goes with all mounts on it, and
-/// programs that use the mount keep it.
-///
-/// # Errors
-/// As [`unmount_unused`].
-pub fn detach_or_unmount(
-    mount_point: &Path,
-    id: MountId,
-    lazily: bool,
-    limit: Duration,
-) -> Result<(), UnmountError> {
-    let lazy = if lazily {
-        UnmountFlags::DETACH
-    } else {
-        UnmountFlags::empty()
-    };
-    unmount_within(limit, mount_point, id, UnmountFlags::NOFOLLOW | lazy)
-}
-
-fn unmount_within(
+pub fn unmount_within(
     limit: Duration,
     mount_point: &Path,
     id: MountId,
-    flags: UnmountFlags,
+    how: UnmountFlags,
 ) -> Result<(), UnmountError> {
     let unmounted = answer_within(limit, mount_point, || {
-        unmount(mount_point, id, flags)?;
+        unmount(mount_point, id, UnmountFlags::NOFOLLOW | how)?;
         Ok(Vec::new())
     });
     let Err(error) = unmounted else { return Ok(()) };

@@ -7,7 +7,6 @@ use std::process::ExitCode;
 use bindguard_config::Config;
 use bindguard_core::error_chain;
 use bindguard_core::handover::DETACH_VERB;
-use bindguard_core::policy::BelowEmptyDirs;
 use bindguard_guard::{detach_below_emptydirs, record_release};
 
 use crate::argv::Invocation;
@@ -16,16 +15,13 @@ use crate::messages::Messages;
 /// Runs `bindguard-detach`. `None` for any other verb.
 pub fn run_own_verb(args: &[OsString], config: &Config) -> Option<ExitCode> {
     let (invocation, _) = Invocation::of_own_verb(args, DETACH_VERB)?;
-    if config.policy().below_emptydirs != BelowEmptyDirs::Detach {
-        return Some(ExitCode::SUCCESS);
-    }
     let messages = Messages::for_invocation(&invocation, true);
-    match detach_below_emptydirs(&invocation.bundle, config.places()) {
-        Ok(detached) => {
-            for mount in detached {
+    let id = invocation.id.as_deref().unwrap_or_default();
+    match detach_below_emptydirs(&invocation.bundle, id, config.places()) {
+        Ok(lines) => {
+            for line in lines {
                 if let Some(journal) = config.journal() {
-                    let id = invocation.id.as_deref().unwrap_or_default();
-                    messages.recorded(record_release(journal, mount.line(id)));
+                    messages.recorded(record_release(journal, line));
                 }
             }
         }

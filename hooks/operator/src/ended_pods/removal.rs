@@ -4,12 +4,16 @@ use std::cmp::Reverse;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::time::Duration;
 
 use bindguard_core::mount_table::{MountEntry, MountTable};
 use bindguard_core::paths::below;
-use bindguard_sys::leftovers::{UnmountError, empty_directories, unmount_unused};
+use bindguard_sys::leftovers::{UnmountError, UnmountFlags, empty_directories, unmount_within};
 
 use super::{AbsentPod, EndedPod, LeftMount, LeftOutcome, PodFolders};
+
+/// Time limit for a umount(2).
+const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The action for the leftovers of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,7 +77,8 @@ fn outcome(entry: &MountEntry, folder: &Path, removes: bool) -> LeftOutcome {
     if !removes {
         return LeftOutcome::Left;
     }
-    match unmount_unused(&entry.mount_point, entry.id) {
+    let how = UnmountFlags::empty();
+    match unmount_within(UNMOUNT_TIMEOUT, &entry.mount_point, entry.id, how) {
         Ok(()) => LeftOutcome::Unmounted,
         Err(UnmountError::Busy) => LeftOutcome::Busy,
         Err(error) => LeftOutcome::Failed {

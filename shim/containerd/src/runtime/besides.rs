@@ -40,15 +40,12 @@ impl Runtime {
         let Some(guard) = guard_program().await else {
             return;
         };
-        let ended = match self.spawn_besides(&guard, DETACH_VERB, id, []) {
-            Ok(running) => running.finish_within(DETACH_TIMEOUT).await.is_some(),
+        let running = match self.spawn_besides(&guard, DETACH_VERB, id, []) {
+            Ok(running) => running,
             Err(error) => return tracing::warn!(id, %error, "cannot run {DETACH_VERB}"),
         };
-        if !ended {
-            tracing::warn!(
-                id,
-                "mounts below the pod's emptyDirs may be left: no answer in time"
-            );
+        if running.finish_within(DETACH_TIMEOUT).await.is_none() {
+            tracing::warn!(id, "{DETACH_VERB} did not end in time");
         }
     }
 
