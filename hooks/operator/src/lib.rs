@@ -30,6 +30,7 @@ pub mod node;
 pub mod node_report;
 pub mod old_binds;
 pub mod old_files;
+pub mod pod_deletion;
 pub mod pods;
 pub mod root_program;
 pub mod survey;
@@ -42,7 +43,6 @@ mod container_inits;
 mod host_mounts;
 mod kubelet_roots;
 mod other_roots;
-mod pod_deletion;
 mod process_files;
 mod support_bundle;
 

@@ -12,12 +12,13 @@ use crate::ended_pods::EndedPods;
 use crate::old_binds::OldBinds;
 use crate::old_files::OldFiles;
 use crate::other_roots::other_roots;
-use crate::pod_deletion::Deletion;
+use crate::pod_deletion::{Deletion, MountInVolume, mounts_in_volumes};
 use crate::pods::{PodContainer, Pods};
 use bindguard_core::judge::{Finding, StaleCause, Unmounted, Verdict, VerdictName};
 use bindguard_core::kubelet::{PodPath, VolumeSubpath};
 use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable};
 use bindguard_core::places::Places;
+use bindguard_core::policy::BelowEmptyDirs;
 use bindguard_core::report::{BindReport, Outcome, PlannedAction, Report};
 use bindguard_core::source::SourceKind;
 use bindguard_core::text::{serialize_path, shell_word};
@@ -40,6 +41,9 @@ pub struct NodeReport {
     /// Running containers that keep mounts which the host has unmounted.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub pinned: Vec<PinnedMounts>,
+    /// Mounts of the host below emptyDirs, and below other volumes that the kubelet removes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub mounts_below_emptydir: Vec<MountInVolume>,
     /// Ended pods; `None` if nothing searched for ended pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended_pods: Option<EndedPods>,
@@ -127,16 +131,25 @@ impl NodeReport {
             )
         });
         let problems = report.problems.into_iter().chain(others).collect();
+        let below = table.map(|table| mounts_in_volumes(table, pods, places));
         Self {
             binds,
             old_files: Vec::new(),
             old_binds: Vec::new(),
             pinned: Vec::new(),
+            mounts_below_emptydir: below.unwrap_or_default(),
             ended_pods: None,
             checked,
             problems,
             duration_us: report.duration_us,
         }
+    }
+
+    /// Leaves out the mounts below emptyDirs that are not wanted, all of them under a policy that
+    /// does not only report them.
+    pub(crate) fn keep_mounts(&mut self, policy: BelowEmptyDirs, wanted: impl Fn(&Path) -> bool) {
+        self.mounts_below_emptydir
+            .retain(|it| policy == BelowEmptyDirs::Report && wanted(&it.mount_point));
     }
 
     /// Leaves out healthy binds, and binds that are no fault yet.
@@ -162,6 +175,7 @@ impl NodeReport {
             .any(|bind| bind.is_finding() && !bind.bind.is_repaired())
             || self.old_files.iter().any(OldFiles::is_finding)
             || self.old_binds.iter().any(OldBinds::is_finding)
+            || !self.mounts_below_emptydir.is_empty()
             || self
                 .ended_pods
                 .as_ref()

@@ -1,4 +1,5 @@
-//! The command that deletes a pod, unless the deletion would erase files of the host.
+//! The command that deletes a pod, unless the deletion would erase files of the host, and the mounts
+//! of the host whose files would be erased.
 //!
 //! The kubelet removes an emptyDir, and each volume that wraps an emptyDir, with all files below.
 //! The removal goes on through a mount of the host in the volume: kubernetes#129550, #115054.
@@ -6,9 +7,13 @@
 use std::path::{Path, PathBuf};
 
 use bindguard_core::identity::PodName;
+use bindguard_core::kubelet::PodPath;
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::paths::below;
 use bindguard_core::places::Places;
+use bindguard_core::text::{serialize_path, shell_word};
+use serde::Serialize;
+
+use crate::pods::Pods;
 
 /// The folders of the plugins whose volumes the kubelet removes with all files.
 const REMOVED: [&str; 6] = [
@@ -19,6 +24,33 @@ const REMOVED: [&str; 6] = [
     "kubernetes.io~downward-api",
     "kubernetes.io~git-repo",
 ];
+
+/// A mount of the host below a volume that the kubelet removes with its pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct MountInVolume {
+    /// The pod.
+    pub pod: PodName,
+    /// The mount point.
+    #[serde(serialize_with = "serialize_path")]
+    pub mount_point: PathBuf,
+    /// The type of its filesystem.
+    pub fs_type: String,
+    /// True if the kubelet can remove the files below the mount point.
+    pub erased: bool,
+    /// The command that saves the files.
+    pub command: String,
+}
+
+impl MountInVolume {
+    /// The effect on a deletion of the pod.
+    pub fn effect(&self) -> &'static str {
+        if self.erased {
+            "the kubelet removes all files below this mount when the pod is deleted (kubernetes#129550), and the pod stays Terminating: unmount it before"
+        } else {
+            "the pod stays Terminating when it is deleted, until this is unmounted"
+        }
+    }
+}
 
 /// The commands that delete a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,11 +67,10 @@ impl Deletion {
     /// The deletion of a pod on the node with this mount table.
     pub(crate) fn of(pod: &PodName, own: &MountTable, places: &Places) -> Self {
         let mut mounts = Vec::new();
-        if let Some(uid) = &pod.uid {
-            for root in places.kubelet_roots() {
-                let volumes = root.join("pods").join(uid).join("volumes");
-                let entries = own.entries().iter().map(|entry| &entry.mount_point);
-                mounts.extend(entries.filter(|it| is_below_removed(it, &volumes)).cloned());
+        for entry in own.entries() {
+            let uid = removed_volume(&entry.mount_point, places).map(|(uid, _)| uid);
+            if uid.is_some() && uid == pod.uid.as_deref() {
+                mounts.push(entry.mount_point.clone());
             }
         }
         if !mounts.is_empty() {
@@ -56,28 +87,41 @@ impl Deletion {
     }
 }
 
-/// True for a path in a volume that the kubelet removes with all files, of any pod.
-pub(crate) fn is_in_removed_volume(path: &Path, places: &Places) -> bool {
-    places.kubelet_roots().any(|root| {
-        let Some(in_pods) = below(path, &root.join("pods")) else {
-            return false;
+/// The mounts of the host below volumes that the kubelet removes with their pods, the innermost
+/// first.
+pub fn mounts_in_volumes(table: &MountTable, pods: &Pods, places: &Places) -> Vec<MountInVolume> {
+    let mut found = Vec::new();
+    for entry in table.entries().iter().rev() {
+        let path = &entry.mount_point;
+        let Some((uid, volume)) = removed_volume(path, places) else {
+            continue;
         };
-        let Some(uid) = in_pods.iter().next() else {
-            return false;
-        };
-        is_below_removed(path, &root.join("pods").join(uid).join("volumes"))
-    })
+        // Of an emptyDir in memory the kubelet only unmounts the tmpfs, which is then busy.
+        let is_mount = table.entries().iter().any(|it| it.mount_point == volume);
+        found.push(MountInVolume {
+            pod: pods.of_uid(uid),
+            mount_point: path.clone(),
+            fs_type: entry.fs_type.0.clone(),
+            erased: !is_mount && !entry.is_read_only(),
+            command: format!("umount {}", shell_word(path)),
+        });
+    }
+    found
 }
 
-/// True for a path strictly below a volume's own folder.
-fn is_below_removed(path: &Path, volumes: &Path) -> bool {
-    let Some(below) = below(path, volumes) else {
-        return false;
-    };
-    let mut names = below.iter();
-    let plugin = names.next();
-    plugin.is_some_and(|plugin| REMOVED.iter().any(|removed| plugin == *removed))
-        && names.nth(1).is_some()
+/// The pod's uid and the volume's folder, for a path strictly below a volume that the kubelet removes
+/// with all files.
+pub(crate) fn removed_volume<'p>(path: &'p Path, places: &Places) -> Option<(&'p str, &'p Path)> {
+    let pod = PodPath::from_path(path, places.kubelet_roots())?;
+    match pod.names() {
+        [volumes, plugin, _, below @ ..]
+            if *volumes == "volumes" && REMOVED.iter().any(|removed| plugin == removed) =>
+        {
+            let volume = path.ancestors().nth(below.len())?;
+            (!below.is_empty()).then_some((pod.pod_uid(), volume))
+        }
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -107,7 +151,6 @@ mod tests {
                 deletion(&place),
                 Deletion::Erases(vec![place.clone().into()])
             );
-            assert!(is_in_removed_volume(place.as_ref(), &Places::default()));
         }
         for place in [
             // a tmpfs of medium Memory is the volume itself
@@ -123,5 +166,24 @@ mod tests {
                 "{place}"
             );
         }
+    }
+    #[test]
+    fn files_stay_below_a_tmpfs_of_the_kubelet_and_in_a_read_only_mount() {
+        const ED: &str = "/var/lib/kubelet/pods/u-1/volumes/kubernetes.io~empty-dir";
+        let text = format!(
+            "1 0 8:1 / / rw - ext4 a rw\n2 1 0:9 / {ED}/mem rw - tmpfs tmpfs rw\n3 2 8:2 / {ED}/mem/a rw - ext4 b rw\n\
+             4 1 8:2 / {ED}/disk/b ro - ext4 b rw\n5 1 8:2 / {ED}/disk/c rw - ext4 b rw\n"
+        );
+        let table = MountTable::from_mountinfo(text.as_bytes()).unwrap();
+        let found = mounts_in_volumes(&table, &Pods::default(), &Places::default());
+        let found: Vec<_> = found
+            .iter()
+            .map(|it| (it.command.as_str(), it.erased))
+            .collect();
+        let command = |place: &str| format!("umount {ED}/{place}");
+        let expected = [("disk/c", true), ("disk/b", false), ("mem/a", false)];
+        let expected = expected.map(|(place, erased)| (command(place), erased));
+        let expected = expected.iter().map(|(place, erased)| (&**place, *erased));
+        assert_eq!(found, Vec::from_iter(expected));
     }
 }

@@ -8,11 +8,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::cri::Sandbox;
 use bindguard_integration::journal::JOURNAL;
+use bindguard_integration::kube_api::KubeApi;
 use bindguard_integration::process::host;
 use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup, mounts, on_newest_and_older};
+use bindguard_integration::{Agent, Generation, Node, Setup, mounts, on_newest_and_older};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde_json::Value;
 
 const UID: &str = "d3ddcaaf-0088-4d72-b57b-f31f05314446";
 const DETACH: &str = "[checks]\nmounts-below-emptydir = \"detach\"\n";
@@ -52,12 +54,23 @@ fn it_goes_if_the_shim_is_killed() {
 fn it_stays_by_default() {
     Setup::on(Generation::V2_1).cri().story(|node| {
         let scene = Scene::new(node)?;
-        let doctor = node.bindguard(["doctor"])?;
         let command = format!("umount {}", scene.place.display());
+        for verb in ["doctor", "diagnose"] {
+            let said = node.bindguard([verb])?;
+            ensure!(
+                said.code() == 1 && said.stdout.contains(&command),
+                "{verb}: {said:?}"
+            );
+        }
+        let said = node.bindguard(["diagnose", "--json"])?;
+        let report: Value = serde_json::from_str(&said.stdout)?;
+        let found = &report["mounts_below_emptydir"];
         ensure!(
-            doctor.code() == 1 && doctor.stdout.contains(&command),
-            "{doctor:?}"
+            found[0]["pod"]["uid"] == UID && found[0]["command"] == command.as_str(),
+            "{said:?}"
         );
+        ensure!(found[0]["erased"] == true && found[1].is_null(), "{said:?}");
+        scene.is_reported_by_the_agent(&command)?;
         scene.sandbox_starts_and_ends(|cri, pod| cri.remove_pod(pod))?;
         ensure!(is_mounted(&scene.place)?, "it was detached");
         host(["umount".as_ref(), scene.place.as_os_str()]).map(drop)
@@ -96,6 +109,32 @@ impl<'n> Scene<'n> {
         let pod = cri.run_pod("bindguard", "web", UID)?;
         ensure!(is_mounted(&self.place)?, "it went while the pod runs");
         end(&cri, &pod)
+    }
+
+    /// By a figure, and by an event on the running pod.
+    fn is_reported_by_the_agent(&self, command: &str) -> Result<()> {
+        let api = KubeApi::start()?;
+        let kubeconfig = self.node.disk().join("kubeconfig");
+        api.write_config(&kubeconfig)?;
+        let config = format!(
+            "agent.events.mode = 'warnings'\nagent.survey-seconds = 1\nagent.kubernetes = {{ kubeconfig = '{}', node = 'node-1' }}\n",
+            kubeconfig.display()
+        );
+        let agent = Agent::start(self.node, &config)?;
+        self.sandbox_starts_and_ends(|cri, pod| {
+            until("there is an event on the pod", || {
+                Ok(api.events().iter().any(|event| {
+                    let message = event["message"].as_str().unwrap_or_default();
+                    event["involvedObject"]["name"] == "web"
+                        && event["reason"] == "MountBelowEmptyDir"
+                        && message.contains(command)
+                }))
+            })?;
+            cri.remove_pod(pod)
+        })?;
+        let figure = agent.figure("bindguard_mounts_below_emptydir");
+        ensure!(figure == 1.0, "{figure}");
+        Ok(())
     }
 
     fn is_detached(&self) -> Result<()> {

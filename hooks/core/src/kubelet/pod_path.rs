@@ -56,7 +56,7 @@ impl<'p, 'r> PodPath<'p, 'r> {
     }
 
     /// The names after the pod's folder.
-    pub(super) fn names(&self) -> &[&'p OsStr] {
+    pub fn names(&self) -> &[&'p OsStr] {
         &self.names
     }
 }

@@ -4,10 +4,10 @@
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
 use bindguard_core::policy::BelowEmptyDirs;
-use bindguard_core::text::shell_word;
 
 use super::Point;
-use crate::pod_deletion::is_in_removed_volume;
+use crate::pod_deletion::mounts_in_volumes;
+use crate::pods::Pods;
 
 const NAME: &str = "mounts-below-emptydir";
 
@@ -16,28 +16,26 @@ pub fn below_emptydirs(table: &MountTable, places: &Places, policy: BelowEmptyDi
     if policy == BelowEmptyDirs::Off {
         return Point::ok(NAME, "not checked: mounts-below-emptydir is off");
     }
-    let mut found = Vec::new();
-    for mount in table.entries() {
-        if is_in_removed_volume(&mount.mount_point, places) {
-            found.push(&mount.mount_point);
-        }
-    }
-    // The innermost can be unmounted first.
-    let Some(last) = found.last() else {
+    let found = mounts_in_volumes(table, &Pods::default(), places);
+    let Some(first) = found.first() else {
         if let Some(skipped) = table.skipped() {
             return Point::unknown(NAME, skipped.to_string());
         }
         return Point::ok(NAME, "nothing is mounted below an emptyDir");
     };
-    let (count, last_shown) = (found.len(), last.display());
+    let count = found.len();
     if policy == BelowEmptyDirs::Detach {
-        let message = format!("{count} mounts below volumes of pods go with their pods");
+        let message = format!(
+            "{count} mounts below volumes of pods; bindguard's shim unmounts those below emptyDirs with their pods"
+        );
         return Point::ok(NAME, message);
     }
+    let shown = first.mount_point.display();
     let message = format!(
-        "{count} mounts are below volumes of pods, such as {last_shown}: the kubelet removes the files that they show when the pod is deleted; unmount them before"
+        "{count} mounts are below volumes of pods, such as {shown}: {}",
+        first.effect()
     );
-    Point::failed(NAME, message, format!("umount {}", shell_word(last)))
+    Point::failed(NAME, message, first.command.clone())
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::report::Own;
 use crate::namespaces::HeldBy;
-use crate::pod_deletion::{Deletion, is_in_removed_volume};
+use crate::pod_deletion::{Deletion, removed_volume};
 
 /// The limit of commands for a holder.
 const MAX_COMMANDS: usize = 5;
@@ -68,7 +68,7 @@ pub(super) fn umount_here(
     own: &Own<'_>,
     effect: &'static str,
 ) -> Option<ReleaseCommand> {
-    let is_removed = is_in_removed_volume(&entry.mount_point, own.places);
+    let is_removed = removed_volume(&entry.mount_point, own.places).is_some();
     if own.system.must_stay(entry)
         || own.table.has_mounts_on(entry)
         || (own.is_in_kubelet_root(&entry.mount_point) && !is_removed)

@@ -59,9 +59,11 @@ pub fn survey_node(
     let (old_files, mut unchecked) = old_files(roots.names(), pods, &wanted);
     report.problems.append(&mut unchecked);
     report.set_duration(start.elapsed());
+    let mut report = with_table(report, read_mount_table(), roots, places, pods);
+    report.keep_mounts(policy.below_emptydirs, wanted);
     NodeReport {
         old_files,
-        ..with_table(report, read_mount_table(), roots, places, pods)
+        ..report
     }
 }
 
@@ -82,7 +84,9 @@ pub fn repair_node(
         RepairAct::Rebind => rebind_subpaths(policy, &roots, wanted),
         RepairAct::Detach => detach_subpaths(&roots, wanted),
     };
-    with_table(report, table, roots, places, pods)
+    let mut report = with_table(report, table, roots, places, pods);
+    report.mounts_below_emptydir.clear();
+    report
 }
 
 /// Overrides the policy of admissions: an operator's request is always inspected, and can be

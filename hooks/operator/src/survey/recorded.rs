@@ -48,7 +48,9 @@ pub fn survey_recorded(
     let skipped = table.skipped().map(|skipped| error_chain(skipped));
     let complete = Some(table).filter(|_| skipped.is_none());
     report.problems.extend(skipped);
-    NodeReport::from_report(report, complete, pods, places)
+    let mut report = NodeReport::from_report(report, complete, pods, places);
+    report.keep_mounts(policy.below_emptydirs, wanted);
+    report
 }
 
 /// The mounted subpaths, and those of which only the directory is left.

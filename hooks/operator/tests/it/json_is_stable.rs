@@ -26,6 +26,7 @@ use bindguard_operator::namespaces::Checked;
 use bindguard_operator::node_report::{ISSUE, NodeBind, NodeReport, Note, Origin};
 use bindguard_operator::old_binds::{BindKind, OldBinds};
 use bindguard_operator::old_files::OldFiles;
+use bindguard_operator::pod_deletion::MountInVolume;
 use bindguard_operator::pods::{ContainerState, PodContainer};
 use serde::Serialize;
 
@@ -111,10 +112,23 @@ fn stale() -> NodeReport {
         old_files: vec![old_files()],
         old_binds: vec![old_binds()],
         pinned: Vec::new(),
+        mounts_below_emptydir: vec![mount_in_volume()],
         ended_pods: Some(ended_pods()),
         checked: 12,
         problems: Vec::new(),
         duration_us: 812,
+    }
+}
+
+fn mount_in_volume() -> MountInVolume {
+    let place =
+        "/var/lib/kubelet/pods/0d63f1a2/volumes/kubernetes.io~empty-dir/work/disk".to_owned();
+    MountInVolume {
+        pod: old_files().pod,
+        fs_type: "ext4".to_owned(),
+        erased: true,
+        command: format!("umount {place}"),
+        mount_point: place.into(),
     }
 }
 

@@ -184,6 +184,8 @@ impl Surveyor {
         for (labels, count) in found {
             self.metrics.sources.get_or_create(&labels).set(count);
         }
+        let below = report.mounts_below_emptydir.len();
+        self.metrics.mounts_below_emptydir.set(below as i64);
         self.metrics.surveys.inc();
         self.metrics.last_survey.set(since_epoch().as_secs_f64());
     }

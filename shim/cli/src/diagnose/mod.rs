@@ -149,6 +149,7 @@ impl Diagnose {
         let is_empty = report.checked == 0
             && report.problems.is_empty()
             && report.pinned.is_empty()
+            && report.mounts_below_emptydir.is_empty()
             && report.old_binds.is_empty();
         let pod = self.pod.as_deref().filter(|_| is_empty);
         match pod.and_then(|pod| unknown_pod(pods, pod)) {

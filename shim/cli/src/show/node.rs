@@ -68,6 +68,15 @@ fn text(report: &NodeReport) -> Lines {
         .pinned
         .iter()
         .for_each(|pinned| print_pinned(pinned, &mut lines));
+    for mount in &report.mounts_below_emptydir {
+        let place = format!("{} ({})", mount.mount_point.display(), mount.fs_type);
+        lines.headed("below emptyDir", FAULTY, &place);
+        if let Some(pod) = mount.pod.display_name() {
+            lines.below(&format!("of pod {pod}"));
+        }
+        lines.below(mount.effect());
+        lines.run(&mount.command);
+    }
     if let Some(ended) = &report.ended_pods {
         write_ended_pods(ended, &mut lines);
     }

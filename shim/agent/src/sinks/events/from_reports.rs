@@ -165,9 +165,24 @@ fn from_bind(pod: &PodName, bind: &BindRecord<'_>) -> Option<Occurrence> {
     })
 }
 
-/// The occurrences of a survey: sources that a re-bind cannot repair.
+/// The occurrences of a survey: sources that a re-bind cannot repair, and mounts of the host below
+/// emptyDirs.
 pub fn from_survey(report: &NodeReport) -> Vec<Occurrence> {
-    report.binds.iter().filter_map(surveyed).collect()
+    let mut found: Vec<_> = report.binds.iter().filter_map(surveyed).collect();
+    for mount in &report.mounts_below_emptydir {
+        let place = mount.mount_point.display();
+        found.push(Occurrence {
+            pod: mount.pod.clone(),
+            container: None,
+            reason: Reason::MountBelowEmptyDir,
+            message: format!(
+                "on the node, {place} is a mount: {}, with {}",
+                mount.effect(),
+                mount.command
+            ),
+        });
+    }
+    found
 }
 
 fn surveyed(NodeBind { bind, pod, .. }: &NodeBind) -> Option<Occurrence> {

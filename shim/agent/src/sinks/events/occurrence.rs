@@ -20,6 +20,8 @@ pub enum Reason {
     VolumeNotMounted,
     /// A container keeps the host's mounts alive.
     HostMountsPinned,
+    /// The kubelet will remove files of the host with the pod, or cannot delete the pod.
+    MountBelowEmptyDir,
     /// The runtime mounted something else than the spec says.
     BindMountWrong,
     /// A running container got the current file.
@@ -50,6 +52,7 @@ impl Reason {
                 EventType::Warning
             }
             Self::VolumeNotMounted | Self::HostMountsPinned => EventType::Warning,
+            Self::MountBelowEmptyDir => EventType::Warning,
             Self::BindMountWrong => EventType::Warning,
             Self::BindMountNotRefreshed | Self::ApplicationNotNotified => EventType::Warning,
             Self::RefreshRequestIgnored => EventType::Warning,
@@ -84,7 +87,7 @@ impl Occurrence {
                 false
             }
             Reason::HostMountsPinned | Reason::BindMountNotRefreshed => false,
-            Reason::RefreshRequestIgnored => false,
+            Reason::RefreshRequestIgnored | Reason::MountBelowEmptyDir => false,
         }
     }
 }

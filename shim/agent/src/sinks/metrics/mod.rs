@@ -78,6 +78,8 @@ pub struct Metrics {
     pub sources: Family<[(&'static str, &'static str); 2], Gauge>,
     /// Mounts that the host has unmounted and containers keep.
     pub pinned_mounts: Gauge,
+    /// Mounts of the host below emptyDirs.
+    pub mounts_below_emptydir: Gauge,
     /// Pods whose annotations for live refresh have no effect, in the last survey.
     pub ignored_requests: Gauge,
     /// Pods for which an uninstall left the handler.
@@ -207,6 +209,11 @@ impl Metrics {
                 figures,
                 "pinned_mounts",
                 "Mounts that the host has unmounted and containers keep",
+            ),
+            mounts_below_emptydir: new(
+                figures,
+                "mounts_below_emptydir",
+                "Mounts of the host whose files the kubelet removes, or which keep pods Terminating",
             ),
             ignored_requests: new(
                 figures,
