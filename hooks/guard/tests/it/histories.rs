@@ -282,7 +282,7 @@ impl History {
                 break;
             }
             assert!(
-                start.elapsed() < Duration::from_secs(20),
+                start.elapsed() < Duration::from_secs(60),
                 "version {}, shown {:?}",
                 self.version,
                 self.shown

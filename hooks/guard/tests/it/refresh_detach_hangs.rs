@@ -102,7 +102,7 @@ fn a_refresh_does_not_wait_for_the_end_of_the_old_mount() {
     let start = Instant::now();
     scene.mount_anew("3");
     assert_eq!(scene.refresh(&container).replaced(), 1);
-    assert!(start.elapsed() < Duration::from_secs(10), "it waited");
+    assert!(start.elapsed() < Duration::from_secs(60), "it waited");
     assert_eq!(container.read("data/0").as_deref(), Some("3"));
 }
 

