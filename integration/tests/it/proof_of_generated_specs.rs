@@ -16,7 +16,8 @@ use bindguard_core::policy::{Alarm, Policy};
 use bindguard_guard::{Attempt, Proved, admit, prove_container};
 use bindguard_integration::programs::{Generation, Matrix, Oci};
 use bindguard_integration::{Node, Setup};
-use bindguard_testing::rounds;
+use bindguard_testing::live::change;
+use bindguard_testing::{bind, rounds};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use proptest::prelude::*;
@@ -78,11 +79,15 @@ enum Event {
     Nothing,
     /// Another file or folder gets the name of the source; the source gets a new name.
     Rotated,
+    /// The folder of all sources gets a new name.
+    MovedAbove,
     MountedOver,
-    /// Of a stack, the topmost mount.
+    /// The topmost mount of a stack, or the mount in a tree.
     Unmounted,
+    /// The same mount, of the second source, is moved to another place: `mount --move`.
+    MovedMount,
     /// A program below the guard rewrites the spec honestly, as nvidia-container-runtime does: the
-    /// admitted binds stay, another is added.
+    /// admitted binds stay in their order, another is added among them.
     Rewritten,
 }
 
@@ -91,6 +96,8 @@ enum Event {
 enum Lie {
     LeftOut,
     OtherSource,
+    /// A folder in the source.
+    SourceBelow,
     OtherPlace,
     LostFlags,
     Shared,
@@ -98,9 +105,10 @@ enum Lie {
     CoveredAbove,
 }
 
-const LIES: [Lie; 7] = [
+const LIES: [Lie; 8] = [
     Lie::LeftOut,
     Lie::OtherSource,
+    Lie::SourceBelow,
     Lie::OtherPlace,
     Lie::LostFlags,
     Lie::Shared,
@@ -134,6 +142,7 @@ fn entries() -> impl Strategy<Value = Entry> {
         "shared",
         "rshared",
         "unbindable",
+        "runbindable",
     ]);
     let kinds = prop_oneof![2 => select(FOLDERS.to_vec()), 1 => select(FILES.to_vec())];
     let bind = (
@@ -165,8 +174,10 @@ fn cases(is_lie: bool) -> impl Strategy<Value = Case> {
     let event = select(vec![
         Event::Nothing,
         Event::Rotated,
+        Event::MovedAbove,
         Event::MountedOver,
         Event::Unmounted,
+        Event::MovedMount,
         Event::Rewritten,
     ]);
     let some_places = |most| proptest::collection::vec(select(PLACES.to_vec()), 0..most);
@@ -243,9 +254,10 @@ impl Entry {
 }
 
 impl Case {
-    /// Three faults that the proof is right to report. A runtime binds a read-only path over itself
+    /// Four faults that the proof is right to report. A runtime binds a read-only path over itself
     /// with the mounts below, but not with an unbindable mount, which is lost. The copies become shared
-    /// if the copy of a shared mount is around them. Under crun 1.28 they lose `ro` and `nosuid`.
+    /// if the copy of a shared mount is around them. Under crun 1.28 they lose `ro` and `nosuid`. A
+    /// symlink that leads elsewhere before the runtime's mount: its writer chose the source.
     fn without_known_faults(mut self) -> Self {
         let (entries, is_crun) = (&self.entries, self.is_crun);
         self.read_only.retain(|path| {
@@ -254,13 +266,19 @@ impl Case {
             !below.any(|entry| match entry {
                 Entry::Bind { options, .. } => {
                     is_crun
-                        || ["unbindable", "shared", "rshared"]
+                        || ["unbindable", "runbindable", "shared", "rshared"]
                             .iter()
                             .any(|it| options.contains(it))
                 }
                 Entry::Tmpfs { .. } => false,
             })
         });
+        if let (Event::Rotated, is_before) = &mut self.event
+            && let Entry::Bind { kind, .. } = &self.entries[self.target % self.entries.len()]
+            && matches!(kind, Kind::LinkToFolder | Kind::LinkToFile)
+        {
+            *is_before = false;
+        }
         self
     }
 
@@ -300,6 +318,11 @@ impl Case {
                 };
                 of_target["source"] = json!(folder.join(name));
             }
+            Lie::SourceBelow if FILES.contains(kind) => return None,
+            Lie::SourceBelow => {
+                let source = of_target["source"].as_str()?.to_owned();
+                of_target["source"] = json!(Path::new(&source).join("b"));
+            }
             Lie::OtherPlace => of_target["destination"] = "/elsewhere".into(),
             Lie::LostFlags => {
                 let flags = ["ro", "rro", "nosuid", "nodev", "noexec"];
@@ -310,7 +333,14 @@ impl Case {
                 of_target["options"] = json!(left);
             }
             Lie::Shared => {
-                let words = ["private", "rprivate", "slave", "rslave", "unbindable"];
+                let words = [
+                    "private",
+                    "rprivate",
+                    "slave",
+                    "rslave",
+                    "unbindable",
+                    "runbindable",
+                ];
                 let mut left: Vec<_> = options.clone();
                 left.retain(|it| !words.contains(it));
                 if left.len() == options.len() {
@@ -354,34 +384,7 @@ impl<'n> Scene<'n> {
         for number in 0..2 {
             for kind in FOLDERS.iter().chain(&FILES) {
                 let path = host.join(format!("{kind:?}-{number}"));
-                match kind {
-                    Kind::Folder => fill(&path),
-                    Kind::Tree => {
-                        fill(&path);
-                        mount_tmpfs(&path.join("b"));
-                        fill(&path.join("b"));
-                    }
-                    Kind::Stack => {
-                        fill(&path);
-                        for _ in 0..2 {
-                            mount_tmpfs(&path);
-                            fill(&path);
-                        }
-                    }
-                    Kind::LinkToFolder => {
-                        fill(&host.join(format!("target-{number}")));
-                        symlink(format!("target-{number}"), &path).unwrap();
-                    }
-                    Kind::File => fs::write(&path, "").unwrap(),
-                    Kind::LinkToFile => {
-                        fs::write(host.join(format!("file-{number}")), "").unwrap();
-                        symlink(host.join(format!("file-{number}")), &path).unwrap();
-                    }
-                    Kind::Socket => drop(UnixListener::bind(&path).unwrap()),
-                    Kind::Device => {
-                        mknod(&path, SFlag::S_IFCHR, Mode::S_IRUSR, makedev(1, 3)).unwrap();
-                    }
-                }
+                scene.make_source(*kind, &path, &number.to_string());
             }
         }
         fill(&host.join("other-folder"));
@@ -405,6 +408,48 @@ impl<'n> Scene<'n> {
 
     fn host(&self) -> PathBuf {
         self.folder.join("host")
+    }
+
+    fn make_source(&self, kind: Kind, path: &Path, name: &str) {
+        let host = self.host();
+        match kind {
+            Kind::Folder => fill(path),
+            // The kernel moves no mount out of a shared mount: the second tree is a private mount,
+            // and of the second stack the lower mount is private.
+            Kind::Tree => {
+                fill(path);
+                if name == "1" {
+                    mount_tmpfs(path);
+                    change(path, MsFlags::MS_PRIVATE);
+                    fill(path);
+                }
+                mount_tmpfs(&path.join("b"));
+                fill(&path.join("b"));
+            }
+            Kind::Stack => {
+                fill(path);
+                mount_tmpfs(path);
+                fill(path);
+                if name == "1" {
+                    change(path, MsFlags::MS_PRIVATE);
+                }
+                mount_tmpfs(path);
+                fill(path);
+            }
+            Kind::LinkToFolder => {
+                fill(&host.join(format!("target-{name}")));
+                symlink(format!("target-{name}"), path).unwrap();
+            }
+            Kind::File => fs::write(path, "").unwrap(),
+            Kind::LinkToFile => {
+                fs::write(host.join(format!("file-{name}")), "").unwrap();
+                symlink(host.join(format!("file-{name}")), path).unwrap();
+            }
+            Kind::Socket => drop(UnixListener::bind(path).unwrap()),
+            Kind::Device => {
+                mknod(path, SFlag::S_IFCHR, Mode::S_IRUSR, makedev(1, 3)).unwrap();
+            }
+        }
     }
 
     fn write_spec(&self, case: &Case, mounts: &[Value]) {
@@ -467,24 +512,38 @@ impl<'n> Scene<'n> {
             return;
         };
         let path = self.host().join(format!("{kind:?}-{source}"));
+        // The mount that a tree has below, or the topmost mount of a stack.
+        let of_mount = match kind {
+            Kind::Tree => Some(path.join("b")),
+            Kind::Stack => Some(path.clone()),
+            _ => None,
+        };
         match event {
-            Event::Nothing => {}
-            Event::Rotated if *kind == Kind::File => {
+            Event::Nothing | Event::Rewritten => {}
+            Event::Rotated if of_mount.is_some() => {}
+            Event::Rotated => {
                 fs::rename(&path, path.with_extension("1")).unwrap();
-                fs::write(&path, "").unwrap();
+                self.make_source(*kind, &path, "new");
             }
-            Event::Rotated if *kind == Kind::Folder => {
-                fs::rename(&path, path.with_extension("1")).unwrap();
-                fill(&path);
+            Event::MovedAbove => {
+                fs::rename(self.host(), self.folder.join("moved")).unwrap();
             }
             Event::MountedOver if FOLDERS.contains(kind) => {
                 mount_tmpfs(&path);
                 fill(&path);
             }
-            Event::Unmounted if *kind == Kind::Stack => {
-                umount2(&path, MntFlags::MNT_DETACH).unwrap();
+            Event::MountedOver => bind(&self.host().join("other-file"), &path),
+            Event::Unmounted => {
+                if let Some(place) = of_mount {
+                    umount2(&place, MntFlags::MNT_DETACH).unwrap();
+                }
             }
-            Event::Rotated | Event::MountedOver | Event::Unmounted | Event::Rewritten => {}
+            Event::MovedMount => {
+                if let Some(place) = of_mount.filter(|_| *source == 1) {
+                    let (to, none) = (self.host().join("other-folder"), None::<&str>);
+                    mount(Some(&place), &to, none, MsFlags::MS_MOVE, none).unwrap();
+                }
+            }
         }
     }
 
@@ -585,7 +644,7 @@ fn run_case(
         let source = scene.host().join("other-folder");
         let added = json!({"type": "bind", "destination": "/added", "source": source, "options": ["rbind", "ro"]});
         let mut rewritten = mounts.clone();
-        rewritten.push(added);
+        rewritten.insert(case.target % (mounts.len() + 1), added);
         scene.write_spec(case, &rewritten);
     }
     let Some(pid) = scene.create() else {
