@@ -283,7 +283,7 @@ impl NodeBinds<'_> {
                     }
                 }
                 let (bundle, places) = (&container.bundle, self.places);
-                Box::new(BoundMounts::of_engine(bundle, &self.engines, places, None)?)
+                Box::new(BoundMounts::of_engine(bundle, &self.engines, places, None).ok()?)
             }
             BindKind::HostRoot => {
                 let roots = HostRoots::open(&container.bundle, self.policy, self.places);
@@ -339,7 +339,7 @@ impl NodeBinds<'_> {
                     let folder = root.join("pods").join(uid);
                     folder.symlink_metadata().is_ok().then_some(folder)
                 })?;
-                Box::new(BoundMounts::open(&bundle()?, &folder)?)
+                Box::new(BoundMounts::open(&bundle()?, &folder).ok()?)
             }
             BindKind::HostRoot => {
                 let roots = HostRoots::open(&bundle()?, self.policy, self.places);

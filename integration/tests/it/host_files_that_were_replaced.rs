@@ -5,7 +5,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -13,16 +13,19 @@ use bindguard_integration::cri::{Cri, Sandbox, mount};
 use bindguard_integration::fuse_daemon::FuseDaemon;
 use bindguard_integration::mount_calls::unmount;
 use bindguard_integration::mounts;
+use bindguard_integration::node::AGENT_LOG;
 use bindguard_integration::privilege::skipped;
 use bindguard_integration::process::host;
 use bindguard_integration::waiting::{stays, until};
 use bindguard_integration::{Agent, Generation, Node, Setup};
 use k8s_cri::v1::Mount;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
+use nix::sys::signal::Signal;
 use rustix::param::clock_ticks_per_second;
 
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 const OPTED_IN: [(&str, &str); 1] = [("bindguard.io/refresh-binds", "host-files")];
+const TASKS: &str = "/run/containerd/io.containerd.runtime.v2.task/k8s.io";
 const REPLACED: &str = "bindguard_refreshes_total{outcome=\"replaced\"}";
 
 #[test]
@@ -94,6 +97,55 @@ fn by_the_agent_at_once() {
             }
             // A refresh can replace a mount twice, and counts once.
             until("they are counted", || Ok(agent.figure(REPLACED) >= 2.0))?;
+            running.cri.remove_pod(&running.sandbox)
+        },
+    );
+}
+
+/// Every survey is minutes away. The runtime, and then the bundle, cannot be read at the moment at
+/// which the files are replaced.
+#[test]
+fn while_neither_the_runtime_nor_the_bundle_can_be_read() {
+    Setup::on(Generation::NEWEST).cri().story_alone(
+        "host_files_that_were_replaced::while_neither_the_runtime_nor_the_bundle_can_be_read",
+        |node| {
+            let mut daemon = Daemon::started(node)?;
+            let _agent = Agent::start(node, "")?;
+            let running = Running::start(node, &daemon, &OPTED_IN)?;
+            let log = |words: &str| -> Result<usize> {
+                let log = fs::read_to_string(node.disk().join(AGENT_LOG))?;
+                Ok(log.matches(words).count())
+            };
+            daemon.restart("two")?;
+            until("the folder is watched", || {
+                Ok(running.shows(&daemon).is_ok())
+            })?;
+            node.without_containerd(Signal::SIGTERM, || {
+                daemon.restart("three")?;
+                until("the agent reports it", || Ok(log("of the CRI")? > 0))
+            })?;
+            until("the container has the third", || {
+                Ok(running.shows(&daemon).is_ok())
+            })?;
+            let spec = Path::new(TASKS).join(&running.id).join("config.json");
+            let hidden = spec.with_extension("hidden");
+            fs::rename(&spec, &hidden)?;
+            daemon.restart("four")?;
+            let words = "its bundle is not found; trying again";
+            until("the agent reports it", || Ok(log(words)? > 0))?;
+            // The last event of the files is a second old by then.
+            stays(Duration::from_secs(2), "it has the old files", || {
+                Ok(running.shows(&daemon).is_err())
+            })?;
+            // A file whose read fails.
+            fs::create_dir(&spec)?;
+            until("the agent reports it", || Ok(log("; trying again")? > 1))?;
+            fs::remove_dir(&spec)?;
+            fs::rename(&hidden, &spec)?;
+            until("the container has the fourth", || {
+                Ok(running.shows(&daemon).is_ok())
+            })?;
+            ensure!(log(words)? == 1, "it is reported once");
             running.cri.remove_pod(&running.sandbox)
         },
     );

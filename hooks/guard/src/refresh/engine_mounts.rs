@@ -13,6 +13,8 @@ use bindguard_core::policy::Scope;
 use bindguard_core::spec::Bind;
 use bindguard_sys::{Mounts, open_without_waiting};
 
+use crate::admission::OpenError;
+
 use super::host_roots::HostRoots;
 use super::mounts::BoundMounts;
 use super::running::RunningContainers;
@@ -21,13 +23,16 @@ use super::specified_bind::SpecifiedBind;
 impl<'a> BoundMounts<'a> {
     /// The binds of directories of an engine's container with this bundle. Left out are the host-root
     /// binds: the binds of `roots`, and of directories in or above which a kubelet or a runtime
-    /// mounts (`places`). `others` are the running containers. `None` if the bundle has no spec.
+    /// mounts (`places`). `others` are the running containers.
+    ///
+    /// # Errors
+    /// If the bundle has no spec.
     pub fn of_engine(
         bundle: &Path,
         others: &'a dyn RunningContainers,
         places: &Places,
         roots: Option<&HostRoots>,
-    ) -> Option<Self> {
+    ) -> Result<Self, OpenError> {
         let is_root = |source: &Path| {
             places.holds_runtime_mounts(source, Scope::RuntimeDirectories)
                 || roots.is_some_and(|roots| roots.has(source))

@@ -31,6 +31,7 @@ use super::pod_folder::PodFolder;
 use super::running::RunningContainers;
 use super::specified_bind::{SpecifiedBind, place_of_source};
 use super::ways::refuse_unsafe_way;
+use crate::admission::OpenError;
 use crate::probes::Probes;
 use crate::staging::dead_volume;
 
@@ -53,8 +54,11 @@ pub struct BoundMounts<'a> {
 
 impl<'a> BoundMounts<'a> {
     /// The binds of the container with this bundle, of the pod with this folder
-    /// (`<root>/pods/<uid>`). None if the bundle has no spec.
-    pub fn open(bundle: &Path, pod: &Path) -> Option<Self> {
+    /// (`<root>/pods/<uid>`).
+    ///
+    /// # Errors
+    /// If the bundle has no spec.
+    pub fn open(bundle: &Path, pod: &Path) -> Result<Self, OpenError> {
         let pod = PodFolder::of(pod);
         Self::with_binds(bundle, |bind| SpecifiedBind::of_pod(bind, &pod), None)
     }
@@ -64,12 +68,12 @@ impl<'a> BoundMounts<'a> {
         bundle: &Path,
         specified: impl Fn(&Bind<'_>) -> SpecifiedBind,
         others: Option<&'a dyn RunningContainers>,
-    ) -> Option<Self> {
-        let bytes = read_spec(bundle).ok()?;
-        let spec = SpecView::from_bytes(&bytes).ok()?;
+    ) -> Result<Self, OpenError> {
+        let bytes = read_spec(bundle)?;
+        let spec = SpecView::from_bytes(&bytes)?;
         let binds = spec.binds().iter().map(specified);
         let record = record::read(bundle).unwrap_or_default();
-        Some(Self {
+        Ok(Self {
             bundle: bundle.to_owned(),
             binds: binds.collect(),
             makers: MountMakers::from_spec(spec.bytes()).ok(),

@@ -14,7 +14,6 @@ use bindguard_core::paths::lies_in;
 use bindguard_core::places::Places;
 use bindguard_guard::refresh::FileBind;
 use bindguard_operator::bundles::host_files_of_container;
-use bindguard_operator::cri::CriError;
 use tracing::warn;
 
 use crate::pods::PodLookup;
@@ -42,8 +41,8 @@ struct PodFiles<'a> {
     metrics: &'a Metrics,
     /// The pods that opted in, by uid.
     followed: HashMap<String, FilesOfPod>,
-    /// The warnings of the last survey.
-    warned: HashSet<String>,
+    /// The reasons for which the last survey was not complete.
+    failures: HashSet<String>,
 }
 
 /// Follows the files of pods for ever.
@@ -66,22 +65,25 @@ pub fn follow(
         refreshes,
         metrics,
         followed: HashMap::new(),
-        warned: HashSet::new(),
+        failures: HashSet::new(),
     };
     let schedule = Schedule::new(interval, &AFTER_START, Instant::now());
     files::follow(&mut following, &mut watches, schedule)
 }
 
 impl PodFiles<'_> {
-    /// Lists the pods that opted in, and returns those with a container that is new, and the reason
-    /// why the list is not complete.
-    fn list(&mut self) -> (Vec<String>, Option<CriError>) {
+    /// Lists the pods that opted in, and returns those with a container that is new. `failures` gets
+    /// the reasons for which the list is not complete.
+    fn list(&mut self, failures: &mut HashSet<String>) -> Vec<String> {
+        let of_list = |why: String| format!("list the pods with files of the host: {why}");
         let pods = match self.pods.with_binds() {
             Ok(pods) => pods,
             // A runtime that does not answer still has its pods.
-            Err(error) => return (Vec::new(), Some(error)),
+            Err(error) => {
+                failures.insert(of_list(error_chain(&error)));
+                return Vec::new();
+            }
         };
-        let mut failure = None;
         let mut before = std::mem::take(&mut self.followed);
         let mut with_new = Vec::new();
         let now = Instant::now();
@@ -93,43 +95,53 @@ impl PodFiles<'_> {
             let (files, has_new) = match self.pods.opted_in(&uid, now, true) {
                 Ok(Some(opted_in)) => {
                     let ids = opted_in.containers.into_iter().map(|it| it.id);
-                    self.files_of(ids, &mut known)
+                    self.files_of(ids, &mut known, failures)
                 }
                 Ok(None) => continue,
                 Err(error) => {
-                    failure = Some(error);
+                    failures.insert(of_list(error_chain(&error)));
                     (known, false)
                 }
             };
             with_new.extend(has_new.then(|| uid.clone()));
             self.followed.insert(uid, files);
         }
-        (with_new, failure)
+        with_new
     }
 
-    /// The files of these containers, and true if a container is new. A container whose bundle is
-    /// not complete yet is found by a later survey.
+    /// The files of these containers, and true if a container is new.
     fn files_of(
         &self,
         containers: impl Iterator<Item = String>,
         known: &mut FilesOfPod,
+        failures: &mut HashSet<String>,
     ) -> (FilesOfPod, bool) {
         let (mut files, mut has_new) = (FilesOfPod::new(), false);
         for id in containers {
-            let binds = known.remove(&id).or_else(|| {
-                let mut binds = host_files_of_container(Path::new("/"), &id, self.places)?;
-                // A container sees the new files of a directory by itself.
-                binds.retain(|bind| !bind.is_of_directory());
-                has_new = true;
-                Some(binds)
-            });
-            files.extend(binds.map(|binds| (id, binds)));
+            let found = match known.remove(&id) {
+                Some(binds) => Some(binds),
+                None => {
+                    host_files_of_container(Path::new("/"), &id, self.places).map(|mut binds| {
+                        // A container sees the new files of a directory by itself.
+                        binds.retain(|bind| !bind.is_of_directory());
+                        has_new = true;
+                        binds
+                    })
+                }
+            };
+            match found {
+                Some(binds) => drop(files.insert(id, binds)),
+                // The bundle is not complete yet.
+                None => drop(failures.insert(format!(
+                    "files of the host in container {id} are not watched: its bundle has no spec that can be read"
+                ))),
+            }
         }
         (files, has_new)
     }
 
-    /// Watches the folders of the files, and logs what is newly wrong.
-    fn watch(&mut self, watches: &mut Watches, mut warnings: HashSet<String>) {
+    /// Watches the folders of the files. `failures` gets the reasons for which one is not watched.
+    fn watch(&self, watches: &mut Watches, failures: &mut HashSet<String>) {
         let of_pod = |(uid, files): (&String, &FilesOfPod)| {
             let binds = files.values().flatten();
             let binds = binds.take(MAX_FILES_OF_POD);
@@ -141,12 +153,9 @@ impl PodFiles<'_> {
         for (uid, bind) in binds.filter(|(_, bind)| bind.answers()) {
             if let Err(error) = watches.watch_file(&uid, &bind.directory, &bind.name) {
                 self.metrics.watch_errors.inc();
-                warnings.insert(error_chain(&error));
+                failures.insert(error_chain(&error));
             }
         }
-        let new = warnings.difference(&self.warned);
-        new.for_each(|warning| warn!("{warning}"));
-        self.warned = warnings;
     }
 
     fn pod(&self, uid: &str) -> PodOfRoot {
@@ -161,20 +170,17 @@ impl FollowedFiles for PodFiles<'_> {
     fn survey(&mut self, watches: &mut Watches) -> bool {
         let before = watches.begin();
         // Before the list: a container that starts meanwhile causes an event.
-        watch_states(watches);
-        let (with_new, failure) = self.list();
-        let mut warnings = HashSet::new();
-        if let Some(error) = &failure {
-            let why = error_chain(error);
-            warnings.insert(format!(
-                "list the pods with files of the host: {why}; trying again"
-            ));
-        }
-        self.watch(watches, warnings);
+        let mut failures: HashSet<String> = watch_states(watches).into_iter().collect();
+        let with_new = self.list(&mut failures);
+        self.watch(watches, &mut failures);
         watches.remove_unused(&before);
+        for failure in failures.difference(&self.failures) {
+            warn!("{failure}; trying again");
+        }
+        self.failures = failures;
         // A file may have been replaced before its folder was watched.
         with_new.iter().for_each(|uid| self.refresh(uid));
-        failure.is_none()
+        self.failures.is_empty()
     }
 
     fn refresh(&mut self, uid: &str) {
@@ -214,15 +220,10 @@ mod tests {
             refreshes: &refreshes,
             metrics: &metrics,
             followed: HashMap::new(),
-            warned: HashSet::new(),
+            failures: HashSet::new(),
         };
         let mut watches = Watches::new(Inotify::new().unwrap());
         assert!(!files.survey(&mut watches));
-        assert!(
-            files
-                .warned
-                .iter()
-                .any(|warning| warning.contains("trying again"))
-        );
+        assert_eq!(files.failures.len(), 1);
     }
 }

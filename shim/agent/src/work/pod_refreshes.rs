@@ -5,7 +5,9 @@
 //! each detach and for a processor. Workers start when there is work, and end when there is none:
 //! an idle agent keeps no stacks for them.
 
+use std::cell::Cell;
 use std::collections::HashSet;
+use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -16,11 +18,15 @@ use std::time::{Duration, Instant};
 use bindguard_core::error_chain;
 use bindguard_core::identity::{Identity, PodName};
 use bindguard_core::places::Places;
-use bindguard_guard::refresh::{BoundFiles, BoundMounts, CurrentFiles, FileKinds, PodVolumes};
-use bindguard_operator::bundles::{
-    binds_of_container, bundle_of_container, host_files_of_container,
+use bindguard_core::refresh::SpecBind;
+use bindguard_core::spec::SpecView;
+use bindguard_guard::refresh::{
+    BoundFiles, BoundMounts, CurrentFiles, FileBind, FileKinds, PodVolumes,
 };
+use bindguard_guard::{Probes, kubelet_roots_by_all_names};
+use bindguard_operator::bundles::bundle_of_container;
 use bindguard_operator::engines::ContainersOfNode;
+use bindguard_sys::bundle::read_spec;
 use tracing::error;
 
 use crate::container::Container;
@@ -193,7 +199,13 @@ impl<'a> PodRefreshes<'a> {
         let mut warnings = opted_in.request.problems.clone();
         let mut is_out_of_time = false;
         let folder = pod.directory();
-        let writable = || self.pods.writable_mounts(&pod.uid);
+        // Without an answer the files of a driver are refused, and the refusal is reported.
+        let is_unanswered = Cell::new(false);
+        let writable = || {
+            let writable = self.pods.writable_mounts(&pod.uid);
+            is_unanswered.set(writable.is_err());
+            writable
+        };
         let volumes = PodVolumes::open(&folder);
         match volumes.and_then(|volumes| volumes.with_drivers(&folder, writable)) {
             Ok(volumes) => {
@@ -208,7 +220,7 @@ impl<'a> PodRefreshes<'a> {
                 is_out_of_time = true;
             }
         }
-        if is_out_of_time {
+        if is_out_of_time || is_unanswered.get() {
             match turn {
                 Turn::First => self.queue().add_last(planned),
                 Turn::Last | Turn::Retry => self.try_later(Planned {
@@ -249,32 +261,34 @@ impl<'a> PodRefreshes<'a> {
             opted_in.pod.namespace, opted_in.pod.name, container.name
         );
         let (root, request) = (Path::new("/"), &opted_in.request);
+        let binds = request.binds;
+        let mut unread = None;
+        let bundle = bundle_of_container(root, &container.id);
+        let bundle = bundle.as_deref();
+        if binds.any() && bundle.is_none() {
+            // The container ended, or bindguard does not know its runtime's folders.
+            unread = Some("its bundle is not found".to_owned());
+        }
+        let bytes = bundle.and_then(|bundle| noted(read_spec(bundle), &mut unread));
+        let spec = bytes
+            .as_deref()
+            .and_then(|bytes| noted(SpecView::from_bytes(bytes), &mut unread));
         let gets_files = request.containers.includes(&container.name);
         let files = gets_files.then(|| {
-            let binds = binds_of_container(root, &container.id);
-            volumes.for_container(binds)
+            let binds = spec.as_ref().map(SpecBind::of_spec);
+            volumes.for_container(binds.unwrap_or_default())
         });
-        let binds = request.binds;
-        let bundle = binds
-            .any()
-            .then(|| bundle_of_container(root, &container.id))
-            .flatten();
-        let bundle = bundle.as_deref();
         let mounts = bundle
             .filter(|_| binds.volumes)
-            .and_then(|bundle| BoundMounts::open(bundle, &pod.directory()));
+            .and_then(|bundle| noted(BoundMounts::open(bundle, &pod.directory()), &mut unread));
         let roots = bundle
             .filter(|_| binds.host_root)
-            .and_then(|bundle| self.refresher.host_roots(bundle, self.places));
-        // Without a bundle the container ended, or bindguard does not know its runtime's folders.
-        let unknown = (binds.any() && bundle.is_none())
-            .then(|| format!("the binds of {name} are not refreshed: its bundle is not found"));
+            .and_then(|bundle| noted(self.refresher.host_roots(bundle, self.places), &mut unread));
         let running = ContainersOfNode::at(root);
-        let host_files = binds
-            .host_files
-            .then(|| host_files_of_container(root, &container.id, self.places))
-            .flatten()
-            .map(|binds| BoundFiles::open(binds, container.pid, &running));
+        let host_files = spec.as_ref().filter(|_| binds.host_files).map(|spec| {
+            let roots = kubelet_roots_by_all_names(self.places, &Probes::for_create());
+            BoundFiles::open(FileBind::of_pod(spec, &roots), container.pid, &running)
+        });
         let (host_files, errors) = host_files.unzip();
         let kinds: [Option<&dyn CurrentFiles>; 4] = [
             files.as_ref().map(|files| files as &dyn CurrentFiles),
@@ -299,10 +313,21 @@ impl<'a> PodRefreshes<'a> {
         let mut done = self
             .refresher
             .refresh(turn, time, &container, &kinds, &request.notify);
-        done.warnings.extend(unknown);
+        if let Some(why) = unread {
+            done.is_out_of_time = true;
+            let name = &container.name;
+            let warning = format!("binds of {name} are not refreshed: {why}; trying again");
+            done.warnings.push(warning);
+        }
         done.warnings.extend(errors);
         done
     }
+}
+
+/// The result; an error is noted as the reason for which binds are not refreshed.
+pub fn noted<T, E: Error + 'static>(read: Result<T, E>, unread: &mut Option<String>) -> Option<T> {
+    read.map_err(|error| *unread = Some(error_chain(&error)))
+        .ok()
 }
 
 #[cfg(test)]

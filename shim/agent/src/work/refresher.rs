@@ -14,6 +14,7 @@ use bindguard_core::places::Places;
 use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{Actor, MountResult, RefreshLine, RefreshedMount};
+use bindguard_guard::OpenError;
 use bindguard_guard::refresh::{
     CurrentFiles, HeldProcess, HelperProcess, HostRoots, MAX_MOUNTS_OF_FILE, MountRefresh,
     ProcessError, RefreshAct, RefreshError, Refreshed, TuckRecords, refresh_container_within,
@@ -96,10 +97,12 @@ impl<'a> Refresher<'a> {
         }
     }
 
-    /// The host-root binds of the container with this bundle, by the node's policy. None if the
-    /// bundle has no spec.
-    pub fn host_roots(&self, bundle: &Path, places: &Places) -> Option<HostRoots> {
-        HostRoots::open(bundle, self.policy, places).ok()
+    /// The host-root binds of the container with this bundle, by the node's policy.
+    ///
+    /// # Errors
+    /// If the bundle has no spec.
+    pub fn host_roots(&self, bundle: &Path, places: &Places) -> Result<HostRoots, OpenError> {
+        HostRoots::open(bundle, self.policy, places)
     }
 
     /// Refreshes a container for at most this time, and reports what could not be done. A container

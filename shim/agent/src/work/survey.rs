@@ -72,13 +72,14 @@ impl Surveyor {
     }
 
     /// Surveys the node for figures and events. It blocks: call it from a thread that may wait for
-    /// a server. Returns false if the runtime did not answer.
+    /// a server. Returns false if the runtime did not answer, or the mounts of containers could not be
+    /// read.
     pub fn survey(&self) -> bool {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         // An idle agent keeps no text that was requested once.
         last.report = None;
         self.report(&mut last);
-        !last.has_no_pods
+        !last.has_no_pods && last.failure.is_none()
     }
 
     /// The report as JSON, at most some seconds old. It blocks, as [`Surveyor::survey`].
@@ -151,7 +152,7 @@ impl Surveyor {
             .as_ref()
             .filter(|failure| last.failure.as_ref() != Some(failure))
         {
-            warn!("survey the mounts of containers: {failure}");
+            warn!("survey the mounts of containers: {failure}; trying again");
         }
         last.failure = failure;
         found.ok()

@@ -69,7 +69,7 @@ pub(super) fn refresh(
         }
         What::Volumes => {
             let mounts = BoundMounts::of_engine(bundle, &running, places, None);
-            Box::new(mounts.with_context(|| format!("refresh {name}: its bundle is gone"))?)
+            Box::new(mounts.with_context(doing)?)
         }
         What::HostRoot => {
             let roots = HostRoots::open(bundle, config.policy(), places);

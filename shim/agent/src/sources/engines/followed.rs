@@ -21,6 +21,7 @@ use bindguard_sys::bundle::read_spec;
 use super::labels::{Labelled, annotated, labelled};
 use crate::container::Container;
 use crate::sources::files::{FollowedFiles, Watches};
+use crate::work::pod_refreshes::noted;
 use crate::work::refresh_queue::{Turn, retry_pause};
 use crate::work::refresher::{OF_NODE, Refresher};
 
@@ -80,7 +81,6 @@ impl FollowedFiles for Followed<'_> {
             );
         }
         let running = engine_containers(&folders);
-        let before_reads = warnings.len();
         self.read_labels(&running, &mut warnings);
         let mut containers = HashMap::new();
         for container in &running {
@@ -89,9 +89,9 @@ impl FollowedFiles for Followed<'_> {
             }
         }
         self.containers = containers;
-        let is_complete = warnings.len() == before_reads;
+        let mut is_complete = warnings.is_empty();
         for opted_in in self.containers.values_mut() {
-            opted_in.watch(watches);
+            is_complete &= opted_in.watch(watches);
         }
         watches.remove_unused(&before);
         self.refresher.warn(OF_NODE, warnings);
@@ -196,14 +196,16 @@ impl<'a> Followed<'a> {
                 .map(|error| format!("{}: {}", opted_in.container.name, error_chain(error))),
         );
         let (bundle, requested) = (&opted_in.bundle, opted_in.requested);
-        let roots = requested.host_root.then(|| {
-            let roots = self.refresher.host_roots(bundle, &self.places);
-            roots.filter(|roots| !roots.is_empty())
+        let mut unread = None;
+        let roots = requested
+            .host_root
+            .then(|| noted(self.refresher.host_roots(bundle, &self.places), &mut unread));
+        let roots = roots.flatten().filter(|roots| !roots.is_empty());
+        let mounts = requested.volumes.then(|| {
+            let (running, places) = (&self.running, &self.places);
+            let mounts = BoundMounts::of_engine(bundle, running, places, roots.as_ref());
+            noted(mounts, &mut unread)
         });
-        let roots = roots.flatten();
-        let mounts = requested
-            .volumes
-            .then(|| BoundMounts::of_engine(bundle, &self.running, &self.places, roots.as_ref()));
         let mounts = mounts.flatten();
         let mut kinds = FileKinds(vec![&files]);
         kinds
@@ -217,8 +219,15 @@ impl<'a> Followed<'a> {
             .refresher
             .refresh(turn, time, container, &kinds, notify);
         warnings.extend(done.warnings);
+        let is_unread = unread.is_some() && bundle.symlink_metadata().is_ok();
+        if let Some(why) = unread.filter(|_| is_unread) {
+            let name = &container.name;
+            warnings.push(format!(
+                "binds of {name} are not refreshed: {why}; trying again"
+            ));
+        }
         self.refresher.warn(id, warnings);
-        done.is_out_of_time
+        done.is_out_of_time || is_unread
     }
 
     fn read_labels(&mut self, running: &[EngineContainer], warnings: &mut Vec<String>) {
@@ -317,7 +326,9 @@ impl<'a> Followed<'a> {
 }
 
 impl FollowedContainer {
-    fn watch(&mut self, watches: &mut Watches) {
+    /// Returns false if a file is not watched.
+    fn watch(&mut self, watches: &mut Watches) -> bool {
+        let problems = self.problems.len();
         // To add a watch is a walk.
         for bind in self.binds.iter().filter(|bind| bind.answers()) {
             if let Err(error) = watches.watch_file(&self.container.id, &bind.directory, &bind.name)
@@ -326,6 +337,7 @@ impl FollowedContainer {
                     .push(format!("{}: {}", self.container.name, error_chain(&error)));
             }
         }
+        self.problems.len() == problems
     }
 }
 

@@ -14,7 +14,7 @@
 //! the pods: the runtime lists the container a moment later.
 
 use std::collections::{HashMap, HashSet};
-use std::fs;
+use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -24,6 +24,7 @@ use bindguard_core::kubelet::{Plugin, Writer};
 use bindguard_guard::refresh::VolumeOfPod;
 use bindguard_operator::bundles::pod_state_folders;
 use bindguard_operator::cri::CriError;
+use bindguard_sys::observe::{SubpathsError, children};
 use tracing::warn;
 
 use crate::pods::{PodLookup, PodsWithBinds};
@@ -46,7 +47,10 @@ pub struct FollowedVolumes<'a> {
     opted_in: PodsWithBinds,
     /// The runtime did not answer at a survey: the next list refreshes all pods.
     owes_survey: bool,
-    is_failing: bool,
+    /// The reasons for which the last list was not complete.
+    failures: Vec<String>,
+    /// The pods whose folder of subpaths could not be read.
+    unread: HashSet<PodOfRoot>,
     /// The running containers of each pod that opted in to host-root binds, by uid: a runtime
     /// without bindguard makes the binds of a restarted container private again.
     with_roots: HashMap<String, HashSet<String>>,
@@ -71,7 +75,8 @@ impl<'a> FollowedVolumes<'a> {
             folder: root.join("pods"),
             opted_in: PodsWithBinds::new(),
             owes_survey: false,
-            is_failing: false,
+            failures: Vec::new(),
+            unread: HashSet::new(),
             with_roots: HashMap::new(),
             mounts: NewMounts::default(),
             rechecks: Rechecks::new(&AFTER_MOUNT),
@@ -93,10 +98,14 @@ impl<'a> FollowedVolumes<'a> {
             let is_survey = now >= next_survey;
             if lists.is_survey_due(now) || is_survey {
                 let before = watches.begin();
-                watch_states(&mut watches);
+                let mut failures = watch_states(&mut watches);
                 watches.remove_unused(&before);
-                let is_complete = self.list_pods(is_survey)?;
-                lists.surveyed(is_complete, Instant::now());
+                self.list_pods(is_survey, &mut failures)?;
+                lists.surveyed(failures.is_empty(), Instant::now());
+                for failure in failures.iter().filter(|it| !self.failures.contains(it)) {
+                    warn!("{failure}; trying again");
+                }
+                self.failures = failures;
                 if self.opted_in.values().any(|binds| binds.host_files) {
                     follow_files();
                 }
@@ -122,15 +131,20 @@ impl<'a> FollowedVolumes<'a> {
     }
 
     /// Lists the pods that opted in, and refreshes the new ones and those with a new container that
-    /// may have host-root binds, or all. Returns false if the runtime did not answer.
-    fn list_pods(&mut self, all: bool) -> io::Result<bool> {
+    /// may have host-root binds, or all. `failures` gets the reasons for which the list is not
+    /// complete.
+    fn list_pods(&mut self, all: bool, failures: &mut Vec<String>) -> io::Result<()> {
         self.owes_survey |= all;
+        let failed = |error: CriError| {
+            let (root, why) = (self.root.display(), error_chain(&error));
+            format!("list the pods below {root}: {why}")
+        };
         let opted_in = match self.pods.with_binds() {
             Ok(opted_in) => opted_in,
             // A runtime that does not answer still has its pods.
             Err(error) => {
-                self.note_failure(Some(&error));
-                return Ok(false);
+                failures.push(failed(error));
+                return Ok(());
             }
         };
         let all = std::mem::take(&mut self.owes_survey);
@@ -146,25 +160,16 @@ impl<'a> FollowedVolumes<'a> {
             self.rechecks.plan(&self.pod(uid), Instant::now());
         }
         let (with_new_roots, failure) = self.with_new_roots();
-        self.note_failure(failure.as_ref());
+        failures.extend(failure.map(failed));
+        let opted_in = &self.opted_in;
+        self.unread.retain(|pod| opted_in.contains_key(&pod.uid));
         let uids = self.opted_in.keys();
         let due = uids.filter(|uid| {
             all || !before.contains_key(*uid) || with_new_roots.iter().any(|new| new == *uid)
         });
         let due = due.map(|uid| self.pod(uid)).collect();
         self.refresh(due);
-        Ok(failure.is_none())
-    }
-
-    /// Logs the first of several failures in a row.
-    fn note_failure(&mut self, failure: Option<&CriError>) {
-        if let Some(error) = failure
-            && !self.is_failing
-        {
-            let (root, why) = (self.root.display(), error_chain(error));
-            warn!("list the pods below {root}: {why}; trying again");
-        }
-        self.is_failing = failure.is_some();
+        Ok(())
     }
 
     /// The pods that opted in to host-root binds and have a container since the last list, and the
@@ -212,10 +217,22 @@ impl<'a> FollowedVolumes<'a> {
     fn refresh(&mut self, pods: Vec<PodOfRoot>) {
         let mut with_subpaths = Vec::new();
         for pod in pods {
-            let volumes = volumes_with_subpaths(&pod);
-            match volumes.is_empty() {
-                true => self.refreshes.plan(pod),
-                false => with_subpaths.extend(volumes),
+            match volumes_with_subpaths(&pod) {
+                Ok(volumes) if !volumes.is_empty() => {
+                    self.unread.remove(&pod);
+                    with_subpaths.extend(volumes);
+                }
+                Ok(_) => {
+                    self.unread.remove(&pod);
+                    self.refreshes.plan(pod);
+                }
+                Err(error) => {
+                    if self.unread.insert(pod.clone()) {
+                        warn!("{}; trying again", error_chain(&error));
+                        self.rechecks.plan(&pod, Instant::now());
+                    }
+                    self.refreshes.plan(pod);
+                }
             }
         }
         if !with_subpaths.is_empty() {
@@ -242,40 +259,48 @@ fn pod_with_volume_at<'p>(place: &'p Path, folder_of_pods: &Path) -> Option<&'p 
 
 /// The volumes of a pod with subpaths, without the kubelet's own volumes, which the thread of
 /// `watch` follows.
-fn volumes_with_subpaths(pod: &PodOfRoot) -> Vec<VolumeOfPod> {
+///
+/// # Errors
+/// If the folder of subpaths cannot be read.
+fn volumes_with_subpaths(pod: &PodOfRoot) -> Result<Vec<VolumeOfPod>, SubpathsError> {
     let directory = pod.directory();
-    let is_written_by_kubelet = |volume: &str| {
+    let mut volumes = Vec::new();
+    for entry in children(&directory.join("volume-subpaths"))? {
+        let Some(volume) = entry.file_name().and_then(OsStr::to_str) else {
+            continue;
+        };
         let mut written = Plugin::all().filter(|plugin| plugin.writer() == Writer::Kubelet);
-        written.any(|plugin| {
+        let is_written_by_kubelet = written.any(|plugin| {
             let folder = directory.join("volumes").join(plugin.folder());
             folder.join(volume).symlink_metadata().is_ok()
-        })
-    };
-    let entries = fs::read_dir(directory.join("volume-subpaths"));
-    let entries = entries.into_iter().flatten().flatten();
-    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    let others = names.filter(|volume| !is_written_by_kubelet(volume));
-    let volumes = others.map(|volume| VolumeOfPod {
-        kubelet_root: pod.kubelet_root.clone(),
-        pod_uid: pod.uid.clone(),
-        volume,
-    });
-    volumes.collect()
+        });
+        if !is_written_by_kubelet {
+            volumes.push(VolumeOfPod {
+                kubelet_root: pod.kubelet_root.clone(),
+                pod_uid: pod.uid.clone(),
+                volume: volume.to_owned(),
+            });
+        }
+    }
+    Ok(volumes)
 }
 
 /// Watches the folders in which containers appear. A folder that is not there may come later.
-pub fn watch_states(watches: &mut Watches) {
+/// Returns the reasons for which one is not watched.
+pub fn watch_states(watches: &mut Watches) -> Vec<String> {
+    let mut failures = Vec::new();
     for folder in pod_state_folders(Path::new("/")) {
-        if let Err(error) = watches.watch_state(&folder) {
-            warn!("{}", error_chain(&error));
-        }
+        let watch = watches.watch_state(&folder);
+        failures.extend(watch.err().map(|error| error_chain(&error)));
     }
+    failures
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
+    use std::fs;
     use std::sync::Arc;
 
     use bindguard_config::Config;
@@ -330,7 +355,7 @@ mod tests {
             kubelet_root: root.path().to_owned(),
             uid: "u-1".to_owned(),
         };
-        assert_eq!(volumes_with_subpaths(&pod), []);
+        assert_eq!(volumes_with_subpaths(&pod).unwrap(), []);
         for folder in [
             "volume-subpaths/conf",
             "volumes/kubernetes.io~configmap/conf",
@@ -340,7 +365,7 @@ mod tests {
         ] {
             fs::create_dir_all(pod.directory().join(folder)).unwrap();
         }
-        let found = volumes_with_subpaths(&pod);
+        let found = volumes_with_subpaths(&pod).unwrap();
         let names: Vec<_> = found.iter().map(|it| it.volume.as_str()).collect();
         assert_eq!(names, ["pv"]);
     }
