@@ -34,11 +34,6 @@ pub use self::tree::{WatchError, folder_of_pods};
 /// a bind. The update lands 60 to 230 ms around the bind.
 const AFTER_UPDATE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 
-/// The time for which new mounts are followed. After a boot the agent may start before the kubelet,
-/// which mounts the volumes of its pods over the folders that are on the disk: a watch of such a
-/// folder reports nothing of the mount. Later, volumes are mounted before they have subpaths.
-const BOOT_TIME: Duration = Duration::from_secs(600);
-
 /// The reason for which a volume is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
@@ -74,17 +69,11 @@ pub fn follow(root: PathBuf, survey: Duration, mut notify: impl FnMut(Notice)) -
     let mut tree = WatchTree::new(root, Inotify::new()?);
     let mut rechecks = Rechecks::new(&AFTER_UPDATE);
     let mut mounts = NewMounts::default();
-    // Before the survey: a mount that comes meanwhile is reported.
-    mounts.try_set_followed(true);
-    let start = Instant::now();
-    let mut next_survey = start;
+    let mut next_survey = Instant::now();
     let mut retries = Backoff::of_surveys(survey);
     loop {
         let now = Instant::now();
         let appeared = mounts.try_listed(now);
-        if now.saturating_duration_since(start) > BOOT_TIME {
-            mounts.try_set_followed(false);
-        }
         let changes = tree.mounted(&appeared);
         if changes.survey {
             next_survey = now;
@@ -92,6 +81,10 @@ pub fn follow(root: PathBuf, survey: Duration, mut notify: impl FnMut(Notice)) -
         plan_rechecks(&changes, &mut rechecks);
         notify_of(changes, Cause::Update, &mut notify);
         if now >= next_survey {
+            // A mount over a watched folder is no event of the folder: after a boot the kubelet
+            // mounts the volumes of its pods over the folders on the disk. Followed before the
+            // survey: a mount that comes meanwhile is reported.
+            mounts.try_set_followed(true);
             let changes = tree.survey();
             next_survey = match (changes.survey, changes.errors.is_empty()) {
                 (true, _) => now,
