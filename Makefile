@@ -331,7 +331,7 @@ kernels: build matrix
 	sh integration/kernels/fetch.sh $(CURDIR)/target/kernels
 	$(CARGO_TEST) $(TESTED_CRATES) --test it --no-run --message-format=json \
 	  | $(call keep_programs,target/kernels/programs)
-	sh integration/kernels/run.sh $(CURDIR)/target/kernels "$(SYSCALLS)" $(addprefix target/kernels/programs/,sys guard operator)
+	sh integration/kernels/run.sh $(CURDIR)/target/kernels $(BIN) "$(SYSCALLS)" $(addprefix target/kernels/programs/,sys guard operator)
 	sh integration/kernels/run-9p.sh $(CURDIR)/target/kernels "$(SYSCALLS_9P)" target/kernels/programs/guard
 	sh integration/kernels/run-selinux.sh $(CURDIR)/target/kernels "$(SYSCALLS_SELINUX)" target/kernels/programs/guard
 	sh integration/kernels/run-node.sh $(CURDIR)/target/kernels $(MATRIX) $(BIN) "$(STORIES)" target/kernels/programs/integration

@@ -177,6 +177,10 @@ fn readme() {
                     &["is stale, and its pod runs under another shim"],
                 )
                 .prints(
+                    "bindguard selftest",
+                    &["live-refresh: ", "8 points, 0 not ok"],
+                )
+                .prints(
                     "bindguard repair --pod default/web",
                     &["re-bound to the current target"],
                 )

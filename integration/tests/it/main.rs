@@ -154,6 +154,7 @@ mod runtime_killed_at_each_step;
 mod runtime_moves_to_another_namespace;
 mod second_try_starts_with_a_clean_log;
 mod secret_update_then_restart;
+mod selftest;
 mod shared_pid_namespace;
 mod shares_of_docker_and_podman;
 mod shim_killed_at_each_step;

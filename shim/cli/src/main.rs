@@ -19,6 +19,7 @@ mod pods;
 mod refresh;
 mod release;
 mod repair;
+mod selftest;
 mod show;
 mod status;
 mod time_limits;
@@ -39,6 +40,7 @@ const WHERE_TO_BEGIN: &str = "Where to begin:
   bindguard holders /mnt/disk            \"device or resource busy\"
   bindguard status                       is this node guarded?
   bindguard doctor                       the node itself
+  bindguard selftest                     its kernel and runtimes, by trying them
   bindguard install --dry-run            what an installation would change
 
 Exit status: 0 no problems, 1 problems found, 2 incomplete (an error prevented a full check).";
@@ -82,6 +84,10 @@ enum Verb {
     /// Check this node, point by point, and print a command for each problem. Changes nothing.
     #[command(after_help = EXIT_CODES)]
     Doctor(doctor::Doctor),
+    /// Test what this node's kernel and OCI runtimes do with bindguard, in namespaces of its own.
+    /// Changes nothing, and leaves nothing.
+    #[command(after_help = EXIT_CODES)]
+    Selftest(selftest::Selftest),
     /// Report whether this node is guarded: runtimes, restart owed, config, pods, last creates,
     /// findings. Changes nothing.
     #[command(after_help = EXIT_CODES)]
@@ -149,6 +155,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Verb::Holders(holders) => holders.run(&config_in_force(named)?),
         Verb::Release(release) => release.run(&config_in_force(named)?),
         Verb::Doctor(doctor) => doctor.run(&loaded(named)?),
+        Verb::Selftest(selftest) => selftest.run(),
         Verb::Status(status) => status.run(&loaded(named)?),
         Verb::Journal(journal) => journal.run(&config_in_force(named)?),
         Verb::Install(install) => install.run(),

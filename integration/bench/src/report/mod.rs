@@ -16,7 +16,7 @@ use crate::results::Results;
 use document::Document;
 use table::Table;
 
-/// Writes docs/benchmarks-figures.txt, the figures of docs/benchmarks.md and its plots, unless the
+/// Writes figures.txt of this crate, the figures of docs/benchmarks.md and its plots, unless the
 /// figures of a shim are missing.
 pub fn write_documents(results: &Results) -> Result<()> {
     for shim in Candidate::SHIMS {
@@ -32,7 +32,7 @@ pub fn write_documents(results: &Results) -> Result<()> {
     document.fill("goals", &goals(results))?;
     document.fill("machine", &machine(results))?;
     document.save()?;
-    let all = docs.join("benchmarks-figures.txt");
+    let all = repository().join("integration/bench/figures.txt");
     fs::write(&all, figures(results)).with_context(|| format!("write {}", all.display()))?;
     plot::memory(results, &docs.join("benchmarks-memory.svg"))?;
     plot::create(results, &docs.join("benchmarks-create.svg"))

@@ -170,7 +170,8 @@ fn config(loaded: &Loaded) -> Point {
     }
 }
 
-fn text(report: &DoctorReport) -> Lines {
+/// The points as text.
+pub(crate) fn text(report: &DoctorReport) -> Lines {
     let mut lines = Lines::default();
     for point in &report.points {
         let (word, style) = match point.status {
