@@ -2,7 +2,7 @@
 # Builds the newest Kubernetes from its Go modules, which `go` fetches and checks. Installs nothing.
 #   go.sh DIR
 # Result: DIR/bin/{etcd,kube-apiserver,kube-controller-manager,kube-scheduler,kubectl,kubelet,kubelet-unfixed} and DIR/version.
-# kubelet-unfixed is the kubelet without its check of a subpath's mount (kubernetes#89629). Takes twenty minutes of two processors, once.
+# kubelet-unfixed is the kubelet without its check of a subpath's mount (kubernetes#89629). Takes twenty minutes of two processors, once: seconds where go's cache has them.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../debian.sh"
@@ -14,7 +14,7 @@ module=$here/go/kubernetes-1.37
 stamp=$(cat "$here/go.sh" "$here"/go/*/go.mod "$here"/go/*/go.sum | cksum)
 if [ "$(cat "$dir/stamp" 2>/dev/null)" = "$stamp" ]; then exit 0; fi
 
-rm -rf "$dir/bin" "$dir/making"
+rm -rf "$dir/bin" "$dir/making" "$dir/unfixed"
 mkdir -p "$dir/making"
 find_go "$dir" "$(sed -n 's/^go //p' "$here"/go/*/go.mod | sort -V | tail -n 1)"
 export GOTOOLCHAIN=local GOFLAGS='-mod=readonly -buildvcs=false -trimpath' CGO_ENABLED=0
@@ -26,13 +26,18 @@ echo "building Kubernetes $version from its Go modules: twenty minutes" >&2
 cd "$module"
 go build "$@" -o "$dir/making/" k8s.io/kubernetes/cmd/kubelet k8s.io/kubernetes/cmd/kube-apiserver \
   k8s.io/kubernetes/cmd/kube-controller-manager k8s.io/kubernetes/cmd/kube-scheduler k8s.io/kubernetes/cmd/kubectl
-checks=$(go list -m -f '{{.Dir}}' k8s.io/kubernetes)/pkg/volume/util/subpath/subpath_linux.go
+# go refuses an overlay on a file of its module cache, so the unfixed kubelet is built from a copy of the module.
+cp -r "$(go list -m -f '{{.Dir}}' k8s.io/kubernetes)" "$dir/unfixed"
+chmod -R u+w "$dir/unfixed"
+checks=$dir/unfixed/pkg/volume/util/subpath/subpath_linux.go
 looks='if !samePath {'
 grep -qF "$looks" "$checks" || { echo "$0: no '$looks' in $checks" >&2; exit 1; }
-sed "s/$looks/if false \&\& !samePath {/" "$checks" > "$dir/unfixed.go"
-echo "{\"Replace\": {\"$checks\": \"$dir/unfixed.go\"}}" > "$dir/unfixed.json"
-go build "$@" -overlay "$dir/unfixed.json" -o "$dir/making/kubelet-unfixed" k8s.io/kubernetes/cmd/kubelet
-rm "$dir/unfixed.go" "$dir/unfixed.json"
+sed -i "s/$looks/if false \&\& !samePath {/" "$checks"
+cp go.mod "$dir/unfixed.mod"
+cp go.sum "$dir/unfixed.sum"
+go mod edit -replace "k8s.io/kubernetes=$dir/unfixed" "$dir/unfixed.mod"
+go build "$@" -modfile "$dir/unfixed.mod" -o "$dir/making/kubelet-unfixed" k8s.io/kubernetes/cmd/kubelet
+rm -rf "$dir/unfixed" "$dir/unfixed.mod" "$dir/unfixed.sum"
 mv "$dir/making" "$dir/bin"
 echo "${version#v}" | cut -d . -f 1,2 > "$dir/version"
 echo "$stamp" > "$dir/stamp"

@@ -22,6 +22,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 pub use self::csi_driver::{CSI_FILE, CsiDriver};
@@ -33,8 +35,11 @@ use self::daemons::ControlPlane;
 
 use crate::doc_commands::repository;
 use crate::image;
+use crate::mount_calls::unmount;
+use crate::mounts;
 use crate::node::Node;
 use crate::process::{Finished, LIMIT, run, run_with_input};
+use crate::waiting::until;
 
 /// The kubelet of `fetch.sh` or `build.sh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +91,8 @@ impl<'n> Cluster<'n> {
     /// Starts a cluster with controllers, a scheduler and RBAC in a network of its own. It has
     /// nothing of bindguard.
     pub fn start_whole(node: &'n Node, network: &Network) -> Result<Self> {
-        network.give_pods_addresses(node, &Self::folder_of_programs()?)?;
+        let plugins = Self::folder_of_programs()?.with_file_name("network/bin");
+        network.give_pods_addresses(node, &plugins)?;
         let cluster = Self::start_as(node, ControlPlane::Whole, RealKubelet::AsReleased, 5)?;
         cluster.start_controllers()?;
         cluster.until("the node is ready", |cluster| {
@@ -244,6 +250,65 @@ impl<'n> Cluster<'n> {
     /// The kubelet's status of a pod's container `app`; `null` while there is none.
     pub fn app_of(&self, pod: &str) -> Result<Value> {
         Ok(self.get(&format!("pods/{pod}"))?["status"]["containerStatuses"][0].clone())
+    }
+
+    /// The node loses its power and boots: every process but those of the control plane is killed, and the
+    /// mounts, `/run` and the cgroups of pods are gone. `meanwhile` happens while the node is off.
+    pub fn restart_node(
+        &self,
+        kubelet: RealKubelet,
+        sync_seconds: u32,
+        meanwhile: impl FnOnce(&Self) -> Result<()>,
+    ) -> Result<()> {
+        let has_name = |daemon: &Child, name: &str| {
+            fs::read_to_string(format!("/proc/{}/comm", daemon.id()))
+                .is_ok_and(|comm| comm.starts_with(name))
+        };
+        for daemon in self.daemons.borrow_mut().iter_mut() {
+            if has_name(daemon, "kubelet") {
+                daemon.kill().context("kill the kubelet")?;
+                daemon.wait().context("wait for the kubelet")?;
+            }
+        }
+        self.node.without_containerd(Signal::SIGKILL, || {
+            let of_pods = || {
+                let pids = self.node.all_processes().into_iter().filter(|pid| {
+                    fs::read_to_string(format!("/proc/{pid}/cgroup"))
+                        .is_ok_and(|cgroups| cgroups.contains("/kubepods"))
+                });
+                Ok::<_, anyhow::Error>(
+                    self.node
+                        .shims()?
+                        .into_iter()
+                        .chain(pids)
+                        .collect::<Vec<_>>(),
+                )
+            };
+            until("the node's processes have ended", || {
+                let pids = of_pods()?;
+                for pid in &pids {
+                    // it may have ended meanwhile
+                    let _ = kill(Pid::from_raw((*pid).try_into()?), Signal::SIGKILL);
+                }
+                Ok(pids.is_empty())
+            })?;
+            let lost = [
+                self.node.kubelet().root().join("pods"),
+                "/run/containerd".into(),
+            ];
+            let mut table = mounts::table()?;
+            table.retain(|mount| lost.iter().any(|folder| mount.target.starts_with(folder)));
+            for mount in table.iter().rev() {
+                unmount(&mount.target)?;
+            }
+            for folder in ["/run/containerd", "/run/bindguard", "/run/netns"] {
+                if Path::new(folder).exists() {
+                    fs::remove_dir_all(folder).with_context(|| format!("remove {folder}"))?;
+                }
+            }
+            meanwhile(self)
+        })?;
+        self.start_kubelet(kubelet, sync_seconds)
     }
 
     /// Starts a program of the cluster in the node; it ends with the node, or when the cluster is

@@ -45,11 +45,8 @@ impl Network {
     }
 
     /// Gives containerd the plugins of `cluster/network.sh`, and a configuration.
-    pub(super) fn give_pods_addresses(&self, node: &Node, programs: &Path) -> Result<()> {
-        let (plugins, folder) = (
-            programs.with_file_name("network").join("bin"),
-            node.disk().join("cni"),
-        );
+    pub fn give_pods_addresses(&self, node: &Node, plugins: &Path) -> Result<()> {
+        let folder = node.disk().join("cni");
         fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
         for name in ["loopback", "ptp", "host-local"] {
             let plugin = plugins.join(name);

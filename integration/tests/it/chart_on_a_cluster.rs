@@ -66,7 +66,6 @@ fn comes_and_goes(node: &Node, network: &Network) -> Result<()> {
         "containerd was restarted {} times",
         fleet.restarts.get()
     );
-    fleet.until("the node gets pods of the class", |_| fleet.is_labelled())?;
     fleet.guarded_pod_runs()?;
     fleet.running_container_reads_an_update()?;
     fleet.installers_pod_prints_the_state()?;
@@ -93,7 +92,7 @@ fn comes_and_goes(node: &Node, network: &Network) -> Result<()> {
 
     fleet.helm(&["upgrade", RELEASE, &Helm::chart(), "--set", "mode=remove"])?;
     fleet.is_ready(RELEASE)?;
-    is_clean(node, &before)?;
+    fleet.goes(&before)?;
     fleet.nothing_runs_of("bindguard-agent")?;
     fleet.class_is_there("after mode=remove")?;
     ensure!(
@@ -178,7 +177,7 @@ impl<'n> Fleet<'n> {
                 &[json!({"mountPath": "/data"})],
             )
         };
-        self.cluster.apply(&pod("by-class").guarded().object())?;
+        self.apply_guarded(pod("by-class"))?;
         self.cluster.apply(&pod("by-default").object())?;
         let names = ["by-class", "by-default"];
         names.iter().try_for_each(|name| self.runs_after(name, 0))?;
@@ -196,6 +195,12 @@ impl<'n> Fleet<'n> {
         self.cluster
             .kubectl(&["delete", "pod", "by-class", "by-default"], "")?
             .success()?;
+        self.goes(before)
+    }
+
+    /// The removal ends on the node; a pod of the class keeps the handler until the kubelet has
+    /// removed the pod's containers.
+    fn goes(&self, before: &[u8]) -> Result<()> {
         self.until("the handler goes after its pods", |_| {
             Ok(fs::read(self.node.containerd_config())? == before)
         })?;
@@ -215,7 +220,7 @@ impl<'n> Fleet<'n> {
             &json!({"emptyDir": {}}),
             &[json!({"mountPath": "/data"})],
         );
-        self.cluster.apply(&pod.guarded().object())?;
+        self.apply_guarded(pod)?;
         self.runs_after("outlives", 0)?;
         ensure!(
             !self.helm_ends(&["uninstall", RELEASE])?,
@@ -242,11 +247,20 @@ impl<'n> Fleet<'n> {
         self.nothing_runs_of("bindguard-removal")
     }
 
+    /// A kubelet refuses a pod of the class for ever while the node has no label.
+    fn apply_guarded(&self, pod: PodManifest) -> Result<()> {
+        self.until("the node gets pods of the class", |_| self.is_labelled())?;
+        self.cluster.apply(&pod.guarded().object())
+    }
+
     fn runs_after(&self, pod: &str, restarts: u64) -> Result<()> {
-        self.until(&format!("the container of {pod} runs"), |cluster| {
-            let app = cluster.app_of(pod)?;
+        let mut status = Value::Null;
+        let runs = self.until(&format!("the container of {pod} runs"), |cluster| {
+            status = cluster.get(&format!("pods/{pod}"))?["status"].take();
+            let app = &status["containerStatuses"][0];
             Ok(!app["state"]["running"].is_null() && app["restartCount"] == restarts)
-        })
+        });
+        runs.with_context(|| format!("the pod's status: {status}"))
     }
 
     fn restarts(&self, pod: &str) -> Result<()> {
@@ -405,10 +419,8 @@ impl<'n> Fleet<'n> {
             &json!({"emptyDir": {}}),
             &[json!({"mountPath": "/data"})],
         );
-        self.cluster.apply(&guarded.guarded().object())?;
-        self.until("the guarded pod runs", |cluster| {
-            Ok(!cluster.app_of("guarded")?["state"]["running"].is_null())
-        })?;
+        self.apply_guarded(guarded)?;
+        self.runs_after("guarded", 0)?;
         let shim: PathBuf = fs::canonicalize(Path::new("/usr/local/bin").join(SHIM))?;
         ensure!(
             self.node.shims_of(&shim)? == 1,

@@ -130,6 +130,7 @@ mod proof_of_generated_specs;
 mod raw_block_volume;
 mod real_kubelet;
 mod real_kubelet_csi;
+mod real_kubelet_node;
 mod refresh_apps;
 mod refresh_budgets;
 mod refreshed_in_every_kind_of_container;

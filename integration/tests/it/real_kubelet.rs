@@ -25,7 +25,7 @@ const MAX_ROUNDS: usize = 4;
 
 /// The handler with the stock runtime's type and the path of the shim, as `bindguard install`
 /// writes it.
-const BY_PATH: &str = "bindguard-path";
+pub(crate) const BY_PATH: &str = "bindguard-path";
 
 #[test]
 #[ignore = "builds a kubelet, ten minutes: make kubelet"]
@@ -85,11 +85,11 @@ fn live_refresh_on_the_newest_containerd() {
 }
 
 /// A pod, and the writer of its volume.
-struct Case {
-    name: &'static str,
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
     volume: Value,
     mounts: Vec<Value>,
-    change: Change,
+    pub(crate) change: Change,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -106,7 +106,7 @@ fn sub_path(path: &str) -> Vec<Value> {
     vec![json!({"mountPath": FILE, "subPath": path})]
 }
 
-fn cases(host_path: &Path) -> Vec<Case> {
+pub(crate) fn cases(host_path: &Path) -> Vec<Case> {
     let case = |name, volume, mounts, change| Case {
         name,
         volume,
@@ -200,7 +200,7 @@ fn cases(host_path: &Path) -> Vec<Case> {
 }
 
 impl Case {
-    fn manifest(&self) -> PodManifest {
+    pub(crate) fn manifest(&self) -> PodManifest {
         let mut mounts = self.mounts.clone();
         let Change::Container(_) = self.change else {
             return PodManifest::new(self.name, &self.volume, &mounts);
@@ -238,7 +238,7 @@ impl Started {
     }
 
     /// True if the kubelet has written the expected content.
-    fn is_written(&self, node: &Node) -> Result<bool> {
+    pub(crate) fn is_written(&self, node: &Node) -> Result<bool> {
         let Change::Kubelet(file) = self.change else {
             return Ok(true);
         };
