@@ -394,6 +394,32 @@ fn the_removal_is_over_when_no_node_has_a_part() {
         "--dry-run",
     ];
     assert_eq!(probe, json!(words));
+    // helm 4 deletes each earlier hook with the policy hook-succeeded when the Job fails
+    for kind in [
+        "DaemonSet",
+        "ServiceAccount",
+        "Role",
+        "RoleBinding",
+        "ClusterRole",
+        "ClusterRoleBinding",
+    ] {
+        let annotations = |document: &Value| document["metadata"]["annotations"].clone();
+        let mut all = hook.iter().filter(|document| {
+            document["kind"] == kind && document["metadata"]["name"] == "bindguard-removal"
+        });
+        let (working, last) = (
+            annotations(all.next().unwrap()),
+            annotations(all.next().unwrap()),
+        );
+        assert_eq!(
+            working["helm.sh/hook-delete-policy"],
+            "before-hook-creation"
+        );
+        assert_eq!(last["helm.sh/hook-weight"], "2", "after the Job");
+        let policy = "before-hook-creation,hook-succeeded";
+        assert_eq!(last["helm.sh/hook-delete-policy"], policy);
+        assert!(all.next().is_none());
+    }
     let deadline = |more: &[&str]| {
         let rendered = render(&helm, &[&values[..], more].concat());
         let job = object(&rendered, "Job", "bindguard-removal").unwrap();
