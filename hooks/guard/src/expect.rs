@@ -58,6 +58,11 @@ impl ExpectedSources {
         self.sources.len()
     }
 
+    /// Adds the binds of an earlier check of the same container.
+    pub fn extend(&mut self, earlier: Self) {
+        self.sources.extend(earlier.sources);
+    }
+
     /// Leaves out the binds at these places: a refresh has replaced their mounts since, and has
     /// verified the new mounts. The host's subpath may still show the old file.
     #[must_use]

@@ -6,12 +6,16 @@
 //! plugin the pod's.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Stdio};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::agent::Form;
 use bindguard_integration::cri::{Cri, Sandbox, mount};
+use bindguard_integration::doc_commands::repository;
 use bindguard_integration::journal::JOURNAL;
 use bindguard_integration::memory_limit::MemoryLimit;
 use bindguard_integration::node::HostRoot;
@@ -78,6 +82,17 @@ on_generations_with_nri!(
     HostRoot::Shared,
     many_mounts
 );
+
+/// Also a check of the mounts that a later plugin adds: containerd 2.3 and newer.
+#[test]
+fn policy_refuses_a_later_plugins_mount() {
+    Setup::on(Generation::NEWEST).nri().story(later_plugin);
+}
+
+#[test]
+fn pods_that_require_the_plugin() {
+    Setup::on(Generation::NEWEST).nri().story(required_plugin);
+}
 
 fn configmap_update_then_restart(node: &Node) -> Result<()> {
     let _agent = Agent::start_as(node, REPAIRS_BY_ANNOTATION, Form::Pod)?;
@@ -229,6 +244,145 @@ fn many_mounts(node: &Node) -> Result<()> {
     cri.start_container(&sandbox, "other", &SLEEP, &[])?;
     drop(limited);
     cri.remove_pod(&sandbox)
+}
+
+/// A plugin that was registered later adds a bind of a volume that is not mounted.
+fn later_plugin(node: &Node) -> Result<()> {
+    let agent = Agent::start(
+        node,
+        &format!("{PLUGIN}checks.unmounted-volumes = 'refuse'\n"),
+    )?;
+    let cri = node.cri()?;
+    wait_for_plugin(&cri)?;
+    let volumes = node.kubelet().root().join("pods/uid-9/volumes");
+    let [mounted, unmounted] = ["kubernetes.io~empty-dir/data", "kubernetes.io~nfs/data"];
+    let sandbox = cri.run_pod(STOCK, "web", "uid-9")?;
+    for (volume, is_refused) in [(mounted, false), (unmounted, true)] {
+        let source = volumes.join(volume);
+        fs::create_dir_all(&source).context("make a volume")?;
+        let later = LaterPlugin::start(node, &source)?;
+        let host = [mount("/".as_ref(), "/host", PropagationPrivate)];
+        let created = cri.start_container(&sandbox, "app", &SLEEP, &host);
+        drop(later);
+        if is_refused {
+            let error = format!("{:#}", created.err().context("the container was created")?);
+            for words in [
+                "bindguard refuses the container",
+                "volume data (kubernetes.io~nfs)",
+            ] {
+                ensure!(error.contains(words), "no {words:?} in: {error}");
+            }
+            continue;
+        }
+        let id = created?;
+        for place in ["/host", LATER] {
+            mount_line(&cri, &id, place)?;
+        }
+        ensure!(
+            journaled(&id, "made-rslave") == 1,
+            "the create is journaled twice"
+        );
+        cri.stop(&id, 0)?;
+        cri.remove(&id)?;
+    }
+    let figures = agent.get("/metrics");
+    let refused = "bindguard_nri_creates_total{answer=\"refused\"} 1\n";
+    ensure!(figures.contains(refused), "{figures}");
+    let proven = "bindguard_unproven_binds_total 0\n";
+    ensure!(
+        figures.contains(proven),
+        "the later bind is not proven: {figures}"
+    );
+    cri.remove_pod(&sandbox)
+}
+
+/// containerd's own validator refuses the pod's containers while the plugin is absent. A create
+/// during which the plugin ends fails too, where policy refuses unchecked mounts.
+fn required_plugin(node: &Node) -> Result<()> {
+    let mut config = fs::read_to_string(node.containerd_config())?;
+    config.push_str("[plugins.\"io.containerd.nri.v1.nri\".default_validator]\nenable = true\n");
+    fs::write(node.containerd_config(), config).context("turn the validator on")?;
+    node.restart_containerd(Signal::SIGTERM)?;
+    let cri = node.cri()?;
+    let required = [("required-plugins.noderesource.dev", "[\"bindguard\"]")];
+    let sandbox = cri.run_annotated_pod(STOCK, "web", "uid-10", &required)?;
+    let other = cri.run_pod(STOCK, "other", "uid-11")?;
+    let error = cri
+        .start_container(&sandbox, "app", &SLEEP, &[])
+        .err()
+        .context("the container was created without the plugin")?;
+    ensure!(
+        format!("{error:#}").contains("required plugin"),
+        "{error:#}"
+    );
+    cri.start_container(&other, "app", &SLEEP, &[])?;
+    let refuses = format!("{PLUGIN}checks.unmounted-volumes = 'refuse'\n");
+    let agent = Agent::start(node, &refuses)?;
+    wait_for_plugin(&cri)?;
+    let id = cri.start_container(&sandbox, "app", &SLEEP, &[])?;
+    cri.stop(&id, 0)?;
+    cri.remove(&id)?;
+    drop(agent);
+
+    let pods = node.kubelet().root().join("pods");
+    let volume = pods.join("uid-10/volumes/kubernetes.io~nfs/data");
+    fs::create_dir_all(&volume).context("make a volume that is not mounted")?;
+    let unmounted = [mount(&volume, "/data", PropagationPrivate)];
+    for delay in (0..16).map(|step| Duration::from_millis(step * 3)) {
+        let agent = Agent::start(node, &refuses)?;
+        wait_for_plugin(&cri)?;
+        let pid = pid(&agent)?;
+        let killer = thread::spawn(move || {
+            thread::sleep(delay);
+            kill(pid, Signal::SIGKILL)
+        });
+        let created = cri.create_container(&sandbox, "unchecked", &SLEEP, &unmounted);
+        ensure!(
+            matches!(killer.join(), Ok(Ok(()))),
+            "the plugin ended before it was killed"
+        );
+        ensure!(
+            created.is_err(),
+            "created while the plugin was killed after {delay:?}"
+        );
+    }
+    cri.remove_pod(&other)?;
+    cri.remove_pod(&sandbox)
+}
+
+/// The place of the bind that the later plugin adds.
+const LATER: &str = "/later";
+
+/// A plugin that the runtime calls after the agent.
+struct LaterPlugin(Child);
+
+impl LaterPlugin {
+    fn start(node: &Node, source: &Path) -> Result<Self> {
+        let script = repository().join("integration/nri/adds_a_mount.py");
+        let mut command = node.command("/usr/bin/python3")?;
+        command
+            .arg(script)
+            .arg("/var/run/nri/nri.sock")
+            .arg(source)
+            .arg(LATER);
+        let mut plugin = command
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("start a plugin")?;
+        let output = plugin.stdout.take().context("a plugin has an output")?;
+        let plugin = Self(plugin);
+        let mut line = String::new();
+        BufReader::new(output).read_line(&mut line)?;
+        ensure!(line == "registered\n", "the runtime refuses the plugin");
+        Ok(plugin)
+    }
+}
+
+impl Drop for LaterPlugin {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// Both judge the create; the second finds nothing to do. Each finding is counted once.

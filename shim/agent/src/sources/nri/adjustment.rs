@@ -96,6 +96,21 @@ pub fn mounts(edits: &[SpecEdit], mounts: &[NriMount]) -> Vec<NriMount> {
         .collect()
 }
 
+/// The mounts of a container with the changes of all plugins.
+pub fn applied(mut mounts: Vec<NriMount>, changes: Vec<NriMount>) -> Vec<NriMount> {
+    mounts.retain(|mount| {
+        !changes
+            .iter()
+            .any(|change| change.destination.strip_prefix('-') == Some(&mount.destination))
+    });
+    mounts.extend(
+        changes
+            .into_iter()
+            .filter(|change| !change.destination.starts_with('-')),
+    );
+    mounts
+}
+
 fn removal_of(mount: &NriMount) -> NriMount {
     NriMount {
         destination: format!("-{}", mount.destination),

@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use bindguard_core::plan::refusal_of_unseen;
 use bindguard_operator::unix_http::refuse_server_of_user;
 use prost::Message as _;
 use prost::bytes::Bytes;
@@ -15,7 +16,8 @@ use super::messages::{
     CREATE_CONTAINER, ConfigureRequest, ConfigureResponse, ContainerAdjustment,
     CreateContainerRequest, CreateContainerResponse, CreatedContainer, PLUGIN, RUNTIME,
     RegisterPluginRequest, START_CONTAINER, START_CONTAINER_EVENT, StartContainerRequest,
-    StateChangeEvent, SynchronizeRequest, SynchronizeResponse,
+    StateChangeEvent, SynchronizeRequest, SynchronizeResponse, VALIDATE_CONTAINER, ValidateRequest,
+    ValidateResponse,
 };
 use super::multiplex::{TO_PLUGIN, TO_RUNTIME, read_frame, write_frames};
 use super::ttrpc::{Incoming, Message, Request, Response, RpcStatus, TtrpcError};
@@ -169,9 +171,10 @@ impl Connection {
     fn call(&mut self, request: &Request, calls: &Calls) -> Result<Vec<u8>, RpcStatus> {
         let payload = request.payload.clone();
         match (request.service.as_str(), request.method.as_str()) {
-            (PLUGIN, "Configure") => Ok(configure(payload)),
+            (PLUGIN, "Configure") => Ok(configure(payload, calls)),
             (PLUGIN, "Synchronize") => Ok(self.synchronize(payload, calls)),
             (PLUGIN, "CreateContainer") => create_container(payload, calls),
+            (PLUGIN, "ValidateContainerAdjustment") => Ok(validate_container(payload, calls)),
             (PLUGIN, "StartContainer") => start_container(payload, calls),
             (PLUGIN, "StateChange") => change_state(payload, calls),
             // Empty answers. The plugin subscribes to no other event.
@@ -208,18 +211,21 @@ fn is_closed(error: &io::Error) -> bool {
     )
 }
 
-fn configure(payload: Bytes) -> Vec<u8> {
-    if let Ok(ConfigureRequest {
-        runtime_name,
-        runtime_version,
-    }) = ConfigureRequest::decode(payload)
-    {
-        info!("NRI plugin of {runtime_name} {runtime_version}");
+/// A runtime fails the create if a plugin that validates ends or is late. So the plugin validates
+/// only where policy refuses unchecked mounts anyway.
+fn configure(payload: Bytes, calls: &Calls) -> Vec<u8> {
+    let mut events = CREATE_CONTAINER | START_CONTAINER;
+    if let Ok(runtime) = ConfigureRequest::decode(payload) {
+        info!(
+            "NRI plugin of {} {}",
+            runtime.runtime_name, runtime.runtime_version
+        );
+        if !runtime.nri_version.is_empty() && refusal_of_unseen("", calls.config.policy()).is_some()
+        {
+            events |= VALIDATE_CONTAINER;
+        }
     }
-    ConfigureResponse {
-        events: CREATE_CONTAINER | START_CONTAINER,
-    }
-    .encode_to_vec()
+    ConfigureResponse { events }.encode_to_vec()
 }
 
 /// An empty answer changes nothing.
@@ -231,6 +237,19 @@ fn create_container(payload: Bytes, calls: &Calls) -> Result<Vec<u8>, RpcStatus>
     let mounts = mounts.map_err(status_of)?;
     let adjust = (!mounts.is_empty()).then_some(ContainerAdjustment { mounts });
     Ok(CreateContainerResponse { adjust }.encode_to_vec())
+}
+
+fn validate_container(payload: Bytes, calls: &Calls) -> Vec<u8> {
+    let checked = match ValidateRequest::decode(payload) {
+        Ok(request) => calls.validate(request),
+        Err(error) => calls.unread_create(&error).map(drop),
+    };
+    let mut answer = ValidateResponse::default();
+    if let Err(refused) = checked {
+        answer.reject = true;
+        answer.reason = refused.to_string();
+    }
+    answer.encode_to_vec()
 }
 
 fn start_container(payload: Bytes, calls: &Calls) -> Result<Vec<u8>, RpcStatus> {

@@ -21,7 +21,9 @@ use tracing::warn;
 
 use super::adjustment;
 use super::calls::{Calls, CreateRefused};
-use super::messages::{CreateContainerRequest, NriMount};
+use super::messages::{
+    CreateContainerRequest, NriContainer, NriMount, PodSandbox, ValidateRequest,
+};
 use super::reports::NriReport;
 use crate::sinks::metrics::NriAnswer;
 
@@ -37,18 +39,46 @@ impl Calls {
     /// If policy refuses the container. As in the shim, a policy that refuses a fault also refuses
     /// mounts that were not checked: the fault may be there.
     pub fn adjust(&self, request: CreateContainerRequest) -> Result<Vec<NriMount>, CreateRefused> {
-        let (pod, container) = (
-            request.pod.unwrap_or_default(),
-            request.container.unwrap_or_default(),
-        );
+        let container = request.container.unwrap_or_default();
+        let mounts = container.first_mounts(MAX_BINDS);
+        self.check_create(request.pod.unwrap_or_default(), container, mounts, true)
+    }
+
+    /// Checks the mounts that later plugins added or changed. They cannot be adjusted any more.
+    ///
+    /// # Errors
+    /// If policy refuses the container.
+    pub fn validate(&self, request: ValidateRequest) -> Result<(), CreateRefused> {
+        let container = request.container.unwrap_or_default();
+        let checked = self.expected.take_checked(&container.id);
+        let changes = request.adjust.unwrap_or_default().mounts;
+        let mounts = container.first_mounts(MAX_BINDS).map(|mounts| {
+            let mut mounts = adjustment::applied(mounts, changes);
+            mounts.retain(|mount| !checked.contains(&self.expected.hash_of(mount)));
+            mounts
+        });
+        if mounts.as_ref().is_ok_and(Vec::is_empty) {
+            return Ok(());
+        }
+        self.check_create(request.pod.unwrap_or_default(), container, mounts, false)
+            .map(drop)
+    }
+
+    fn check_create(
+        &self,
+        pod: PodSandbox,
+        container: NriContainer,
+        mounts: Result<Vec<NriMount>, DecodeError>,
+        is_adjustable: bool,
+    ) -> Result<Vec<NriMount>, CreateRefused> {
         let (policy, _) = policy_of_pod(self.config.policy(), |name| pod.annotations.get(name));
         let (id, config) = (container.id.clone(), Arc::clone(&self.config));
         let pod_id = container.pod_sandbox_id.clone();
-        let mounts = match container.first_mounts(MAX_BINDS) {
+        let mounts = match mounts {
             Ok(mounts) => mounts,
             Err(error) => return self.not_checked(&id, &error_chain(&error), false, &policy),
         };
-        let overlooked = container.mounts.len() - mounts.len();
+        let overlooked = container.mounts.len().saturating_sub(MAX_BINDS);
         let overlooked = (overlooked > 0)
             .then(|| format!("{overlooked} mounts behind the first {MAX_BINDS} were not checked"));
         if let Some(unseen) = &overlooked
@@ -60,22 +90,28 @@ impl Calls {
         let annotations = pod.annotations;
         let work = move || {
             let annotation = |name: &str| annotations.get(name);
-            admitted(&names, annotation, &mounts, &config)
+            let (admission, adjusted) =
+                admitted(&names, annotation, &mounts, is_adjustable, &config);
+            (admission, adjusted, mounts)
         };
         match self.creating.within(&pod_id, LIMIT, work) {
-            Ok((mut admission, mounts)) => {
+            Ok((mut admission, adjusted, mounts)) => {
                 admission.report.problems.extend(overlooked);
                 self.metrics.nri.checked(&admission.report);
                 self.report(NriReport::Create(id.clone(), admission.report));
                 if let Some(reason) = admission.refusal {
                     return Err(self.refused(&id, reason));
                 }
-                self.metrics.nri.answered(match mounts.is_empty() {
-                    true => NriAnswer::unchanged,
-                    false => NriAnswer::adjusted,
-                });
+                if is_adjustable {
+                    self.metrics.nri.answered(match adjusted.is_empty() {
+                        true => NriAnswer::unchanged,
+                        false => NriAnswer::adjusted,
+                    });
+                    self.expected
+                        .keep_checked(&id, &adjustment::applied(mounts, adjusted.clone()));
+                }
                 self.expected.keep(id, admission.expected);
-                Ok(mounts)
+                Ok(adjusted)
             }
             Err(no_result) => {
                 self.not_checked(&id, &no_result.to_string(), no_result.is_late(), &policy)
@@ -122,6 +158,7 @@ fn admitted<'a>(
     names: &[String; 4],
     annotation: impl Fn(&str) -> Option<&'a str>,
     mounts: &[NriMount],
+    is_adjustable: bool,
     config: &Config,
 ) -> (Admission, Vec<NriMount>) {
     let spec = spec(names, annotation, mounts).to_string();
@@ -132,6 +169,9 @@ fn admitted<'a>(
         config.places(),
         LIMIT,
         |_, edits| {
+            if !is_adjustable {
+                return Vec::new();
+            }
             let table = if edits.is_empty() {
                 None
             } else {

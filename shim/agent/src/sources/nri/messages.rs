@@ -19,6 +19,10 @@ pub const CREATE_CONTAINER: i32 = 1 << 3;
 /// The bit of START_CONTAINER, event 6.
 pub const START_CONTAINER: i32 = 1 << 5;
 
+/// The bit of VALIDATE_CONTAINER_ADJUSTMENT, event 14. Runtimes before NRI 0.10 refuse a plugin with
+/// this bit.
+pub const VALIDATE_CONTAINER: i32 = 1 << 13;
+
 /// The number of START_CONTAINER in a [`StateChangeEvent`].
 pub const START_CONTAINER_EVENT: i32 = 6;
 
@@ -45,6 +49,9 @@ pub struct ConfigureRequest {
     /// Its version.
     #[prost(string, tag = "3")]
     pub runtime_version: String,
+    /// Its version of NRI; empty before NRI 0.12.
+    #[prost(string, tag = "6")]
+    pub nri_version: String,
 }
 
 /// Subscribes to events.
@@ -87,6 +94,31 @@ pub struct CreateContainerRequest {
     /// The container.
     #[prost(message, optional, tag = "2")]
     pub container: Option<NriContainer>,
+}
+
+/// A new container with the changes of all plugins.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ValidateRequest {
+    /// Its pod.
+    #[prost(message, optional, tag = "1")]
+    pub pod: Option<PodSandbox>,
+    /// The container before the changes.
+    #[prost(message, optional, tag = "2")]
+    pub container: Option<NriContainer>,
+    /// The changes.
+    #[prost(message, optional, tag = "3")]
+    pub adjust: Option<ContainerAdjustment>,
+}
+
+/// The answer to it.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct ValidateResponse {
+    /// True if the runtime must not create the container.
+    #[prost(bool, tag = "1")]
+    pub reject: bool,
+    /// Why not.
+    #[prost(string, tag = "2")]
+    pub reason: String,
 }
 
 /// A container that was created and is about to start.
@@ -187,7 +219,7 @@ pub struct CreatedContainer {
 }
 
 /// A mount of a spec.
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
 pub struct NriMount {
     /// The path in the container; with a `-` before it, the mount is removed.
     #[prost(string, tag = "1")]
