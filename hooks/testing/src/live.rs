@@ -127,7 +127,16 @@ impl Container {
 
     /// The same, in a user namespace of its own, with root as its only user.
     pub fn start_in_user_namespace(root: &Path, binds: &[Inside]) -> Self {
-        let mut container = Self::start_as(root, binds, &[], enter_user_namespace, || {});
+        Self::start_in_user_namespace_with(root, binds, || {})
+    }
+
+    /// The same; calls `more` in the container's namespace before the reader starts.
+    pub fn start_in_user_namespace_with(
+        root: &Path,
+        binds: &[Inside],
+        more: impl FnOnce(),
+    ) -> Self {
+        let mut container = Self::start_as(root, binds, &[], enter_user_namespace, more);
         container.spec = spec_of(Some("0 0 1"));
         container
     }

@@ -49,8 +49,6 @@ pub enum RefusedReason {
     ParentIsShared,
     /// The container's mount is a peer of a mount of the host.
     MountIsShared,
-    /// The new mount has mounts in it or is a slave of the host's, and only propagation attaches.
-    NeedsBeneath,
     /// On this kernel a mount that propagates beneath a locked mount takes its lock.
     KernelFault,
     /// The volume, or a bind in the volume, is unbindable.
@@ -83,7 +81,7 @@ pub enum RefusedReason {
 
 impl RefusedReason {
     /// All of them, for tests of documents.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 26] = [
         Self::LinkOfUser,
         Self::LinkInWritableFolder,
         Self::LinkBelowWritableBind,
@@ -96,7 +94,6 @@ impl RefusedReason {
         Self::WritableVolume,
         Self::ParentIsShared,
         Self::MountIsShared,
-        Self::NeedsBeneath,
         Self::KernelFault,
         Self::Unbindable,
         Self::NestedSource,
@@ -144,9 +141,6 @@ impl RefusedReason {
                 "is on a mount that is shared with the host: a new mount would reach the host"
             }
             Self::MountIsShared => "is shared with the host: detaching it would reach the host",
-            Self::NeedsBeneath => {
-                "has mounts in it, or its bind is rslave: this requires Linux 6.5 or newer and a container without a user namespace of its own"
-            }
             Self::KernelFault => {
                 "is in a container with a user namespace of its own, which could remove locked mounts after a refresh on Linux 7.1 to 7.2.10 (CVE-2026-98976)"
             }

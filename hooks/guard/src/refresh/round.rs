@@ -4,12 +4,10 @@
 use std::sync::Arc;
 
 use bindguard_core::mount_table::{MountEntry, MountTable};
-use bindguard_core::paths::lies_below;
 use bindguard_core::refresh::{
     KeptMounts, Refused, RefusedReason, SubpathInContainer, changed_by_tuck,
 };
 use bindguard_core::refresh_request::Notify;
-use bindguard_core::spec::RequestedPropagation;
 use bindguard_sys::enter::{Action, EnterError, Entered};
 use bindguard_sys::fault;
 use bindguard_sys::replace::ReplaceError;
@@ -146,7 +144,6 @@ impl Round<'_, '_, '_> {
             }
             return Ok(Vec::new());
         }
-        let indices = &self.without_trees(indices);
         if indices.is_empty() {
             return Ok(Vec::new());
         }
@@ -172,34 +169,6 @@ impl Round<'_, '_, '_> {
             }
         }
         self.arrived(tucked)
-    }
-
-    /// Refuses the new mounts that include mounts below, or that are slaves of the host's:
-    /// propagation brings the top mount alone, and not as a slave of the host's.
-    fn without_trees(&mut self, indices: &[usize]) -> Vec<usize> {
-        if indices.is_empty() {
-            return Vec::new();
-        }
-        // The new mounts exist by now and get no mounts that the host makes later.
-        let host = bindguard_sys::read_mount_table().ok();
-        let host = host.as_ref();
-        let is_tree = |index: &usize| {
-            let subpath = self.subpaths[*index];
-            let settings = self.refresh.volumes.clone_settings(subpath);
-            let is_in = |mount: &MountEntry| lies_below(&mount.mount_point, &subpath.volume);
-            let has_mounts = || host.is_none_or(|host| host.entries().iter().any(is_in));
-            self.below[*index].is_some()
-                || settings.requested == RequestedPropagation::RecursiveSlave
-                || settings.is_recursive() && has_mounts()
-        };
-        let (refused, others): (Vec<usize>, Vec<usize>) =
-            indices.iter().copied().partition(is_tree);
-        for index in refused {
-            let place = &self.subpaths[index].mount.mount_point;
-            let refused = Refused::new(RefusedReason::NeedsBeneath, place);
-            self.fail(index, refused.into());
-        }
-        others
     }
 
     /// Success of a tuck does not mean that the mount arrived.
@@ -289,15 +258,17 @@ impl Round<'_, '_, '_> {
         private
     }
 
-    /// A mount that is attached to a shared mount becomes shared.
+    /// A mount that is attached to a shared mount becomes shared. The mounts of a tree have their
+    /// propagation before: no tree is attached to a shared mount, or replaces a shared mount.
     fn keep_propagation(&self, index: usize, method: AttachMethod) -> Result<(), EnterError> {
+        let subpath = self.subpaths[index];
+        let was_shared = subpath.mount.propagation.peer_group.is_some();
         match method {
-            AttachMethod::Beneath if !is_on_shared(self.subpaths[index]) => Ok(()),
-            AttachMethod::Finished => Ok(()),
-            AttachMethod::Beneath | AttachMethod::Tucked => {
-                self.entered.call(Action::SetPropagation, index)
-            }
+            AttachMethod::Beneath | AttachMethod::Tucked if is_on_shared(subpath) => {}
+            AttachMethod::Tucked if was_shared => {}
+            _ => return Ok(()),
         }
+        self.entered.call(Action::SetPropagation, index)
     }
 
     /// Only through a mount that the container can write: otherwise it would reach more than it

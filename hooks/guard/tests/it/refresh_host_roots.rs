@@ -16,11 +16,11 @@ use nix::sched::{CloneFlags, setns, unshare};
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 
 use crate::refresh_scene::host_root::{Scene, can_record};
-use crate::refresh_scene::{self, can_attach_beneath};
+use crate::refresh_scene::{self, can_attach_beneath, can_run};
 
 #[test]
 fn a_private_bind_releases_what_the_host_unmounted() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -36,7 +36,10 @@ fn a_private_bind_releases_what_the_host_unmounted() {
         "{looked:?}"
     );
     let refreshed = scene.refresh(&container);
-    assert_eq!(refresh_scene::methods(&refreshed), [AttachMethod::Beneath]);
+    assert_eq!(
+        refresh_scene::methods(&refreshed),
+        [refresh_scene::method()]
+    );
     assert_eq!(mounts_of_host(), host);
     assert_eq!(container.mounts_at("/host").len(), 1);
     assert_eq!(container.propagation_at("/host"), ["master"]);
@@ -56,7 +59,7 @@ fn a_private_bind_releases_what_the_host_unmounted() {
 /// because the container's root filesystem is a plain folder on that mount.
 #[test]
 fn a_bind_that_the_runtime_made_private_is_refreshed() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -78,7 +81,7 @@ fn a_bind_that_the_runtime_made_private_is_refreshed() {
 /// Such a bind keeps no mount of the host alive, and the mounts below are not its container's.
 #[test]
 fn a_bind_that_is_not_recursive_is_not_refreshed() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -102,7 +105,7 @@ fn remount(place: &Path, flags: MsFlags) {
 
 #[test]
 fn the_new_mounts_are_as_restricted_as_the_old_ones() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -134,7 +137,7 @@ fn the_new_mounts_are_as_restricted_as_the_old_ones() {
 
 #[test]
 fn mounts_of_the_container_stay() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     for place in ["/host/later", "/host/disk"] {
@@ -154,7 +157,7 @@ fn mounts_of_the_container_stay() {
 /// A process with `CAP_SYS_ADMIN` could have mounted the disk itself.
 #[test]
 fn a_copy_stays_if_the_container_may_have_mounted_it() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -167,7 +170,7 @@ fn a_copy_stays_if_the_container_may_have_mounted_it() {
 
 #[test]
 fn policy_and_the_spec_decide_as_at_a_create() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let refused = |options: &[&str], policy: Policy, reason| {
@@ -204,7 +207,7 @@ fn policy_and_the_spec_decide_as_at_a_create() {
 
 #[test]
 fn a_source_that_is_private_on_the_host_is_refused() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -215,7 +218,7 @@ fn a_source_that_is_private_on_the_host_is_refused() {
 
 #[test]
 fn a_mount_that_would_reach_the_host_is_refused() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -223,21 +226,38 @@ fn a_mount_that_would_reach_the_host_is_refused() {
     scene.is_refused(&container, RefusedReason::ParentIsShared);
 }
 
-/// The kernel locks the flags of its mounts, but not those of a mount that is attached later.
+/// The mounts of the host are locked there: the container sees nothing beneath them.
 #[test]
-fn a_container_with_a_user_namespace_is_refused() {
-    if !can_attach_beneath() {
+fn a_container_with_a_user_namespace_gets_the_mounts_of_now() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
-    let container = Container::start_in_user_namespace(scene.root.path(), &[scene.plain_bind()]);
-    scene.is_refused(&container, RefusedReason::NeedsBeneath);
+    let container = Container::start_in_user_namespace(scene.root.path(), &[scene.bind()]);
+    unmount(&scene.disk());
+    let later = scene.host.path().join("later");
+    mount_tmpfs(&later);
+    let (mounts, host) = (container.mounts(), mounts_of_host());
+    let refreshed = scene.refresh(&container);
+    assert_eq!(refresh_scene::methods(&refreshed), [AttachMethod::Tucked]);
+    assert_eq!((container.mounts(), mounts_of_host()), (mounts, host));
+    assert!(container.mounts_at("/host/disk").is_empty());
+    for place in ["/host", "/host/later"] {
+        assert_eq!(container.propagation_at(place), ["master"], "{place}");
+    }
+    assert!(container.propagation_at("/").is_empty());
+    // From now on the host's mounts and umounts arrive.
+    unmount(&later);
+    assert!(container.mounts_at("/host/later").is_empty());
+    mount_tmpfs(&scene.disk());
+    assert_eq!(container.mounts_at("/host/disk").len(), 1);
+    assert!(scene.refresh(&container).mounts.is_empty(), "a second time");
 }
 
 /// Without a step that makes the old mounts private, their detach unmounts the host's.
 #[test]
 fn mounts_below_that_are_peers_of_the_hosts_are_detached_alone() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -266,7 +286,7 @@ fn mounts_below_that_are_peers_of_the_hosts_are_detached_alone() {
 /// A container with `CAP_SYS_ADMIN` mounts over the bind and in the bind while refreshes run.
 #[test]
 fn a_container_that_mounts_all_the_time_reaches_nothing_of_the_host() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();

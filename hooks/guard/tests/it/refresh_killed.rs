@@ -20,11 +20,11 @@ use bindguard_testing::{mounts_of_host, unmount};
 use nix::libc;
 
 use crate::refresh_files::{self, NO_OTHERS, PLACE, spec};
+use crate::refresh_scene::can_run;
 use crate::refresh_scene::host_root::{self, can_record};
 use crate::refresh_scene::supervised::{
     MOUNT_CALLS, Work, begin, without_return_of, work_killed_after,
 };
-use crate::refresh_scene::{can_attach_beneath, can_run};
 
 /// The environment of the programs.
 const FOLDER: &str = "BINDGUARD_TEST_FOLDER";
@@ -162,7 +162,7 @@ fn refreshes_a_file_without_a_detach() {
 /// The old mount is still in the table.
 #[test]
 fn a_detach_that_hangs_before_it_begins_is_a_failure_and_finished_later() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = refresh_files::Scene::new();
@@ -305,7 +305,7 @@ fn refreshes_a_host_root() {
 /// No record says which of two mounts of the host's root a refresh made.
 #[test]
 fn a_refresh_of_a_host_root_that_is_killed_before_each_call_is_finished_by_the_next_one() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let mut was_killed_between = 0;

@@ -14,11 +14,11 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::refresh_scene::host_root::can_record;
 use crate::refresh_scene::volume::Scene;
-use crate::refresh_scene::{can_attach_beneath, can_run, reason, refusal};
+use crate::refresh_scene::{can_run, reason, refusal};
 
 #[test]
 fn each_new_mount_of_the_host_arrives_with_the_restrictions_of_the_old_one() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -43,7 +43,7 @@ fn each_new_mount_of_the_host_arrives_with_the_restrictions_of_the_old_one() {
 /// The agent and the command line may refresh a container at the same time.
 #[test]
 fn a_refresh_that_waited_for_another_one_knows_its_mount() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -67,7 +67,7 @@ fn a_refresh_that_waited_for_another_one_knows_its_mount() {
 
 #[test]
 fn a_recursive_bind_gets_the_mounts_below_the_volume() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -86,13 +86,23 @@ fn a_recursive_bind_gets_the_mounts_below_the_volume() {
 
 #[test]
 fn a_recursive_bind_is_refreshed_again_with_mounts_below() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
-    for option in ["rprivate", "rslave"] {
+    for (option, by_propagation) in [
+        ("rprivate", false),
+        ("rslave", false),
+        ("rprivate", true),
+        ("rslave", true),
+    ] {
         let scene = Scene::of_an_unprivileged_container(option);
-        mount_below(&scene, "1");
-        let container = scene.start_tree();
+        scene.mount_below("1");
+        let container = match by_propagation {
+            true => scene.start_where_only_propagation_attaches(),
+            false => scene.start_tree(),
+        };
+        let root = container.propagation_at("/");
+        let kept: &[&str] = if option == "rslave" { &["master"] } else { &[] };
         assert_eq!(container.read("data/nested/file").as_deref(), Some("1"));
         let (mounts, host) = (container.mounts(), mounts_of_host().len());
         for content in ["2", "3", "4"] {
@@ -101,19 +111,23 @@ fn a_recursive_bind_is_refreshed_again_with_mounts_below() {
             // To a slave, a mount below comes by propagation, too.
             let comes_later = option == "rslave" && content == "3";
             if !comes_later {
-                mount_below(&scene, content);
+                scene.mount_below(content);
             }
             let refreshed = scene.refresh(&container);
             assert!(refreshed.is_current(), "{refreshed:?}");
             assert_eq!(refreshed.replaced(), 1);
             if comes_later {
-                mount_below(&scene, content);
+                scene.mount_below(content);
             }
             assert_eq!(container.read("data/0").as_deref(), Some(content));
             let below = container.read("data/nested/file");
             assert_eq!(below.as_deref(), Some(content));
             let now = (container.mounts(), mounts_of_host().len());
             assert_eq!(now, (mounts, host));
+            for place in ["/data", "/data/nested"] {
+                assert_eq!(container.propagation_at(place), kept, "{place}, {option}");
+            }
+            assert_eq!(container.propagation_at("/"), root);
         }
         // The driver mounts nothing below any more.
         scene.mount_anew("5");
@@ -125,11 +139,11 @@ fn a_recursive_bind_is_refreshed_again_with_mounts_below() {
 
 #[test]
 fn a_mount_below_that_a_privileged_container_may_have_made_is_not_lost() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
-    mount_below(&scene, "1");
+    scene.mount_below("1");
     let container = scene.start_tree();
     scene.mount_anew("2");
     let refreshed = scene.refresh(&container);
@@ -145,7 +159,7 @@ fn a_mount_below_goes_with_the_volume_of_a_privileged_container_by_its_record() 
     }
     for is_mounted_by_container in [false, true] {
         let scene = Scene::with_options(&["rprivate"]);
-        mount_below(&scene, "1");
+        scene.mount_below("1");
         let container = scene.start_tree_recorded();
         only_a_mount_of_the_host_goes(&scene, &container, is_mounted_by_container);
     }
@@ -161,7 +175,7 @@ fn a_mount_below_that_a_refresh_attached_goes_with_the_next_volume() {
         let scene = Scene::with_options(&["rprivate"]);
         let container = scene.start_tree_recorded();
         scene.mount_anew("2");
-        mount_below(&scene, "2");
+        scene.mount_below("2");
         assert_eq!(scene.refresh(&container).replaced(), 1);
         assert_eq!(container.read("data/nested/file").as_deref(), Some("2"));
         only_a_mount_of_the_host_goes(&scene, &container, is_mounted_by_container);
@@ -192,7 +206,7 @@ fn only_a_mount_of_the_host_goes(
 /// A driver that renews a token mounts over the old mount, and may unmount the new mount again.
 #[test]
 fn of_stacked_mounts_the_topmost_arrives() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -212,35 +226,6 @@ fn of_stacked_mounts_the_topmost_arrives() {
     for content in contents.iter().rev().skip(1) {
         umount2(&scene.volume(), MntFlags::MNT_DETACH).unwrap();
         shows(content);
-    }
-}
-
-/// A mount of the host below the volume.
-fn mount_below(scene: &Scene, content: &str) {
-    let nested = scene.volume().join("nested");
-    fs::create_dir(&nested).unwrap();
-    mount_tmpfs(&nested);
-    fs::write(nested.join("file"), content).unwrap();
-}
-
-/// Propagation would bring the top mount alone, and hide what was mounted below.
-#[test]
-fn a_slave_or_a_volume_with_mounts_in_it_is_refused_where_only_propagation_attaches() {
-    if !can_run() {
-        return;
-    }
-    for option in ["rprivate", "rslave"] {
-        let scene = Scene::with_options(&[option]);
-        let container = scene.start_where_only_propagation_attaches();
-        let before = container.mounts();
-        scene.mount_anew("2");
-        if option == "rprivate" {
-            mount_below(&scene, "2");
-        }
-        let refreshed = scene.refresh(&container);
-        assert_eq!(refusal(&refreshed), RefusedReason::NeedsBeneath);
-        assert_eq!(container.read("data/0").as_deref(), Some("1"));
-        assert_eq!(container.mounts(), before);
     }
 }
 
@@ -271,7 +256,7 @@ fn a_volume_without_mounts_in_it_is_replaced_where_only_propagation_attaches() {
 
 #[test]
 fn mounts_of_the_container_stay() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     for place in ["/data", "/data/cache"] {
@@ -288,7 +273,7 @@ fn mounts_of_the_container_stay() {
 
 #[test]
 fn a_mount_that_would_reach_the_host_is_refused() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     for (place, reason) in [
@@ -306,7 +291,7 @@ fn a_mount_that_would_reach_the_host_is_refused() {
 
 #[test]
 fn a_new_mount_that_does_not_answer_is_refused() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let Some(mut fuse) = Fuse::mounted() else {
@@ -325,7 +310,7 @@ fn a_new_mount_that_does_not_answer_is_refused() {
 
 #[test]
 fn without_a_mount_on_the_host_the_old_one_stays() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -338,7 +323,7 @@ fn without_a_mount_on_the_host_the_old_one_stays() {
 /// `key-gone` is for a key that the kubelet removed from its volume.
 #[test]
 fn a_source_that_vanishes_during_a_refresh_has_its_own_reason() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -358,11 +343,11 @@ fn a_source_that_vanishes_during_a_refresh_has_its_own_reason() {
 /// No rule refuses the mount: another refresh may read the table.
 #[test]
 fn without_the_hosts_mount_table_a_volume_with_mounts_in_it_is_a_failure() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
-    mount_below(&scene, "1");
+    scene.mount_below("1");
     let container = scene.start_tree();
     scene.mount_anew("2");
     let table = container.process.mounts().unwrap();
@@ -381,7 +366,7 @@ fn without_the_hosts_mount_table_a_volume_with_mounts_in_it_is_a_failure() {
 /// Otherwise the next refresh would take the new mount for the container's own.
 #[test]
 fn a_mount_that_cannot_be_recorded_is_not_made() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -408,7 +393,7 @@ fn a_mount_that_cannot_be_recorded_is_not_made() {
 
 #[test]
 fn a_container_that_mounted_its_own_volume_is_reported() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -431,7 +416,7 @@ fn a_container_that_mounted_its_own_volume_is_reported() {
 /// As under a shim without a guard.
 #[test]
 fn without_a_record_a_lone_mount_is_replaced() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -445,7 +430,7 @@ fn without_a_record_a_lone_mount_is_replaced() {
 /// The container could exchange a folder that it can write for a link.
 #[test]
 fn a_link_in_the_place_of_the_volume_is_not_followed() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -464,7 +449,7 @@ fn a_link_in_the_place_of_the_volume_is_not_followed() {
 /// Kubernetes' `recursiveReadOnly` also covers the mounts below the volume.
 #[test]
 fn a_recursively_read_only_bind_is_read_only_below_the_volume() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = Scene::with_options(&["rro", "rnosuid"]);
@@ -484,7 +469,7 @@ fn a_recursively_read_only_bind_is_read_only_below_the_volume() {
 /// what the spec says.
 #[test]
 fn a_bind_that_receives_mounts_of_the_host_still_does() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = Scene::with_options(&["ro", "rslave"]);
@@ -503,7 +488,7 @@ fn a_bind_that_receives_mounts_of_the_host_still_does() {
 
 #[test]
 fn a_look_leaves_the_record_as_it_is() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -519,7 +504,7 @@ fn a_look_leaves_the_record_as_it_is() {
 /// The container may have remounted its mount.
 #[test]
 fn a_new_mount_denies_what_the_spec_denies() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = Scene::with_options(&["ro", "nosuid"]);
@@ -537,7 +522,7 @@ fn a_new_mount_denies_what_the_spec_denies() {
 /// Otherwise the container would receive the mounts that the host makes in the volume later.
 #[test]
 fn a_private_bind_stays_private_although_the_container_made_a_slave_of_its_mount() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();

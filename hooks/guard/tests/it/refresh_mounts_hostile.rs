@@ -9,19 +9,20 @@ use bindguard_core::refresh_request::Notify;
 use bindguard_guard::refresh::{
     BoundMounts, NamespaceError, RefreshAct, RefreshError, TuckRecords, refresh_container,
 };
-use bindguard_testing::hostile_process::HostileProcess;
-use bindguard_testing::live::{self, Inside};
+use bindguard_testing::hostile_process::{HostileProcess, Step, errno};
+use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::{bind, helper, mount_tmpfs, mounts_of_host, rounds};
+use nix::libc::{EINVAL, EPERM};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::refresh_namespaces::{FLIP, MAKE_OTHER, STEPS};
-use crate::refresh_scene::can_attach_beneath;
+use crate::refresh_scene::can_run;
 use crate::refresh_scene::volume::Scene;
 
 /// The refresh checks, reads and enters the same namespace.
 #[test]
 fn a_process_that_changes_namespaces_in_a_loop_gets_no_volume_in_the_other_one() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -66,7 +67,7 @@ fn a_process_that_changes_namespaces_in_a_loop_gets_no_volume_in_the_other_one()
 /// Copies of the volume that the container made keep the old volume.
 #[test]
 fn a_container_with_thousands_of_mounts_gets_the_new_volume_in_time() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -95,7 +96,7 @@ fn a_container_with_thousands_of_mounts_gets_the_new_volume_in_time() {
 
 #[test]
 fn a_container_with_thousands_of_mounts_over_its_volume_keeps_them() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = Scene::new();
@@ -118,11 +119,11 @@ fn a_container_with_thousands_of_mounts_over_its_volume_keeps_them() {
 /// volume away and back, and shares its mounts, all while refreshes run.
 #[test]
 fn a_container_that_mounts_all_the_time_reaches_nothing_of_the_host() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let mount_for_ever = || {
-        for folder in ["/away", "/data/nested"] {
+        for folder in ["/away", "/copy", "/data/nested"] {
             fs::create_dir_all(folder).unwrap();
         }
         std::thread::spawn(|| {
@@ -136,6 +137,9 @@ fn a_container_that_mounts_all_the_time_reaches_nothing_of_the_host() {
                     let _ = umount2(place, MntFlags::MNT_DETACH);
                     set(place, MsFlags::MS_PRIVATE | MsFlags::MS_REC);
                 }
+                // While a refresh shares the root, the copy is its peer.
+                let _ = mount(Some("/"), "/copy", none, MsFlags::MS_BIND, none);
+                let _ = umount2("/copy", MntFlags::MNT_DETACH);
                 let moved = MsFlags::MS_MOVE;
                 let _ = mount(Some("/data"), "/away", none, moved, none);
                 let _ = fs::rename("/data", "/other");
@@ -146,21 +150,117 @@ fn a_container_that_mounts_all_the_time_reaches_nothing_of_the_host() {
             }
         });
     };
-    let mut replaced = 0;
+    // In each method and propagation, a refresh has to be in time.
+    let mut replaced = [0; 4];
     for version in 0..rounds(40, 1000) {
-        let scene = Scene::new();
+        let kind = version as usize % 4;
+        let (has_own_users, option) = (kind > 1, ["rprivate", "rslave"][kind % 2]);
+        let scene = Scene::with_options(&[option]);
         fs::create_dir(scene.volume().join("nested")).unwrap();
-        let data = Inside::writable(scene.volume(), "data");
-        let container = live::Container::start_with(scene.root(), &[data], mount_for_ever);
+        let data = Inside::tree(scene.volume(), "data");
+        let container = match has_own_users {
+            true => Container::start_in_user_namespace_with(scene.root(), &[data], mount_for_ever),
+            false => Container::start_with(scene.root(), &[data], mount_for_ever),
+        };
         for turn in 0..4 {
             scene.mount_anew(&version.to_string());
-            fs::create_dir(scene.volume().join("nested")).unwrap();
+            live::change(&scene.volume(), MsFlags::MS_SHARED);
+            scene.mount_below("below");
             let host = mounts_of_host();
-            replaced += scene.refresh(&container).replaced();
+            replaced[kind] += scene.refresh(&container).replaced();
             assert_eq!(mounts_of_host(), host, "version {version}, turn {turn}");
             let content = fs::read_to_string(scene.volume().join("0")).unwrap();
             assert_eq!(content, version.to_string());
         }
     }
-    assert!(replaced > 0, "no refresh was in time");
+    assert!(
+        !replaced.contains(&0),
+        "no refresh was in time: {replaced:?}"
+    );
+}
+
+/// The work of a container against a volume with a mount in it, in turn.
+const AGAINST_A_TREE: [Step; 11] = [
+    || mount_evil("/data/nested"),
+    || errno(umount2("/data/nested", MntFlags::MNT_DETACH)),
+    || set("/data/nested", MsFlags::MS_REMOUNT | MsFlags::MS_BIND),
+    || errno(umount2("/data/nested", MntFlags::MNT_DETACH)),
+    || set("/data", MsFlags::MS_SHARED | MsFlags::MS_REC),
+    || mount_evil("/data/nested"),
+    || {
+        let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
+        errno(mount(
+            Some("/data"),
+            "/copy",
+            None::<&str>,
+            flags,
+            None::<&str>,
+        ))
+    },
+    || mount_evil("/copy/nested"),
+    || mount_evil("/data"),
+    || errno(umount2("/data", MntFlags::MNT_DETACH)),
+    || errno(umount2("/data", MntFlags::MNT_DETACH)),
+];
+
+fn set(place: &str, flags: MsFlags) -> i32 {
+    errno(mount(
+        None::<&str>,
+        place,
+        None::<&str>,
+        flags,
+        None::<&str>,
+    ))
+}
+
+fn mount_evil(place: &str) -> i32 {
+    let (kind, flags) = (Some("tmpfs"), MsFlags::empty());
+    let mounted = errno(mount(kind, place, kind, flags, None::<&str>));
+    mounted | i32::from(fs::write(format!("{place}/evil"), "").is_err())
+}
+
+/// A new mount that was a peer of the host's passed the container's mounts and umounts to the host.
+#[test]
+fn nothing_that_a_container_does_in_its_new_volume_reaches_the_host() {
+    if !can_run() {
+        return;
+    }
+    for (option, users) in [
+        ("rprivate", Some("0 0 1")),
+        ("rslave", Some("0 0 1")),
+        ("rprivate", None),
+        ("rslave", None),
+    ] {
+        let scene = Scene::with_options(&[option]);
+        fs::create_dir(scene.root().join("copy")).unwrap();
+        let data = Inside::tree(scene.volume(), "data");
+        let steps = &AGAINST_A_TREE;
+        let mut container = HostileProcess::start(scene.root(), &[data], users, steps);
+        scene.mount_anew("2");
+        live::change(&scene.volume(), MsFlags::MS_SHARED);
+        scene.mount_below("2");
+        let nested = scene.volume().join("nested");
+        let read_only = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY;
+        set(nested.to_str().unwrap(), read_only);
+        let host = mounts_of_host();
+        let act = RefreshAct::Replace(Notify::None);
+        let (process, spec) = (&container.process, live::spec_of(users));
+        let refreshed = scene.act_on_process(process, &spec, &scene.bound_mounts(), act);
+        assert_eq!(refreshed.replaced(), 1, "{refreshed:?}");
+        assert_eq!(mounts_of_host(), host, "{option} {users:?}");
+        for step in 0..AGAINST_A_TREE.len() {
+            // The flags and the place of a mount from another user namespace are locked.
+            let expected = match (step, users) {
+                (2, Some(_)) => EPERM,
+                (3, Some(_)) => EINVAL,
+                _ => 0,
+            };
+            let at = format!("step {step}, {option} {users:?}");
+            assert_eq!(container.does(step), expected, "{at}");
+            assert_eq!(mounts_of_host(), host, "{at}");
+            let evil = [scene.volume(), nested.clone()]
+                .map(|it| fs::symlink_metadata(it.join("evil")).is_ok());
+            assert_eq!(evil, [false; 2], "{at}");
+        }
+    }
 }

@@ -13,7 +13,7 @@ use bindguard_testing::{Fuse, bind, mount_of, mount_tmpfs, mounts_of_host};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::refresh_scene::volume::Scene;
-use crate::refresh_scene::{can_attach_beneath, reason, refusal};
+use crate::refresh_scene::{can_run, reason, refusal};
 
 /// A container with a volume at `/data`, an emptyDir at `/data/cache`, and a file in the latter.
 struct Nested {
@@ -85,7 +85,7 @@ fn assert_complete(container: &Container, content: &str) {
 
 #[test]
 fn binds_within_a_volume_come_along_with_their_restrictions() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let nested = Nested::new();
@@ -110,7 +110,7 @@ fn binds_within_a_volume_come_along_with_their_restrictions() {
 /// A lookup in a dead FUSE volume makes the kernel detach the mounts in it.
 #[test]
 fn a_bind_that_is_gone_is_attached_again() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let lose = || umount2("/data/cache", MntFlags::MNT_DETACH).unwrap();
@@ -139,7 +139,7 @@ fn a_bind_that_is_gone_is_attached_again() {
 /// The volume may be a bucket of a user: no mount point is made in it.
 #[test]
 fn a_new_volume_without_the_place_of_a_bind_is_refused() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let links: [&dyn Fn(&Path); 3] = [&|_| {}, &|place| symlink("/", place).unwrap(), &|place| {
@@ -168,7 +168,7 @@ fn a_new_volume_without_the_place_of_a_bind_is_refused() {
 /// A bind that is gone is no reason to leave the volume dead.
 #[test]
 fn a_bind_that_is_gone_may_lack_its_place() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let nested = Nested::new();
@@ -186,7 +186,7 @@ fn a_bind_that_is_gone_may_lack_its_place() {
 
 #[test]
 fn a_mount_of_the_container_within_the_volume_is_not_lost() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     for place in ["/data/cache", "/data/own", "/data/cache/own"] {
@@ -215,7 +215,7 @@ fn a_mount_of_the_container_within_the_volume_is_not_lost() {
 /// The walk to a place in the new volume may wait for a daemon forever.
 #[test]
 fn a_place_behind_a_daemon_that_hangs_is_refused_in_time() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let Some(mut fuse) = Fuse::mounted() else {
@@ -250,7 +250,7 @@ fn a_place_behind_a_daemon_that_hangs_is_refused_in_time() {
 /// A user with access to the folder on the host could have put another file there.
 #[test]
 fn a_bind_whose_source_was_replaced_outside_of_the_pod_is_refused() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let nested = Nested::new();
@@ -266,7 +266,7 @@ fn a_bind_whose_source_was_replaced_outside_of_the_pod_is_refused() {
 /// A copy of a tree of mounts lacks the unbindable mounts.
 #[test]
 fn an_unbindable_bind_is_not_lost() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let nested = Nested::new();
@@ -285,7 +285,7 @@ fn an_unbindable_bind_is_not_lost() {
 /// Otherwise each round would replace the volume, and none would help.
 #[test]
 fn a_current_volume_stays_if_the_source_of_its_lost_bind_is_refused() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let nested = Nested::new();
@@ -303,7 +303,7 @@ fn a_current_volume_stays_if_the_source_of_its_lost_bind_is_refused() {
 /// The kernel may attach a bind in a volume again, but the container may also have removed a bind.
 #[test]
 fn a_lost_bind_comes_again_beside_one_that_is_refused() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let nested = Nested::new();
@@ -320,7 +320,7 @@ fn a_lost_bind_comes_again_beside_one_that_is_refused() {
 #[test]
 fn a_lost_bind_does_not_show_a_file_of_another_filesystem() {
     use std::os::unix::fs::MetadataExt;
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let nested = Nested::new();

@@ -20,7 +20,7 @@ use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, fork};
 
 use crate::refresh_scene::volume::Scene;
-use crate::refresh_scene::{can_attach_beneath, reason, refusal};
+use crate::refresh_scene::{can_run, reason, refusal};
 
 /// A container with a volume at `/data` and volumes in that.
 struct Nested {
@@ -107,7 +107,7 @@ const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
 /// None may be lost, and a refresh has its time limit.
 #[test]
 fn hundreds_of_binds_come_along() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let nested = Nested::new(EMPTY_DIR, 256);
@@ -127,7 +127,7 @@ fn hundreds_of_binds_come_along() {
 /// Each new mount is a descriptor of the agent.
 #[test]
 fn a_volume_with_too_many_binds_stays() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let nested = Nested::new(EMPTY_DIR, 257);
@@ -145,7 +145,7 @@ fn a_volume_with_too_many_binds_stays() {
 /// Each silent source takes the time of a probe.
 #[test]
 fn silent_sources_do_not_delay_a_refresh_beyond_its_time() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     for (plugin, are_gone) in [(CSI, false), (EMPTY_DIR, true)] {
@@ -184,7 +184,7 @@ fn silent_sources_do_not_delay_a_refresh_beyond_its_time() {
 /// The drivers of several volumes may hang at the same time.
 #[test]
 fn silent_sources_do_not_keep_another_volume_from_its_refresh() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let Some(mut fuse) = Fuse::mounted() else {
@@ -216,7 +216,7 @@ const CSI: &str = "kubernetes.io~csi";
 /// The driver of both was restarted.
 #[test]
 fn a_volume_and_the_volumes_in_it_are_mounted_anew_together() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let nested = Nested::new(CSI, 2);
@@ -256,7 +256,7 @@ fn a_volume_and_the_volumes_in_it_are_mounted_anew_together() {
 /// The agent is killed with its children: the next refresh finishes.
 #[test]
 fn a_refresh_that_is_killed_loses_no_bind() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let nested = Nested::new(EMPTY_DIR, 8);
@@ -297,7 +297,7 @@ fn a_refresh_that_is_killed_loses_no_bind() {
 /// A container may write the volume while its mount is replaced.
 #[test]
 fn places_that_change_during_a_refresh_reach_nothing_else() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let nested = Nested::new(EMPTY_DIR, 4);

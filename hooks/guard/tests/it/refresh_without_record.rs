@@ -9,6 +9,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use bindguard_core::mount_table::MountEntry;
 use bindguard_core::proof::EXPECTED_FILE;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::MountResult;
@@ -18,7 +19,7 @@ use bindguard_guard::refresh::{
 };
 use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::{Pod, bind, helper, mount_of, mount_tmpfs, mounts_of_host, unmount};
-use nix::mount::{MntFlags, umount2};
+use nix::mount::{MntFlags, MsFlags, umount2};
 
 use crate::refresh_scene::host_root::{self, can_record};
 use crate::refresh_scene::supervised::{MOUNT_CALLS, Work, begin, work_killed_after};
@@ -30,6 +31,7 @@ const BUNDLE: &str = "BINDGUARD_TEST_BUNDLE";
 const POD: &str = "BINDGUARD_TEST_POD_FOLDER";
 const RECORDS: &str = "BINDGUARD_TEST_TUCKS";
 const INIT: &str = "BINDGUARD_TEST_INIT";
+const USERS: &str = "BINDGUARD_TEST_USERS";
 
 /// More calls than the program makes.
 const MAX_CALLS: u32 = 300;
@@ -122,7 +124,8 @@ fn refreshes() {
     begin(&MOUNT_CALLS);
     let helper = HelperProcess::start().unwrap();
     let mounts = BoundMounts::open(Path::new(&bundle), &folder(POD)).unwrap();
-    let spec = live::spec_of(None);
+    let users = env::var(USERS).ok();
+    let spec = live::spec_of(users.as_deref());
     let act = RefreshAct::Replace(Notify::None);
     let records = TuckRecords::at(&folder(RECORDS));
     refresh_container(&helper, &process, Some(&spec), &mounts, act, &records).unwrap();
@@ -187,8 +190,7 @@ fn is_finished_with(content: &str, has_record: bool, has_beneath: bool) {
         let before = look();
         scene.mount_anew("2");
         let mut host = mounts_of_host();
-        let records = scene.pod.places().kubelet_roots[0].join("tucks");
-        let refresh = work(&scene.pod, &records, &container, has_beneath);
+        let refresh = work(&scene.pod, &scene.records(), &container, has_beneath);
         let has_ended = work_killed_after(calls, &refresh);
         was_killed_between += u32::from(container.mounts_at("/data").len() > 1);
         if content != "2" {
@@ -213,6 +215,75 @@ fn is_finished_with(content: &str, has_record: bool, has_beneath: bool) {
         was_killed_between > 0,
         "no kill was between attach and detach"
     );
+}
+
+/// A volume with a mount in it, where only propagation attaches. At each moment the container has the
+/// old or the new mounts, all of them, and none is a peer of another mount.
+#[test]
+fn a_tuck_of_a_tree_that_is_killed_before_each_call_leaves_the_tree_whole() {
+    if !can_run() {
+        return;
+    }
+    for (option, users) in [
+        ("rprivate", None),
+        ("rslave", None),
+        ("rprivate", Some("0 0 1")),
+        ("rslave", Some("0 0 1")),
+    ] {
+        let mut was_killed_between = 0;
+        for calls in 0..=MAX_CALLS {
+            assert!(calls < MAX_CALLS, "it makes new calls without an end");
+            let scene = volume::Scene::of_an_unprivileged_container(option);
+            scene.mount_below("1");
+            let data = [Inside::tree(scene.volume(), "data")];
+            let container = match users {
+                Some(_) => Container::start_in_user_namespace(scene.root(), &data),
+                None => Container::start(scene.root(), &data),
+            };
+            let mounts = container.mounts();
+            scene.mount_anew("2");
+            live::change(&scene.volume(), MsFlags::MS_SHARED);
+            scene.mount_below("2");
+            let host = mounts_of_host();
+            let mut refresh = work(&scene.pod, &scene.records(), &container, false);
+            let users = users.map(|users| (USERS, OsString::from(users)));
+            refresh.environment.extend(users);
+            let has_ended = work_killed_after(calls, &refresh);
+            let at = format!("after {calls} calls, {option} {:?}", container.spec());
+            let read = || ["data/0", "data/nested/file"].map(|file| container.read(file));
+            let shown = read();
+            let whole = ["1", "2"].map(|content| [content, content].map(|it| Some(it.to_owned())));
+            assert!(whole.contains(&shown), "{at}: {shown:?}");
+            assert_eq!(mounts_of_host(), host, "{at}");
+            let table = container.process.mounts().unwrap();
+            let in_volume = |mount: &&MountEntry| mount.mount_point.starts_with("/data");
+            let mut in_volume = table.entries().iter().filter(in_volume);
+            let peer = in_volume.find(|mount| mount.propagation.peer_group.is_some());
+            assert_eq!(peer, None, "{at}");
+            was_killed_between += u32::from(container.mounts_at("/data").len() > 1);
+            let next = scene.refresh(&container);
+            assert!(next.is_current(), "{at}: {next:?}");
+            assert_eq!(read(), whole[1], "{at}");
+            assert_eq!(
+                (container.mounts(), mounts_of_host()),
+                (mounts, host),
+                "{at}"
+            );
+            let kept: &[&str] = if option == "rslave" { &["master"] } else { &[] };
+            for (place, kept) in [("/", &[][..]), ("/data", kept), ("/data/nested", kept)] {
+                assert_eq!(container.propagation_at(place), kept, "{place} {at}");
+            }
+            let records = fs::read_dir(scene.records()).map_or(0, Iterator::count);
+            assert_eq!(records, 0, "{at}");
+            if has_ended {
+                break;
+            }
+        }
+        assert!(
+            was_killed_between > 0,
+            "no kill was between attach and detach"
+        );
+    }
 }
 
 /// A refresh of `/a` records nothing about the mounts in `/b`, which the container made before.

@@ -161,25 +161,36 @@ impl Child<'_> {
         let (folder, root) = opened.ok_or_else(no_parent)?;
         let new = place.job.new.as_ref();
         let new = new.ok_or_else(not_open(Step::AttachNew))?;
+        // A mount that was shared has its peer group by now, and would lose the group's other mounts.
+        let is_slave = !parent.is_shared && place.job.propagation != MountPropagationFlags::SHARED;
         // An agent that is killed now must not leave the parent mount shared.
         end_with_parent(false);
-        let done = self.tuck_through_shared(parent, folder, root, new);
+        let done = self.tuck_through_shared(parent, folder, root, new, is_slave);
         end_with_parent(true);
         done
     }
 
+    /// With `is_slave`, the parent becomes a slave of its copy. Then the new mounts arrive as slaves
+    /// of those in the copy, not as their peers. When the copy's namespace ends, the kernel gives
+    /// slaves the masters of their masters: each new mount has the propagation that it had before
+    /// the attach, and so has the parent, also if this child is killed.
     fn tuck_through_shared(
         &self,
         parent: &Parent,
         folder: &OwnedFd,
         root: &OwnedFd,
         new: &NewMount,
+        is_slave: bool,
     ) -> Done {
         if !parent.is_shared {
             change(root, MountPropagationFlags::SHARED).map_err(at(Step::ShareParent))?;
         }
-        let tucked = self.tuck_through_copy(folder, &parent.name, new);
-        // The copy, a peer of the parent, is gone by now, so a slave parent keeps its master.
+        let mut tucked = FolderCopy::of(folder);
+        if is_slave && tucked.is_ok() {
+            let changed = change(root, MountPropagationFlags::DOWNSTREAM);
+            tucked = changed.map_err(at(Step::ShareParent)).and(tucked);
+        }
+        let tucked = tucked.and_then(|copy| self.tuck_through_copy(copy, &parent.name, new));
         let restored = match parent.is_shared {
             true => Ok(()),
             false => change(root, parent.propagation).map_err(at(Step::RestoreParent)),
@@ -188,10 +199,9 @@ impl Child<'_> {
     }
 
     /// The namespace of the copy ends before this returns, unlike that of a thread.
-    fn tuck_through_copy(&self, folder: &OwnedFd, name: &OsStr, new: &NewMount) -> Done {
+    fn tuck_through_copy(&self, copy: FolderCopy, name: &OsStr, new: &NewMount) -> Done {
         let own = rustix::fs::open(c".", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
             .map_err(at(Step::OpenProc))?;
-        let copy = FolderCopy::of(folder)?;
         let attached = enter_private_mounts()
             .and_then(|()| copy.attach())
             .and_then(|()| copy.attach_new(new, name));
@@ -254,8 +264,8 @@ impl Child<'_> {
         change(stale, private).map_err(at(Step::MakeStalePrivate))
     }
 
-    /// A tucked mount arrives shared. The child gives the new mount the propagation of the stale
-    /// mount.
+    /// A mount below a shared mount arrives shared. The child gives the new mount the propagation of
+    /// the stale mount.
     fn set_propagation(&self, index: u16) -> Done {
         let place = self.place(index)?;
         let opened = place.job.parent.as_ref().zip(place.folder.as_ref());

@@ -4,8 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::refresh_request::Notify;
+use bindguard_core::spec::SpecUsers;
 use bindguard_guard::refresh::{
-    BoundMounts, RefreshAct, Refreshed, TuckRecords, refresh_container,
+    BoundMounts, HeldProcess, RefreshAct, Refreshed, TuckRecords, refresh_container,
 };
 use bindguard_guard::{Attempt, admit, prove_container};
 use bindguard_testing::live::{self, Container, Inside};
@@ -60,7 +61,7 @@ impl Scene {
 
     /// Before Linux 6.5, and in a user namespace.
     pub fn start_where_only_propagation_attaches(&self) -> Container {
-        let data = Inside::of(self.volume(), "data");
+        let data = Inside::tree(self.volume(), "data");
         match live::kernel() >= (6, 5) {
             true => Container::start_in_user_namespace(self.root.path(), &[data]),
             false => Container::start(self.root.path(), &[data]),
@@ -136,15 +137,29 @@ impl Scene {
         mounts: &BoundMounts,
         act: RefreshAct,
     ) -> Refreshed {
-        let records = TuckRecords::at(&self.pod.places().kubelet_roots[0].join("tucks"));
-        refresh_container(
-            helper(),
-            &container.process,
-            Some(container.spec()),
-            mounts,
-            act,
-            &records,
-        )
-        .unwrap()
+        self.act_on_process(&container.process, container.spec(), mounts, act)
+    }
+
+    pub fn act_on_process(
+        &self,
+        process: &HeldProcess,
+        spec: &SpecUsers,
+        mounts: &BoundMounts,
+        act: RefreshAct,
+    ) -> Refreshed {
+        let records = TuckRecords::at(&self.records());
+        refresh_container(helper(), process, Some(spec), mounts, act, &records).unwrap()
+    }
+
+    pub fn records(&self) -> PathBuf {
+        self.pod.places().kubelet_roots[0].join("tucks")
+    }
+
+    /// A mount of the host below the volume.
+    pub fn mount_below(&self, content: &str) {
+        let nested = self.volume().join("nested");
+        fs::create_dir(&nested).unwrap();
+        mount_tmpfs(&nested);
+        fs::write(nested.join("file"), content).unwrap();
     }
 }
