@@ -7,6 +7,7 @@
 )]
 
 mod cached_paths;
+mod descriptors_of_mounts;
 mod enter;
 mod enter_hanging;
 mod enter_hostile;
