@@ -187,3 +187,61 @@ impl Policy {
         is_kept.then_some(Kept::ReadOnly)
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test says what it expects")]
+mod tests {
+    use std::ffi::OsStr;
+
+    use super::*;
+    use crate::spec::SpecView;
+
+    #[test]
+    fn a_read_only_bind_is_kept_where_the_policy_keeps_it_and_rro_always() {
+        let attributes = |options: &str| MountAttributes::from_options(OsStr::new(options));
+        let (writable, read_only) = (attributes("rw,relatime"), attributes("ro,relatime"));
+        let keeping = Policy {
+            read_only_binds: ReadOnlyBinds::Keep,
+            ..Policy::default()
+        };
+        let rro = Some(Kept::RecursivelyReadOnly);
+        for (policy, denied, below, expected) in [
+            (Policy::default(), writable, writable, None),
+            (Policy::default(), read_only, writable, None),
+            (Policy::default(), read_only, read_only, rro),
+            (keeping, writable, writable, None),
+            (keeping, read_only, writable, Some(Kept::ReadOnly)),
+            (keeping, read_only, read_only, rro),
+        ] {
+            assert_eq!(policy.keeps(denied, below), expected, "{policy:?}");
+        }
+    }
+
+    #[test]
+    fn only_crun_makes_a_bind_recursive_by_its_propagation() {
+        let crun = Policy {
+            words_recurse: true,
+            ..Policy::default()
+        };
+        for (options, of_runc, of_crun) in [
+            (r#"["bind"]"#, false, false),
+            (r#"["bind","private"]"#, false, false),
+            (r#"["bind","rprivate"]"#, false, true),
+            (r#"["rbind","private"]"#, true, true),
+        ] {
+            let spec = format!(
+                r#"{{"mounts":[{{"destination":"/a","type":"bind","source":"/b","options":{options}}}]}}"#
+            );
+            let spec = SpecView::from_bytes(spec.as_bytes()).unwrap();
+            let bind = &spec.binds()[0];
+            let found = [Policy::default(), crun].map(|policy| policy.is_recursive(bind));
+            assert_eq!(found, [of_runc, of_crun], "{options}");
+        }
+    }
+
+    #[test]
+    fn a_mode_is_named_as_in_the_config() {
+        let names = [Mode::Repair, Mode::Report, Mode::Off].map(|mode| mode.to_string());
+        assert_eq!(names, ["repair", "report", "off"]);
+    }
+}

@@ -61,3 +61,69 @@ impl Volume {
         may_be_memory && mount.fs_type.0 == "tmpfs" && mount.device != self.device
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::evidence::Observed;
+    use crate::kubelet::{Plugin, VolumeLayout};
+    use crate::mount_table::{Device, FsType, MountRoot};
+
+    const OWN: Device = Device { major: 8, minor: 1 };
+    const OTHER: Device = Device { major: 0, minor: 9 };
+
+    /// A mount and a folder of a volume; a mount point with `newer` if it is newer than the mount.
+    fn fit(plugin: &str, mount: (&str, Device, &str), newer: Option<bool>) -> Fit {
+        let (fs_type, device, root) = mount;
+        let mount = SubpathMount {
+            root: MountRoot {
+                path: root.into(),
+                deleted: false,
+            },
+            device,
+            fs_type: FsType(fs_type.to_owned()),
+            identity: Observed::Absent,
+            covers_its_equal: false,
+        };
+        let of_volume = match newer {
+            Some(_) => "nfs4",
+            None => "ext4",
+        };
+        let volume = Volume {
+            plugin: Plugin::from_folder(plugin.as_ref()).expect("a plugin"),
+            directory: "/volume".into(),
+            device: OWN,
+            fs_type: FsType(of_volume.to_owned()),
+            place: "/place".into(),
+            is_mount_point: newer.is_some(),
+            is_newer: newer.unwrap_or(true),
+            layout: VolumeLayout::Plain,
+        };
+        Fit::of(&mount, &volume)
+    }
+
+    #[test]
+    fn a_mount_fits_the_volume_that_holds_it_or_held_it() {
+        let config_map = "kubernetes.io~configmap";
+        let empty_dir = "kubernetes.io~empty-dir";
+        let nfs = "kubernetes.io~nfs";
+        for (plugin, mount, newer, expected) in [
+            (config_map, ("ext4", OWN, "/place/x"), None, Fit::Holds),
+            (config_map, ("ext4", OWN, "/placex"), None, Fit::None),
+            (config_map, ("ext4", OTHER, "/place/x"), None, Fit::None),
+            (config_map, ("tmpfs", OTHER, "/x"), None, Fit::None),
+            (empty_dir, ("tmpfs", OTHER, "/x"), None, Fit::NotMounted),
+            (empty_dir, ("tmpfs", OWN, "/x"), None, Fit::None),
+            (empty_dir, ("ext4", OTHER, "/x"), None, Fit::None),
+            (empty_dir, ("tmpfs", OTHER, "/x"), Some(false), Fit::None),
+            (nfs, ("nfs4", OTHER, "/x"), None, Fit::NotMounted),
+            (nfs, ("ext4", OTHER, "/x"), None, Fit::None),
+            (nfs, ("nfs4", OTHER, "/x"), Some(true), Fit::MountedAnew),
+            (nfs, ("nfs4", OTHER, "/x"), Some(false), Fit::None),
+            (nfs, ("ext4", OTHER, "/x"), Some(true), Fit::None),
+        ] {
+            let found = fit(plugin, mount, newer);
+            assert_eq!(found, expected, "{plugin} {mount:?} {newer:?}");
+        }
+    }
+}
