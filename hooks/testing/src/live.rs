@@ -9,6 +9,7 @@ use std::thread;
 
 use bindguard_core::spec::SpecUsers;
 use bindguard_sys::enter::{ContainerNamespace, HeldProcess};
+use nix::fcntl::OFlag;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::signal::{Signal, kill};
@@ -485,6 +486,7 @@ pub(crate) fn close_all_but(kept: &[BorrowedFd<'_>]) {
     }
 }
 
+/// No program that a test starts meanwhile keeps an end open.
 fn pipe() -> (OwnedFd, OwnedFd) {
-    nix::unistd::pipe().unwrap()
+    nix::unistd::pipe2(OFlag::O_CLOEXEC).unwrap()
 }

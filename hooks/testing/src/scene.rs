@@ -13,6 +13,8 @@ use bindguard_core::policy::{Alarm, Policy};
 use bindguard_core::report::Outcome;
 use bindguard_guard::{Admission, Attempt, admit};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::json;
 
 use crate::folder::Folder;
@@ -200,6 +202,11 @@ impl Daemon {
             thread::sleep(Duration::from_millis(5));
         }
         Some(daemon)
+    }
+
+    /// SIGSTOP: the daemon does not answer until SIGCONT.
+    pub fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.0.id() as i32), signal).unwrap();
     }
 }
 

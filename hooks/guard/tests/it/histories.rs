@@ -343,26 +343,33 @@ fn no_history_loses_a_file_or_a_mount() {
     if !can_run() {
         return;
     }
-    let seed = std::env::var("BINDGUARD_SEED").ok();
-    let seed = seed.and_then(|seed| seed.parse().ok());
-    let seed = seed.unwrap_or_else(|| rounds(1, u64::from(std::process::id())));
-    let mut bytes = [0; 32];
-    bytes[..8].copy_from_slice(&seed.to_le_bytes());
-    let config = Config {
-        cases: rounds(60, 20_000),
-        max_shrink_iters: 200,
-        failure_persistence: None,
-        ..Config::default()
-    };
-    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
     let histories = proptest::collection::vec(steps(), 4..16);
-    let result = TestRunner::new_with_rng(config, rng).run(&histories, |steps| {
+    run_histories(rounds(60, 20_000), &histories, |steps| {
         let mut history = History::new();
         for step in steps {
             history.take(step);
             history.check();
         }
         history.end();
+    });
+}
+
+/// Runs generated histories; a history fails by a panic.
+pub fn run_histories<S: Strategy>(cases: u32, histories: &S, run: impl Fn(S::Value)) {
+    let seed = std::env::var("BINDGUARD_SEED").ok();
+    let seed = seed.and_then(|seed| seed.parse().ok());
+    let seed = seed.unwrap_or_else(|| rounds(1, u64::from(std::process::id())));
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    let config = Config {
+        cases,
+        max_shrink_iters: 200,
+        failure_persistence: None,
+        ..Config::default()
+    };
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
+    let result = TestRunner::new_with_rng(config, rng).run(histories, |history| {
+        run(history);
         Ok(())
     });
     println!("seed {seed}");

@@ -13,6 +13,7 @@ mod cifs;
 mod dead_sources;
 mod fuzz_seeds;
 mod histories;
+mod histories_of_volumes;
 mod host_root_binds;
 mod hostile_volumes;
 mod journal;

@@ -98,7 +98,7 @@ impl Scene {
 }
 
 /// The work of [`refreshes`] for this container.
-fn work(pod: &Pod, records: &Path, container: &Container, has_beneath: bool) -> Work {
+pub fn work(pod: &Pod, records: &Path, container: &Container, has_beneath: bool) -> Work {
     let init: OsString = container.process.pid().to_string().into();
     Work {
         test: "refresh_without_record::refreshes",
