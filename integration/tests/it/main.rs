@@ -68,6 +68,7 @@ mod exec_storm_leaves_nothing_behind;
 mod failed_create_leaves_nothing;
 mod fifty_containers_at_once;
 mod figures_of_the_installation;
+mod from_a_debug_pod;
 mod fuse_root_filesystem;
 mod guard_and_kubelet_at_once;
 mod guard_dies_or_is_missing;

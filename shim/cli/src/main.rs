@@ -28,6 +28,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use bindguard_config::{Config, Loaded, load};
+use bindguard_installer::root::enter_node;
 use bindguard_operator::node::is_root;
 use clap::{CommandFactory, Parser, Subcommand};
 
@@ -53,6 +54,10 @@ struct Arguments {
     /// Read this config instead of $BINDGUARD_CONFIG or /etc/bindguard/config.toml.
     #[arg(long, global = true, value_name = "FILE", display_order = 100)]
     config: Option<PathBuf>,
+    /// Work on the node whose root directory this is, from a privileged pod with the node's
+    /// processes.
+    #[arg(long, global = true, value_name = "DIR", display_order = 101)]
+    root: Option<PathBuf>,
     #[command(subcommand)]
     verb: Verb,
 }
@@ -138,13 +143,19 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
-    match &arguments.verb {
-        Verb::Doctor(doctor::Doctor { root, .. })
-        | Verb::Journal(journal::Journal { root, .. })
-        | Verb::Status(status::StatusVerb { root, .. }) => {
-            bindguard_installer::root::enter_node(root.as_deref())?;
+    if let Some(root) = arguments.root {
+        match &arguments.verb {
+            // of an image
+            Verb::Install(_) | Verb::Uninstall(_) => {}
+            // of a support bundle
+            Verb::Diagnose(diagnose) if diagnose.mountinfo.is_some() => {}
+            // These read files, and no mounts.
+            Verb::Status(_) | Verb::Journal(_) | Verb::Config(_) => {
+                enter_node(&root, false)?;
+            }
+            _ => enter_node(&root, true)?,
         }
-        _ => {}
+        let _ = show::NODE_ROOT.set(root);
     }
     let named = arguments.config;
     match arguments.verb {

@@ -33,9 +33,6 @@ pub struct StatusVerb {
     /// Print the report as JSON.
     #[arg(long)]
     json: bool,
-    /// Check the node whose root directory this is, from a pod with the node's processes.
-    #[arg(long, value_name = "DIR")]
-    pub root: Option<PathBuf>,
     #[command(flatten)]
     pods: PodsFrom,
 }

@@ -40,10 +40,7 @@ pub fn programs(
         .map(|it| it.name.as_str())
         .collect();
     if !missing.is_empty() {
-        let words = format!(
-            "{} not found beside bindguard nor on PATH",
-            missing.join(", ")
-        );
+        let words = format!("{} not found in any folder of programs", missing.join(", "));
         return Point::failed(NAME, words, "bindguard install --dry-run");
     }
     let is_other = |it: &&ProgramSeen| {

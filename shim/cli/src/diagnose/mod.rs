@@ -45,9 +45,10 @@ pub struct Diagnose {
     format: Format,
     /// Read this mountinfo of another node instead of this node's.
     #[arg(long, value_name = "FILE", requires = "root")]
-    mountinfo: Option<PathBuf>,
-    /// A copy of that node's files: `DIR/var/lib/kubelet/pods/...`.
-    #[arg(long, value_name = "DIR", requires = "mountinfo")]
+    pub mountinfo: Option<PathBuf>,
+    /// With --mountinfo, a copy of that node's files: `DIR/var/lib/kubelet/pods/...`. Else the root
+    /// directory of the node, seen from a privileged pod with the node's processes.
+    #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
     #[command(flatten)]
     pods: PodsFrom,
@@ -79,7 +80,7 @@ impl Diagnose {
 
     fn report(&self, config: &Config, table: &MountTable) -> anyhow::Result<NodeReport> {
         let (policy, places) = (config.policy(), config.places());
-        let Some(root) = &self.root else {
+        let Some(root) = self.root.as_ref().filter(|_| self.mountinfo.is_some()) else {
             has_a_kubelet(places)?;
             let pods = self.pods.pods_under(config);
             let wanted = self.wanted(&pods, places)?;

@@ -37,9 +37,6 @@ pub struct Doctor {
     /// Print the points as JSON.
     #[arg(long)]
     json: bool,
-    /// Check the node whose root directory this is, from a pod with the node's processes.
-    #[arg(long, value_name = "DIR")]
-    pub root: Option<PathBuf>,
     #[command(flatten)]
     pods: PodsFrom,
 }

@@ -11,10 +11,14 @@ use bindguard_operator::pods::Pods;
 use bindguard_operator::root_program::{Failed, RootProgram};
 use bindguard_sys::kernel_features;
 
+use crate::show::NODE_ROOT;
+
 /// The point on them. `runtime`: the OCI runtime that the config names; `pods`: those of the node.
 pub fn point(runtime: &Path, pods: &Pods) -> Point {
     // The shim searches its own folder for the wrapper; so does this check.
+    // In a pod that folder is the image's.
     let own = env::current_exe().ok();
+    let own = own.filter(|_| NODE_ROOT.get().is_none());
     let beside = own.as_deref().and_then(Path::parent);
     let shim = seen(Path::new(SHIM), beside, |shim| {
         words_of(shim.output(&["-v"]))

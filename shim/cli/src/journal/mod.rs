@@ -33,9 +33,6 @@ pub struct Journal {
     /// Read this journal instead of the node's.
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Read the journal of the node whose root directory this is, from a pod.
-    #[arg(long, value_name = "DIR")]
-    pub root: Option<PathBuf>,
     /// Print all lines as JSON, unchanged from the journal.
     #[arg(long)]
     json: bool,

@@ -9,7 +9,9 @@ mod node;
 mod style;
 
 use std::fmt::Display;
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use bindguard_core::identity::PodName;
 use bindguard_operator::pods::PodContainer;
@@ -46,6 +48,9 @@ pub fn counted<N: PartialEq + From<u8> + Display>(count: N, one: &str, more: &st
     let noun = if count == N::from(1) { one } else { more };
     format!("{count} {noun}")
 }
+
+/// The node's root, as the pod sees it in which this program runs.
+pub static NODE_ROOT: OnceLock<PathBuf> = OnceLock::new();
 
 /// The exit code of an incomplete check, for scripts.
 pub const COULD_NOT_TELL: u8 = 2;

@@ -69,8 +69,12 @@ fn text(report: &NodeReport) -> Lines {
         .iter()
         .for_each(|pinned| print_pinned(pinned, &mut lines));
     for mount in &report.mounts_below_emptydir {
-        let place = format!("{} ({})", mount.mount_point.display(), mount.fs_type);
-        lines.headed("below emptyDir", FAULTY, &place);
+        let place = mount.mount_point.display();
+        let place = format!(
+            "a mount of the host is below it: {place} ({})",
+            mount.fs_type
+        );
+        lines.headed("emptyDir", FAULTY, &place);
         if let Some(pod) = mount.pod.display_name() {
             lines.below(&format!("of pod {pod}"));
         }

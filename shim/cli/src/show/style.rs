@@ -4,7 +4,9 @@ use std::fmt::Write as _;
 
 use anstyle::{AnsiColor, Style};
 use bindguard_core::judge::VerdictName;
-use bindguard_core::text::one_line;
+use bindguard_core::text::{one_line, shell_word};
+
+use super::NODE_ROOT;
 
 /// The width of the first column: the longest word of a verdict or a point, and a space.
 const WIDTH: usize = 11;
@@ -32,12 +34,17 @@ impl Lines {
     /// Adds a command for the operator.
     pub fn run(&mut self, command: &str) {
         let style = AnsiColor::Cyan.on_default();
-        let _ = writeln!(
-            self.0,
-            "{:WIDTH$}run: {style}{}{style:#}",
-            "",
-            one_line(command)
-        );
+        let (mut run, mut command) = ("run", command.to_owned());
+        if let Some(root) = NODE_ROOT.get() {
+            if command.starts_with("bindguard ") {
+                command.push_str(&format!(" --root {}", shell_word(root)));
+            } else if !command.starts_with("kubectl ") {
+                // An image with bindguard has no other program.
+                run = "run on the node";
+            }
+        }
+        let command = one_line(&command);
+        let _ = writeln!(self.0, "{:WIDTH$}{run}: {style}{command}{style:#}", "");
     }
 
     /// A line of its own.
