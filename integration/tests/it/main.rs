@@ -56,6 +56,7 @@ mod diagnose_by_pod_name;
 mod diagnose_then_check;
 mod disk_full_or_read_only;
 mod distributions;
+mod do_you_need_it;
 mod doctor;
 mod documented_commands_work;
 mod drivers_mount_volumes_anew;
