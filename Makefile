@@ -130,9 +130,9 @@ OWN_ARCH := $(if $(filter aarch64-%,$(TARGET)),arm64,amd64)
 # The other architecture, by the cross compiler of integration/arm64, on an amd64 machine. Empty: only that of the machine.
 CROSS ?= $(if $(filter amd64,$(OWN_ARCH)),arm64)
 NODE_IMAGE := registry.example.com/bindguard-node:$(VERSION)
-IMAGE_FILE = $(DIST)/bindguard-node-$(VERSION)-$(1).oci.tar
+IMAGE_FILE := $(DIST)/bindguard-node-$(VERSION)$(if $(CROSS),,-$(OWN_ARCH)).oci.tar
 
-## the artefacts of a release, target/dist: programs, package, chart, the image for both architectures, bills of materials, checksums
+## the artefacts of a release, target/dist: programs, package, chart, the image, bills of materials, checksums
 release: export SOURCE_DATE_EPOCH := $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 release: deb helm
 	@PATH="$(TOOLS)/bin:$$PATH" cargo sbom --version >/dev/null 2>&1 || \
@@ -144,12 +144,12 @@ release: deb helm
 	  --file $(DIST)/bindguard-$(VERSION)-$(firstword $(subst -, ,$(TARGET))).tar.gz --directory $(BIN) $(filter-out -p,$(PROGRAMS) $(AGENT))
 	cp $(DEB) $(DIST)/bindguard_$(VERSION)_$$(dpkg --print-architecture).deb
 	@if [ -x target/helm/bin/helm ]; then target/helm/bin/helm package --destination $(DIST) config/chart; else echo "SKIPPED: no helm, no chart"; fi
-	sh config/image/archive.sh $(OWN_ARCH) $(BIN) $(NODE_IMAGE) $(call IMAGE_FILE,$(OWN_ARCH))
 ifneq ($(CROSS),)
 	sh integration/arm64/build.sh $(ARM64) build --release $(PROGRAMS)
 	sh integration/arm64/build.sh $(ARM64) build --release $(AGENT)
-	sh config/image/archive.sh $(CROSS) $(ARM64)/cargo/aarch64-unknown-linux-gnu/release $(NODE_IMAGE) $(call IMAGE_FILE,$(CROSS))
 endif
+	sh config/image/archive.sh $(NODE_IMAGE) "$(BINDGUARD_REVISION)" $(IMAGE_FILE) $(OWN_ARCH) $(BIN) \
+	  $(if $(CROSS),$(CROSS) $(ARM64)/cargo/aarch64-unknown-linux-gnu/release)
 	PATH="$(TOOLS)/bin:$$PATH" cargo sbom --output-format cyclone_dx_json_1_4 > target/programs.cdx.json
 	sh config/release.sh $(DIST) $(CURDIR)/target/programs.cdx.json $(VERSION)
 

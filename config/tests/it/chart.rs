@@ -565,3 +565,38 @@ fn kustomize_builds_the_base() {
         assert_eq!(selector["bindguard"], "canary", "{document}");
     }
 }
+
+/// The file lists every value: `sh config/chart/readme.sh > config/chart/README.md`.
+#[test]
+fn the_readme_has_the_values_of_today() {
+    let script = folder("chart/readme.sh");
+    let printed = run("sh".as_ref(), &[&script]);
+    let readme = std::fs::read_to_string(folder("chart/README.md")).unwrap();
+    assert_eq!(text(&printed.stdout), readme, "{printed:?}");
+    for name in ["restartSlots", "agent.events", "removal.timeout"] {
+        assert!(readme.contains(&format!("| `{name}` |")), "{name}");
+    }
+}
+
+/// The address of the sources is in Cargo.toml; the chart and the alert rules have the same.
+#[test]
+fn every_file_names_the_same_sources() {
+    let cargo = std::fs::read_to_string(folder("../Cargo.toml")).unwrap();
+    let line = cargo
+        .lines()
+        .find_map(|line| line.strip_prefix("repository = "));
+    let url = line.unwrap().trim_matches('"');
+    for file in ["chart/Chart.yaml", "chart/files/rules.yaml"] {
+        let text = std::fs::read_to_string(folder(file)).unwrap();
+        let mut named = 0;
+        for (at, _) in text.match_indices("https://github.com/") {
+            assert!(
+                text[at..].starts_with(url),
+                "{file}: {}",
+                &text[at..at + 60]
+            );
+            named += 1;
+        }
+        assert!(named > 2, "{file} names the sources {named} times");
+    }
+}

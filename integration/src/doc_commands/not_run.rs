@@ -53,7 +53,7 @@ pub const NOT_RUN: [NotRun; 18] = [
     },
     NotRun {
         document: "docs/support.md",
-        command: "skopeo copy oci-archive:",
+        command: "skopeo copy --all oci-archive:",
         instead: "test -f integration/tests/it/an_archive_of_the_image.rs",
         why: "it needs a registry; that story reads the archive with containerd",
     },
