@@ -311,7 +311,7 @@ endif
 SYSCALLS := mounts mount_ids mount_watch descriptors_of_mounts prove replace target enter enter_hostile refresh refresh_engine_mounts refresh_files \
   refresh_files_hostile refresh_hostile refresh_interrupted refresh_mounts refresh_nested_binds refresh_nested_hostile refresh_nfs \
   refresh_host_roots release_copies refresh_namespaces refresh_slow refresh_driver_volumes refresh_idmapped refresh_killed refresh_mounts_hostile \
-  refresh_without_record admit \
+  refresh_open_descriptors refresh_without_record admit \
   cached_paths hanging_probes program_of_container \
   attributes_of_the_mount cifs dead_kubelet_root dead_sources host_root_binds hostile_volumes \
   mounts_within_volumes nfs payloads_of_drivers repairers_at_once silent_sources unreadable_paths vanished_directories \

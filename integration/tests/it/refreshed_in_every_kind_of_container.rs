@@ -6,10 +6,12 @@
 //! them on every containerd.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use bindguard_integration::process::run;
+use bindguard_integration::mount_calls::{tmpfs, unmount};
+use bindguard_integration::mounts;
+use bindguard_integration::process::{host, run};
 use bindguard_integration::scenes::delete_pod;
 use bindguard_integration::waiting::until;
 use bindguard_integration::{
@@ -122,6 +124,73 @@ fn story(node: &Node, idmaps: bool) -> Result<()> {
         ctr.remove(&container.id)?;
     }
     delete_pod(node, UID)
+}
+
+/// A driver mounts its volume anew, with a mount in it. The containers get both, also those that only
+/// propagation reaches, and the host's later mounts.
+#[test]
+fn a_volume_with_a_mount_in_it() {
+    Setup::on(Generation::NEWEST).story(|node| {
+        let (pod, ctr) = (node.kubelet().pod(UID)?, node.ctr());
+        let volume = pod.path().join("volumes/kubernetes.io~csi/pv/mount");
+        let nested = volume.join("nested");
+        fs::create_dir_all(&volume)?;
+        let publish = |text: &str| -> Result<()> {
+            tmpfs(&volume, "")?;
+            fs::create_dir(&nested)?;
+            tmpfs(&nested, "")?;
+            Ok(fs::write(nested.join("file"), text)?)
+        };
+        publish("one")?;
+        let mut started = Vec::new();
+        for kind in [PLAIN, USERNS, IDMAPPED] {
+            let id = id_of(node, kind.name);
+            let idmap = kind.options.contains(&"idmap").then_some("idmap");
+            let options: Vec<_> = ["rbind", "rslave"].into_iter().chain(idmap).collect();
+            let mut container = ctr.container(&id).in_pod(kind.name, "web", UID);
+            for argument in kind.arguments {
+                container = container.argument(argument);
+            }
+            let container = container.mount(Bind::new(&volume, "/data").options(&options));
+            container.runs(&["sleep", "1000000"]).start()?.success()?;
+            started.push((
+                id.clone(),
+                PathBuf::from(format!("/proc/{}", ctr.pid(&id)?)),
+            ));
+        }
+        // The lines of the volume's mounts in a container.
+        let lines = |process: &Path| -> Result<Vec<String>> {
+            let table = fs::read_to_string(process.join("mountinfo"))?;
+            let lines = table.lines().filter(|line| line.contains(" /data"));
+            Ok(lines.map(str::to_owned).collect())
+        };
+        for text in ["two", "three"] {
+            host(["umount".as_ref(), "--lazy".as_ref(), volume.as_os_str()])?;
+            publish(text)?;
+            let before = mounts::table()?;
+            let done = node.bindguard(["refresh", "--pod", "default/web", "--what", "volumes"])?;
+            ensure!(done.code() == 0, "{done:?}");
+            ensure!(mounts::table()? == before, "the host's mounts have changed");
+            for (id, process) in &started {
+                let read = fs::read_to_string(process.join("root/data/nested/file"))?;
+                ensure!(read == text, "{id} reads {read:?}, after {done:?}");
+                let lines = lines(process)?;
+                let is_slave =
+                    |line: &String| line.contains(" master:") && !line.contains(" shared:");
+                ensure!(
+                    lines.len() == 2 && lines.iter().all(is_slave),
+                    "{id}: {lines:#?}"
+                );
+            }
+        }
+        unmount(&nested)?;
+        for (id, process) in &started {
+            let lines = lines(process)?;
+            ensure!(lines.len() == 1, "{id}: {lines:#?}");
+            ctr.remove(id)?;
+        }
+        delete_pod(node, UID)
+    });
 }
 
 /// The id is unique on this machine, because the test finds a process by its cgroup's name.

@@ -49,6 +49,7 @@ mod refresh_nested;
 mod refresh_nested_binds;
 mod refresh_nested_hostile;
 mod refresh_nfs;
+mod refresh_open_descriptors;
 mod refresh_scene;
 mod refresh_selinux;
 mod refresh_slow;

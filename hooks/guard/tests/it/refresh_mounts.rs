@@ -230,6 +230,37 @@ fn of_stacked_mounts_the_topmost_arrives() {
 }
 
 #[test]
+fn a_tree_of_64_mounts_arrives_whole_where_only_propagation_attaches() {
+    if !can_run() {
+        return;
+    }
+    for option in ["rprivate", "rslave"] {
+        let scene = Scene::of_an_unprivileged_container(option);
+        let container = scene.start_where_only_propagation_attaches();
+        let mounts = container.mounts();
+        scene.mount_anew("2");
+        live::change(&scene.volume(), MsFlags::MS_SHARED);
+        let mut innermost = scene.volume();
+        for _ in 0..64 {
+            innermost.push("n");
+            fs::create_dir(&innermost).unwrap();
+            mount_tmpfs(&innermost);
+        }
+        fs::write(innermost.join("file"), "innermost").unwrap();
+        let host = mounts_of_host();
+        assert_eq!(scene.refresh(&container).replaced(), 1);
+        let inside = format!("data/{}file", "n/".repeat(64));
+        assert_eq!(container.read(&inside).as_deref(), Some("innermost"));
+        assert_eq!((container.mounts(), mounts_of_host()), (mounts + 64, host));
+        let kept: &[&str] = if option == "rslave" { &["master"] } else { &[] };
+        for depth in 0..=64 {
+            let place = format!("/data{}", "/n".repeat(depth));
+            assert_eq!(container.propagation_at(&place), kept, "{place}, {option}");
+        }
+    }
+}
+
+#[test]
 fn a_volume_without_mounts_in_it_is_replaced_where_only_propagation_attaches() {
     if !can_run() {
         return;
