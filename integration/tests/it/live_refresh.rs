@@ -68,6 +68,53 @@ fn many_updates() {
     });
 }
 
+/// A volume folder and a subPath that appear after the pod's start (kubernetes/enhancements#6395).
+#[test]
+fn a_volume_of_a_running_pod() {
+    Setup::on(Generation::NEWEST)
+        .cri()
+        .story(a_volume_is_added_to_a_running_pod);
+}
+
+fn a_volume_is_added_to_a_running_pod(node: &Node) -> Result<()> {
+    let agent = Agent::start(node, "")?;
+    let cri = node.cri()?;
+    let pod = node.kubelet().pod("uid-late")?;
+    let opted_in = [("bindguard.io/refresh", "true")];
+    let sandbox = cri.run_annotated_pod("bindguard", "late", pod.uid(), &opted_in)?;
+    let first = cri.start_container(&sandbox, "first", &SLEEP, &[])?;
+    let volume = pod.volume(VolumeKind::ConfigMap, "late", &[("app.conf", "one")])?;
+    let place = "/etc/app.conf";
+    let mounts = [at(&volume.subpath("app", 0, "app.conf"), place)?];
+    let mut app = cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
+    volume.update(&[("app.conf", "two")])?;
+    until("the container reads the update of the added volume", || {
+        Ok(cri.read(&app, place)? == "two")
+    })?;
+
+    drop(agent);
+    volume.update(&[("app.conf", "three")])?;
+    let diagnose = || node.bindguard(["diagnose", "--pod", "uid-late"]);
+    let found = diagnose()?;
+    ensure!(
+        found.code() == 1 && found.stdout.contains("stale"),
+        "{}",
+        found.stdout
+    );
+    cri.stop(&app, 0)?;
+    cri.remove(&app)?;
+    app = cri.start_container(&sandbox, "app", &SLEEP, &mounts)?;
+    ensure!(
+        cri.read(&app, place)? == "three",
+        "the guard left the added volume's subPath as it was"
+    );
+    let found = diagnose()?;
+    ensure!(found.code() == 0, "{}", found.stdout);
+    ensure!(cri.pid(&first)? > 0, "the pod's first container ended");
+    cri.remove_pod(&sandbox)?;
+    pod.delete()
+}
+
 fn at(subpath: &Subpath, place: &str) -> Result<Mount> {
     Ok(mount(subpath.bind()?, place, PropagationPrivate))
 }

@@ -63,6 +63,7 @@ fn flags_and_propagation_may_be_stricter_but_not_wider() {
         ("rbind", Any, mount("rw", "shared:1 "), ""),
         ("rbind,ro", Any, mount("ro,nosuid", ""), ""),
         ("rbind,ro,noexec", Any, mount("ro", ""), "is not noexec"),
+        ("rbind,noexec", Any, mount("rw,nosuid,noexec", ""), ""),
         ("rro", Any, mount("rw", ""), "is not ro"),
         ("rbind", NoPeer, mount("rw", "master:1 "), ""),
         ("rbind", NoPeer, mount("rw", "shared:7 "), "propagates"),

@@ -399,7 +399,7 @@ fn a_new_mount_of_a_file_denies_what_the_spec_denies() {
     let at = container.mounts_at(PLACE);
     assert!(at[0].1.starts_with("rw,"), "{at:?}");
     let mut bind = bindguard_testing::mount_of(&scene.at("app.conf"), PLACE, "rprivate");
-    bind["options"] = serde_json::json!(["rbind", "ro", "nosuid"]);
+    bind["options"] = serde_json::json!(["rbind", "ro", "nosuid", "noexec"]);
     let spec = serde_json::json!({"mounts": [bind]}).to_string();
     rename_over(&scene, "1");
     let binds = FileBind::of_spec(&SpecView::from_bytes(spec.as_bytes()).unwrap());
@@ -407,7 +407,7 @@ fn a_new_mount_of_a_file_denies_what_the_spec_denies() {
     assert_eq!(scene.refresh_with(&container, &files).replaced(), 1);
     assert_eq!(container.read("etc/app.conf").as_deref(), Some("1"));
     let at = container.mounts_at(PLACE);
-    assert!(at[0].1.starts_with("ro,nosuid"), "{at:?}");
+    assert!(at[0].1.starts_with("ro,nosuid,noexec"), "{at:?}");
 }
 
 /// When the old file is removed, the kernel detaches what is mounted on it: here it stays as a

@@ -483,7 +483,7 @@ fn a_recursively_read_only_bind_is_read_only_below_the_volume() {
     if !can_run() {
         return;
     }
-    let scene = Scene::with_options(&["rro", "rnosuid"]);
+    let scene = Scene::with_options(&["rro", "rnosuid", "rnoexec"]);
     let container = scene.start();
     scene.mount_anew("2");
     let nested = scene.volume().join("nested");
@@ -491,7 +491,7 @@ fn a_recursively_read_only_bind_is_read_only_below_the_volume() {
     mount_tmpfs(&nested);
     assert_eq!(scene.refresh(&container).replaced(), 1);
     let below = container.mounts_at("/data/nested");
-    assert!(below[0].1.starts_with("ro,nosuid"), "{below:?}");
+    assert!(below[0].1.starts_with("ro,nosuid,noexec"), "{below:?}");
     let host = fs::write(nested.join("file"), "the host may write");
     assert!(host.is_ok(), "{host:?}");
 }
@@ -532,13 +532,14 @@ fn a_look_leaves_the_record_as_it_is() {
     assert!(record() == before);
 }
 
-/// The container may have remounted its mount.
+/// The container may have remounted its mount. Kubernetes 1.37 has mount options of a volumeMount
+/// (KEP-5855), such as noexec.
 #[test]
 fn a_new_mount_denies_what_the_spec_denies() {
     if !can_run() {
         return;
     }
-    let scene = Scene::with_options(&["ro", "nosuid"]);
+    let scene = Scene::with_options(&["ro", "nosuid", "noexec"]);
     let none = None::<&str>;
     let writable = MsFlags::MS_REMOUNT | MsFlags::MS_BIND;
     let container = scene.start_with(|| mount(none, "/data", none, writable, none).unwrap());
@@ -547,7 +548,7 @@ fn a_new_mount_denies_what_the_spec_denies() {
     scene.mount_anew("2");
     assert_eq!(scene.refresh(&container).replaced(), 1);
     let at = container.mounts_at("/data");
-    assert!(at[0].1.starts_with("ro,nosuid"), "{at:?}");
+    assert!(at[0].1.starts_with("ro,nosuid,noexec"), "{at:?}");
 }
 
 /// Otherwise the container would receive the mounts that the host makes in the volume later.
