@@ -9,6 +9,7 @@
 #   make fuzz     hostile input for the readers of mount tables, specs, paths and configs: ten minutes, or SECONDS= per target
 #   make kernels  the syscalls on Linux 5.10, 6.1, 6.12 and the newest, in virtual machines, with the kernel's NFS and SMB servers, a 9p share and SELinux
 #   make kubelet  volumes of all kinds that need no server under a real kubelet, and the race that it has
+#   make suites   critest of cri-tools against the stock shim and bindguard, as one table; half an hour
 #   make image    the image of the chart, built from these sources by docker; make image-check tries that for both architectures
 #   make refresh-apps  real programs that watch a file, after a live refresh; rclone, sshfs and s3fs that die
 #   make arm64    the same programs for arm64, tried on an emulated machine
@@ -46,7 +47,7 @@ CARGO_ENV := RUSTFLAGS="$(STATIC)"
 CARGO_STATIC := $(CARGO_ENV) cargo
 CARGO_TEST := $(CARGO_STATIC) test --locked --target $(TARGET)
 export BINDGUARD_BIN_DIR := $(DEV)
-kubelet soak refresh-apps bench image-check: export BINDGUARD_BIN_DIR := $(BIN)
+kubelet suites soak refresh-apps bench image-check: export BINDGUARD_BIN_DIR := $(BIN)
 export BINDGUARD_FAULTS_DIR := $(FAULTS)
 export BINDGUARD_MATRIX := $(MATRIX)
 export BINDGUARD_ENGINES := $(ENGINES)
@@ -58,7 +59,7 @@ export BINDGUARD_CONTAINERD
 export BINDGUARD_REVISION := $(shell git -C $(CURDIR) rev-parse HEAD 2>/dev/null)
 
 .PHONY: all build programs demo pictures test stories story differential mutants fuzz lint deny setup matrix engines helm deb test-deb package-files release image image-check \
-  image-folder faults soak refresh-apps kernels arm64 peer floor bench clean
+  image-folder faults soak suites refresh-apps kernels arm64 peer floor bench clean
 
 all: build
 
@@ -289,9 +290,11 @@ refresh-apps: build matrix
 KUBERNETES ?=
 
 NEWEST_KUBELET := $(addprefix real_kubelet::,newest_containerd a_race_that_the_kubelet_has_on_the_newest_containerd \
-  live_refresh_on_the_newest_containerd) real_kubelet_csi::a_driver_that_restarts_on_the_newest_containerd chart_on_a_cluster::newest_containerd
+  live_refresh_on_the_newest_containerd) real_kubelet_csi::a_driver_that_restarts_on_the_newest_containerd \
+  $(addprefix real_kubelet_node::,a_node_that_restarts_on_the_newest_containerd three_hundred_creates_on_the_newest_containerd) \
+  chart_on_a_cluster::newest_containerd
 
-## real kubelets in the fake one's place, 1.20 and 1.37; builds them, half an hour; KUBERNETES=DIR builds one of your own source
+## real kubelets in the fake one's place, 1.20 with helm 3 and 1.37 with helm 4; builds them, half an hour; KUBERNETES=DIR builds one of your own source
 kubelet: build matrix helm
 	sh integration/matrix/setup.sh openssl:openssl /usr/lib/python3/dist-packages/h2:python3-h2
 ifeq ($(KUBERNETES),)
@@ -300,12 +303,22 @@ ifeq ($(KUBERNETES),)
 	$(STORY) real_kubelet:: real_kubelet_csi:: chart_on_a_cluster:: --ignored --nocapture --test-threads 1 --skip newest_containerd
 	sh integration/cluster/go.sh $(CLUSTER)-1.37
 	sh integration/cluster/network.sh $(CLUSTER)-1.37/network
-	BINDGUARD_CLUSTER=$(CLUSTER)-1.37 $(STORY) $(NEWEST_KUBELET) --exact --ignored --nocapture --test-threads 1
+	sh integration/matrix/go.sh $(MATRIX) helm-4
+	BINDGUARD_CLUSTER=$(CLUSTER)-1.37 BINDGUARD_HELM=$(MATRIX)/v/helm-4 $(STORY) $(NEWEST_KUBELET) --exact --ignored --nocapture --test-threads 1
 else
 	sh integration/cluster/build.sh $(CLUSTER)-own $(KUBERNETES)
 	sh integration/cluster/network.sh $(CLUSTER)-own/network
 	BINDGUARD_CLUSTER=$(CLUSTER)-own $(STORY) $(NEWEST_KUBELET) --exact --ignored --nocapture --test-threads 1
 endif
+
+SUITES := $(CURDIR)/target/suites
+
+## critest against the stock shim and bindguard (own name, stock name, wrapper) on containerd 2.3 and 2.4; half an hour; logs in target/suites
+suites: build matrix
+	sh integration/matrix/setup.sh ipcmk:util-linux
+	sh integration/matrix/go.sh $(MATRIX) cri-tools-1.37
+	sh integration/cluster/network.sh $(SUITES)/network
+	BINDGUARD_SUITES=$(SUITES) $(STORY) suites:: --ignored --nocapture
 
 # modules that run on other kernels, and on a node with systemd and cgroup v2 alone
 SYSCALLS := mounts mount_ids mount_watch descriptors_of_mounts prove replace target enter enter_hostile refresh refresh_engine_mounts refresh_files \

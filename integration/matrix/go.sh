@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds the programs that no Debian suite has from their Go modules, which `go` fetches and checks. Installs nothing.
 #   go.sh DIR MODULE...     DIR: what fetch.sh made; MODULE: a folder of ./go
-# Result: DIR/v/MODULE/bin, with each `tool` of MODULE/go.mod. A containerd gets a runc and a crun beside it. Quick when they are
-# there already. Without the modules a containerd's folder gets the newest suite's programs, and this says so.
+# Result: DIR/v/MODULE/bin, with each `tool` of MODULE/go.mod; cri-tools also has critest. A containerd gets a runc and a crun beside it.
+# Quick when they are there already. Without the modules a containerd's folder gets the newest suite's programs, and this says so.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../debian.sh"
@@ -23,6 +23,8 @@ build() { # MODULE BIN
       containerd-*)
         version=$(sed -n 's,.*github.com/containerd/containerd/v2 \(v[^ ]*\).*,\1,p' go.mod | head -n 1)
         flags="$flags -X github.com/containerd/containerd/v2/version.Version=${version#v}" ;;
+      cri-tools-*) # a test program: `go mod tidy` would drop the requirements of its packages
+        go test -c -trimpath -ldflags "$flags" -o "$2/critest" sigs.k8s.io/cri-tools/cmd/critest || exit 1 ;;
       runc-*) export CGO_ENABLED=1; tags='seccomp urfave_cli_no_docs netgo osusergo' flags="$flags -extldflags=-static" ;;
     esac
     # `set -e` does not hold in a condition.

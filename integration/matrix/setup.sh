@@ -21,7 +21,8 @@ cc gcc,libc6-dev the crates that link
 c++ g++ libFuzzer
 strace strace the syscalls of the guard fail one after the other
 systemd-tmpfiles systemd-standalone-tmpfiles the folders that a package makes
-flock util-linux one fetch at a time'
+flock util-linux one fetch at a time
+/usr/bin/python3 python3 an NRI plugin and the registry of make suites'
 
 for more in "$@"; do wanted="$wanted
 ${more%%:*} ${more#*:}"; done

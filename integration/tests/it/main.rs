@@ -174,6 +174,7 @@ mod steps_of_the_clock;
 mod stock_shim_configmap_update_then_restart_fails;
 mod stopped_while_the_runtime_still_kills;
 mod streams_lose_nothing;
+mod suites;
 mod symlinks_planted_by_a_container;
 mod systemd_makes_the_scopes;
 mod ten_thousand_updates;
