@@ -44,7 +44,7 @@ impl AdmissionMetrics {
             unchecked: new(
                 registry,
                 "unchecked_creates",
-                "Creates whose guard was late or died",
+                "Creates that no guard checked, by reason",
             ),
             unproven: new(
                 registry,

@@ -163,7 +163,7 @@ impl Metrics {
             hanging_count: new(
                 figures,
                 "agent_hanging_children",
-                "Children of the agent that hang in containers",
+                "Children that a server or daemon of a container keeps waiting; `doctor` names process and container",
             ),
             rebinds: new(
                 figures,
@@ -184,7 +184,7 @@ impl Metrics {
             releases: new(
                 figures,
                 "releases",
-                "Copies of unmounted mounts that containers were to release, by outcome",
+                "Copies for `bindguard release`, by outcome",
             ),
             refresh_seconds: in_seconds(
                 figures,
@@ -203,7 +203,7 @@ impl Metrics {
             sources: new(
                 figures,
                 "sources",
-                "Sources of binds in the last survey, by verdict",
+                "Subpaths, volumes and host-root binds of the last survey, by verdict",
             ),
             pinned_mounts: new(
                 figures,
@@ -234,7 +234,7 @@ impl Metrics {
             guarded_runtimes: new(
                 figures,
                 "guarded_runtimes",
-                "Runtimes of the running containerd that call the guard",
+                "Runtimes of the running containerd that call the guard; 0: the node is not guarded",
             ),
             restarts_owed: new(
                 figures,
@@ -441,9 +441,8 @@ mod tests {
         }
     }
 
-    /// Rules, dashboard and document name figures that the agent has.
-    #[test]
-    fn every_figure_that_is_named_is_there() {
+    /// The figures of an agent that counted one of each kind.
+    fn with_every_figure() -> String {
         let metrics = Metrics::new();
         metrics
             .watched_volumes
@@ -453,13 +452,65 @@ mod tests {
             .sources
             .get_or_create(&[("kind", "subpath"), ("verdict", "stale")])
             .set(1);
-        let version = [("version", "0.1.0".to_owned())];
+        let version = [("version", env!("CARGO_PKG_VERSION").to_owned())];
         metrics.installed.get_or_create(&version).set(1);
         let line = r#"{"version":1,"time":null,"attempt":0,"binds":[{"source":"/s","kind":"subpath","verdict":"current"}],"foreign":0,"duration_us":1}"#;
         metrics.journaled(&JournalLine::parse(line));
         metrics.journaled(&JournalLine::parse("nonsense"));
         metrics.nri.checked(&reported(Outcome::MadeRslave));
-        let text = metrics.text().unwrap();
+        metrics.text().unwrap()
+    }
+
+    /// The lines of docs/agent.md: each figure with its labels, its text, and the values of a label
+    /// that are counted from the start.
+    fn documented(text: &str) -> String {
+        let text = plain_text(text);
+        let mut lines = String::new();
+        for help in text.lines().filter_map(|line| line.strip_prefix("# HELP ")) {
+            let (name, help) = help.split_once(' ').unwrap();
+            let mut labels: Vec<(&str, Vec<&str>)> = Vec::new();
+            for sample in text.lines() {
+                let Some((_, rest)) = sample.split_once('{').filter(|(it, _)| *it == name) else {
+                    continue;
+                };
+                for label in rest.split('}').next().unwrap().split(',') {
+                    let (label, value) = label.split_once('=').unwrap();
+                    let known = labels.iter().position(|(it, _)| *it == label);
+                    let known = known.unwrap_or_else(|| {
+                        labels.push((label, Vec::new()));
+                        labels.len() - 1
+                    });
+                    labels[known].1.push(value.trim_matches('"'));
+                    labels[known].1.sort_unstable();
+                }
+            }
+            let names: Vec<&str> = labels.iter().map(|(name, _)| *name).collect();
+            let names = match names.is_empty() {
+                true => String::new(),
+                false => format!("{{{}}}", names.join(",")),
+            };
+            lines += &format!("* `{name}{names}`: {}", help.trim_end_matches('.'));
+            if let [(_, values)] = &labels[..]
+                && values.len() > 1
+            {
+                lines += &format!(": `{}`", values.join("`, `"));
+            }
+            lines.push('\n');
+        }
+        lines
+    }
+
+    #[test]
+    fn the_page_has_the_figures_of_today() {
+        let figures = documented(&with_every_figure());
+        let page = include_str!("../../../../../docs/agent.md");
+        assert!(page.contains(&figures), "docs/agent.md lacks:\n{figures}");
+    }
+
+    /// Rules, dashboard and document name figures that the agent has.
+    #[test]
+    fn every_figure_that_is_named_is_there() {
+        let text = with_every_figure();
         let is_there = |name: &str| {
             text.lines()
                 .any(|line| line.split(['{', ' ']).next() == Some(name))
