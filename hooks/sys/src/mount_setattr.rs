@@ -22,14 +22,15 @@ pub(crate) fn mount_setattr(mount: impl AsFd, attributes: MountAttributes) -> io
     set(mount.as_fd(), 0, &request(attributes))
 }
 
-/// As [`mount_setattr`], and sets the propagation (`MS_PRIVATE`, `MS_SLAVE`; 0 leaves it) and the
-/// idmapping of a user namespace.
+/// As [`mount_setattr`], without the attributes `cleared`, and sets the propagation (`MS_PRIVATE`,
+/// `MS_SLAVE`; 0 leaves it) and the idmapping of a user namespace.
 ///
 /// # Errors
 /// As [`mount_setattr`], and `EINVAL` where the filesystem cannot be idmapped.
 pub(crate) fn mount_setattr_in_full(
     mount: impl AsFd,
     attributes: MountAttributes,
+    cleared: MountAttributes,
     propagation: u64,
     idmap: Option<BorrowedFd<'_>>,
 ) -> io::Result<()> {
@@ -45,9 +46,9 @@ pub(crate) fn mount_setattr_in_full(
         0,
         &libc::mount_attr {
             attr_set: plain.attr_set | idmapped,
+            attr_clr: plain.attr_clr | cleared.bits(),
             propagation,
             userns_fd,
-            ..plain
         },
     )
 }

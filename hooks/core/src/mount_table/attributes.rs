@@ -97,6 +97,12 @@ impl MountAttributes {
         Self(bits | recursive)
     }
 
+    /// True for an option of [`MountAttributes::denied_by_spec`] that concerns the bind alone.
+    pub fn is_flag_of_spec(option: &str) -> bool {
+        let option = option.strip_prefix("no").unwrap_or(option);
+        matches!(option, "ro" | "rw" | "suid" | "dev" | "exec")
+    }
+
     /// The permissions that mount options of a spec deny on the mounts below the bind, too: `rro`
     /// and its kin, which runtimes pass to mount_setattr(2).
     pub fn denied_below_by_spec<'a>(options: impl IntoIterator<Item = &'a str>) -> Self {
@@ -125,6 +131,12 @@ impl MountAttributes {
     /// True without any attribute.
     pub fn is_empty(self) -> bool {
         self.0 == 0
+    }
+
+    /// nosuid, nodev and noexec, if `self` does not deny them.
+    #[must_use]
+    pub fn allowed(self) -> Self {
+        Self((NOSUID | NODEV | NOEXEC) & !self.0)
     }
 
     /// The number of permissions that `self` denies and `other` does not.

@@ -23,6 +23,7 @@ pub struct Bind<'a> {
     propagation: RequestedPropagation,
     denied: MountAttributes,
     denied_below: MountAttributes,
+    leaves_flags: bool,
     is_recursive: bool,
     has_recursive_word: bool,
     written: Written<'a>,
@@ -69,6 +70,7 @@ impl<'a> Bind<'a> {
                 propagation: RequestedPropagation::from_options(options()),
                 denied: MountAttributes::denied_by_spec(options()),
                 denied_below: MountAttributes::denied_below_by_spec(options()),
+                leaves_flags: !options().any(MountAttributes::is_flag_of_spec),
                 is_recursive,
                 has_recursive_word: options().any(|option| {
                     option.starts_with('r') && RequestedPropagation::from_option(option).is_some()
@@ -110,6 +112,12 @@ impl<'a> Bind<'a> {
     /// The permissions that the options deny on each mount below the bind.
     pub fn denied_below(&self) -> MountAttributes {
         self.denied_below
+    }
+
+    /// True without an option for a flag of the mount: the runtime leaves the flags of the source's
+    /// mount. With an option it sets all flags, and clears the others.
+    pub fn leaves_flags(&self) -> bool {
+        self.leaves_flags
     }
 
     /// True if the bind includes the mounts below its source with every runtime.

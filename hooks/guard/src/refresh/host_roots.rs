@@ -260,6 +260,7 @@ impl CurrentFiles for HostRoots {
             below: Some(bind.denied_below),
             denied: Some(bind.denied),
             requested: RequestedPropagation::RecursiveSlave,
+            ..CloneSettings::default()
         };
         self.bind_of(stale).map(settings).unwrap_or_default()
     }

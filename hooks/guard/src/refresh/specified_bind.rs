@@ -104,6 +104,7 @@ fn settings_of(bind: &Bind<'_>) -> CloneSettings {
     CloneSettings {
         below: bind.is_recursive().then(|| bind.denied_below()),
         denied: Some(bind.denied()),
+        leaves_flags: bind.leaves_flags(),
         requested: bind.propagation(),
     }
 }

@@ -551,6 +551,30 @@ fn a_new_mount_denies_what_the_spec_denies() {
     assert!(at[0].1.starts_with("ro,nosuid,noexec"), "{at:?}");
 }
 
+/// runc clears the flags of the host's mount for the option `rw`, which is in every pod.
+#[test]
+fn a_new_mount_allows_what_the_create_allowed() {
+    if !can_attach_beneath() {
+        return;
+    }
+    let scene = Scene::with_options(&["rw"]);
+    let none = None::<&str>;
+    let strict = MsFlags::MS_REMOUNT
+        | MsFlags::MS_BIND
+        | MsFlags::MS_NOSUID
+        | MsFlags::MS_NODEV
+        | MsFlags::MS_NOEXEC;
+    mount(none, &scene.volume(), none, strict, none).unwrap();
+    let cleared = MsFlags::MS_REMOUNT | MsFlags::MS_BIND;
+    let container = scene.start_with(|| mount(none, "/data", none, cleared, none).unwrap());
+    let before = container.mounts_at("/data");
+    assert!(before[0].1.starts_with("rw,relatime"), "{before:?}");
+    scene.mount_anew("2");
+    mount(none, &scene.volume(), none, strict, none).unwrap();
+    assert_eq!(scene.refresh(&container).replaced(), 1);
+    assert_eq!(container.mounts_at("/data")[0].1, before[0].1);
+}
+
 /// Otherwise the container would receive the mounts that the host makes in the volume later.
 #[test]
 fn a_private_bind_stays_private_although_the_container_made_a_slave_of_its_mount() {

@@ -30,6 +30,9 @@ pub struct CloneSettings {
     pub below: Option<MountAttributes>,
     /// The denials of the spec, besides those of the stale mount.
     pub denied: Option<MountAttributes>,
+    /// The spec has no option for a flag: the flags of the host's mount stay. Else the runtime
+    /// cleared the flags that the stale mount lacks.
+    pub leaves_flags: bool,
     /// The propagation of the spec. A slave becomes private once its master is unmounted, and the
     /// container may have changed the propagation of the stale mount.
     pub requested: RequestedPropagation,
@@ -101,7 +104,7 @@ pub fn clone_mount(target: &Handle, keep: Option<MountAttributes>) -> Result<New
 }
 
 /// A mount of `target` with the attributes and the propagation of `stale`, the ids of `users`, and
-/// the settings of its spec.
+/// the settings of its spec. What the host denies by `ro` or `nosymfollow` stays denied.
 ///
 /// # Errors
 /// If the target is gone, or the kernel refuses.
@@ -123,12 +126,22 @@ pub fn clone_like(
         Some(denied) => stale.attributes.with_denied_by(denied),
         None => stale.attributes,
     };
-    let set = mount_setattr_in_full(&mount, attributes, propagation, users);
+    // Never `ro`: the host may have made the new mount read-only.
+    let mut cleared = match settings.leaves_flags {
+        true => MountAttributes::from_bits(0),
+        false => attributes.allowed(),
+    };
+    let mut set = mount_setattr_in_full(&mount, attributes, cleared, propagation, users);
+    if set.as_ref().is_err_and(is_denied) {
+        // A flag is locked: as for a runtime, the flags of the host's mount stay.
+        cleared = MountAttributes::from_bits(0);
+        set = mount_setattr_in_full(&mount, attributes, cleared, propagation, users);
+    }
     // mount_setattr(2) has the same error for each wrong argument: without the ids the call
     // succeeds.
     if set.as_ref().is_err_and(is_invalid)
         && users.is_some()
-        && mount_setattr_in_full(&mount, attributes, propagation, None).is_ok()
+        && mount_setattr_in_full(&mount, attributes, cleared, propagation, None).is_ok()
     {
         return Err(CloneError::NotIdmappable {
             path: target.path().to_owned(),
@@ -245,6 +258,10 @@ fn copy(file: impl AsFd, below: OpenTreeFlags) -> Result<OwnedFd, Errno> {
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::AT_EMPTY_PATH;
     rustix::mount::open_tree(file, c"", flags)
+}
+
+fn is_denied(error: &io::Error) -> bool {
+    Errno::from_io_error(error) == Some(Errno::PERM)
 }
 
 fn is_invalid(error: &io::Error) -> bool {
