@@ -201,10 +201,8 @@ fn a_live_refresh(node: &Node, api: &KubeApi) -> Result<()> {
 fn a_mount_that_the_host_unmounts_while_a_container_runs() {
     Setup::on(Generation::NEWEST).cri().story(|node| {
         let api = KubeApi::start()?;
-        let agent = Agent::start(
-            node,
-            &config(node, &api, &format!("agent.survey-seconds = 1\n{FAST}"))?,
-        )?;
+        let config = config(node, &api, &format!("agent.survey-seconds = 1\n{FAST}"))?;
+        let agent = Agent::start(node, &config)?;
         let disks = ["/run/disk-1", "/run/disk-2"];
         for disk in disks {
             fs::create_dir(disk).context("make a mount point")?;
@@ -261,9 +259,16 @@ fn a_mount_that_the_host_unmounts_while_a_container_runs() {
             events.len() == 1 && events[0]["count"] == 1,
             "one event is enough: {events:?}"
         );
+        agent.kill()?;
+        let agent = Agent::start(node, &config)?;
+        until("the second agent has written its event", || {
+            Ok(agent.figure("bindguard_events_total{result=\"written\"}") > 0.0)
+        })?;
+        let events = api.events();
+        ensure!(events.len() == 1, "one object is enough: {events:?}");
         cri.remove_pod(&keeper)?;
         until("nothing is pinned any more", || {
-            Ok(agent.figure(PINNED) == 0.0 && binds("pinning") == 0.0)
+            Ok(agent.figure(PINNED) == 0.0)
         })?;
         cri.remove_pod(&follower)
     });

@@ -7,6 +7,7 @@
 //! Plain data with the time passed in. A container that has the same trouble with ten files is one
 //! object with a count of ten and the newest message; `bindguard diagnose` names every file.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
@@ -63,8 +64,6 @@ pub struct Event {
 #[derive(Debug)]
 pub struct EventObjects {
     objects: LruCache<EventKey, Object>,
-    /// Distinguishes names of the same nanosecond.
-    named: u64,
 }
 
 #[derive(Debug)]
@@ -80,7 +79,6 @@ impl Default for EventObjects {
     fn default() -> Self {
         Self {
             objects: LruCache::new(MAX_OBJECTS),
-            named: 0,
         }
     }
 }
@@ -99,7 +97,7 @@ impl EventObjects {
         let object = Object {
             event: Event {
                 key: key.clone(),
-                name: self.new_name(&key.pod, now),
+                name: name(&key),
                 message,
                 count: 1,
                 first: now.since_epoch,
@@ -111,12 +109,6 @@ impl EventObjects {
         };
         let forgotten = self.objects.push(key, object);
         forgotten.is_some_and(|(_, object)| object.waits_since.is_some())
-    }
-
-    fn new_name(&mut self, pod: &str, now: Moment) -> String {
-        self.named += 1;
-        let unique = now.since_epoch.as_nanos() + u128::from(self.named);
-        format!("{pod}.{unique:x}")
     }
 
     /// True if the API server lacks the newest state of an object.
@@ -137,17 +129,29 @@ impl EventObjects {
         next.map(|(_, _, object)| object.event.clone())
     }
 
-    /// Notes that an event waits no longer: the API server has the newest state, or refuses it.
+    /// Notes that an event waits no longer: the API server refuses it.
     pub fn settle(&mut self, key: &EventKey) {
         if let Some(object) = self.objects.peek_mut(key) {
             object.waits_since = None;
         }
     }
 
-    /// Notes whether the API server has the object of an event.
-    pub fn set_exists(&mut self, key: &EventKey, exists: bool) {
+    /// Notes that the API server has the object of an event, with this count. The count goes on from
+    /// that of an earlier start of the agent.
+    pub fn written(&mut self, event: &Event, count: u32) {
+        if let Some(object) = self.objects.peek_mut(&event.key) {
+            object.event.exists = true;
+            if count >= event.count {
+                object.event.count = object.event.count.saturating_add(count - event.count);
+                object.waits_since = None;
+            }
+        }
+    }
+
+    /// Notes that the API server lacks the object of an event.
+    pub fn gone(&mut self, key: &EventKey) {
         if let Some(object) = self.objects.peek_mut(key) {
-            object.event.exists = exists;
+            object.event.exists = false;
         }
     }
 
@@ -162,6 +166,13 @@ impl EventObjects {
         }
         expired
     }
+}
+
+/// Every start of the agent finds the same name.
+fn name(key: &EventKey) -> String {
+    let mut hasher = DefaultHasher::new();
+    key.hash(&mut hasher);
+    format!("{}.{:016x}", key.pod, hasher.finish())
 }
 
 #[cfg(test)]
@@ -198,8 +209,7 @@ mod tests {
     fn write_all(objects: &mut EventObjects) -> Vec<Event> {
         let written = std::iter::from_fn(|| {
             let event = objects.next()?;
-            objects.settle(&event.key);
-            objects.set_exists(&event.key, true);
+            objects.written(&event, event.count);
             Some(event)
         });
         written.collect()
@@ -239,6 +249,29 @@ mod tests {
             .collect();
         assert_eq!(counts, [(1, false), (201, true), (1, false)]);
         assert_eq!(later[1].name, written[0].name);
+    }
+
+    #[test]
+    fn an_object_of_an_earlier_start_is_counted_on() {
+        let mut objects = EventObjects::default();
+        add(&mut objects, "u", Reason::BindSourceDead, "m", at(0));
+        let first = objects.next().unwrap();
+        let mut objects = EventObjects::default();
+        add(&mut objects, "v", Reason::BindSourceDead, "m", at(9));
+        add(&mut objects, "u", Reason::BindSourceDead, "m", at(10));
+        let [other, again] = [objects.next().unwrap(), {
+            objects.settle(&key("v", Reason::BindSourceDead));
+            objects.next().unwrap()
+        }];
+        assert_eq!(again.name, first.name);
+        assert_ne!(other.name, first.name);
+        objects.written(&again, 7);
+        assert!(!objects.is_any_waiting());
+        add(&mut objects, "u", Reason::BindSourceDead, "m", at(11));
+        assert_eq!(objects.next().unwrap().count, 8);
+        // The answer to the create was lost.
+        objects.written(&objects.next().unwrap(), 1);
+        assert!(objects.next().unwrap().exists && objects.next().unwrap().count == 8);
     }
 
     #[test]

@@ -22,8 +22,9 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Writes events, each within a time limit. The agent writes to the API server, tests count.
 pub trait EventApi {
-    /// Creates the event's object, or updates it if it exists.
-    fn write(&mut self, event: &Event) -> impl Future<Output = Result<(), EventWriteError>> + Send;
+    /// Creates the event's object, or updates it if it exists. Returns the object's count.
+    fn write(&mut self, event: &Event)
+    -> impl Future<Output = Result<u32, EventWriteError>> + Send;
 
     /// Closes the connection. The next request connects again.
     fn disconnect(&mut self);
@@ -35,9 +36,6 @@ pub enum EventWriteError {
     /// It was to be updated, and there is no such object any more.
     #[error("there is no such event")]
     Gone,
-    /// It was to be created, and the object is there: the answer to an earlier request was lost.
-    #[error("the event is there already")]
-    Exists,
     /// The API server refuses this event.
     #[error("the API server refuses it: {0}")]
     Refused(String),
@@ -159,15 +157,14 @@ impl<A: EventApi> Recorder<A> {
         self.pace.requested(now);
         self.is_connected = true;
         match self.api.write(&event).await {
-            Ok(()) => self.written(&event),
+            Ok(count) => self.written(&event, count),
             Err(error) => self.not_written(&event, &error),
         }
     }
 
-    fn written(&mut self, event: &Event) {
+    fn written(&mut self, event: &Event, count: u32) {
         self.pace.answered();
-        self.objects.settle(&event.key);
-        self.objects.set_exists(&event.key, true);
+        self.objects.written(event, count);
         self.metrics.events.count(EventResult::written, 1);
         if self.failing.take().is_some() {
             info!("events are written again");
@@ -176,10 +173,9 @@ impl<A: EventApi> Recorder<A> {
 
     fn not_written(&mut self, event: &Event, error: &EventWriteError) {
         match error {
-            EventWriteError::Gone | EventWriteError::Exists => {
+            EventWriteError::Gone => {
                 self.pace.answered();
-                let exists = matches!(error, EventWriteError::Exists);
-                self.objects.set_exists(&event.key, exists);
+                self.objects.gone(&event.key);
             }
             EventWriteError::Refused(why) => {
                 self.pace.answered();

@@ -31,28 +31,34 @@ impl ApiEvents {
             memory,
         }
     }
-
-    async fn request(&mut self, event: &Event) -> Result<(), ApiError> {
-        let events = format!("/api/v1/namespaces/{}/events", event.key.namespace);
-        if event.exists {
-            let patch = json!({ "count": event.count, "lastTimestamp": time(event.last), "message": event.message });
-            self.client
-                .patch(&format!("{events}/{}", event.name), &patch)
-                .await?;
-        } else {
-            self.client
-                .create(&events, &object(event, &self.node))
-                .await?;
-        }
-        Ok(())
-    }
 }
 
 impl EventApi for ApiEvents {
-    async fn write(&mut self, event: &Event) -> Result<(), EventWriteError> {
-        self.request(event)
-            .await
-            .map_err(|error| failure(&error, event.exists))
+    async fn write(&mut self, event: &Event) -> Result<u32, EventWriteError> {
+        let events = format!("/api/v1/namespaces/{}/events", event.key.namespace);
+        let mut patch = json!({ "lastTimestamp": time(event.last), "message": event.message });
+        if event.exists {
+            patch["count"] = event.count.into();
+        } else {
+            match self
+                .client
+                .create(&events, &object(event, &self.node))
+                .await
+            {
+                Ok(_) => return Ok(event.count),
+                // An earlier start of the agent created the object.
+                Err(ApiError::Status(status)) if status.code == 409 => {}
+                Err(error) => return Err(failure(&error, false)),
+            }
+        }
+        let place = format!("{events}/{}", event.name);
+        let patched = self.client.patch(&place, &patch).await;
+        let patched = patched.map_err(|error| failure(&error, true))?;
+        let patched: Value = serde_json::from_str(&patched).unwrap_or_default();
+        let count = patched["count"].as_u64();
+        Ok(count
+            .and_then(|count| count.try_into().ok())
+            .unwrap_or(event.count))
     }
 
     fn disconnect(&mut self) {
@@ -106,7 +112,6 @@ fn failure(error: &ApiError, was_patch: bool) -> EventWriteError {
     };
     match status.code {
         404 if was_patch => EventWriteError::Gone,
-        409 if !was_patch => EventWriteError::Exists,
         403 if has_cause(status, "NamespaceTerminating") => EventWriteError::Refused(why),
         401 | 403 => EventWriteError::Forbidden(why),
         400..=428 | 430..=499 => EventWriteError::Refused(why),

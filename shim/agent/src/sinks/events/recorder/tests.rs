@@ -26,7 +26,7 @@ struct Seen {
 }
 
 impl EventApi for Server {
-    async fn write(&mut self, event: &Event) -> Result<(), EventWriteError> {
+    async fn write(&mut self, event: &Event) -> Result<u32, EventWriteError> {
         let hangs = {
             let mut seen = self.0.lock().unwrap();
             seen.requests.push((Instant::now(), event.clone()));
@@ -48,7 +48,7 @@ impl EventApi for Server {
                 pause: None,
             });
         }
-        Ok(())
+        Ok(event.count)
     }
 
     fn disconnect(&mut self) {
