@@ -175,6 +175,7 @@ impl NodeReport {
             .any(|bind| bind.is_finding() && !bind.bind.is_repaired())
             || self.old_files.iter().any(OldFiles::is_finding)
             || self.old_binds.iter().any(OldBinds::is_finding)
+            || !self.pinned.is_empty()
             || !self.mounts_below_emptydir.is_empty()
             || self
                 .ended_pods

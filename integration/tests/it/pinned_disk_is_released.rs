@@ -45,7 +45,9 @@ fn by_hand() {
         let command = "bindguard refresh --pod default/exporter --what host-root";
         let diagnosed = node.bindguard(["diagnose", "--pod", "default/exporter"])?;
         ensure!(
-            diagnosed.stdout.contains("pinned") && diagnosed.stdout.contains(command),
+            diagnosed.code() == 1
+                && diagnosed.stdout.contains("pinned")
+                && diagnosed.stdout.contains(command),
             "{diagnosed:?}"
         );
         let looked = refresh(node, &["--dry-run"])?;

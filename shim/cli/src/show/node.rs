@@ -143,7 +143,7 @@ fn print_old_binds(old: &OldBinds, lines: &mut Lines) {
         BindKind::HostRoot => "private",
     };
     let shown = match old.what {
-        BindKind::Volumes => "the host has mounted it anew",
+        BindKind::Volumes => "the host has another mount or file there",
         BindKind::HostFiles => "the host has another file or none",
         BindKind::HostRoot => "it keeps what the host unmounts",
     };
