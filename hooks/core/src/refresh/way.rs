@@ -266,3 +266,225 @@ impl FilePlace {
             .flatten()
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test says what it expects")]
+mod tests {
+    use super::*;
+    use crate::mount_table::{Device, MountTable};
+
+    const DISK: Device = Device { major: 8, minor: 1 };
+    const BORN: Duration = Duration::from_secs(5);
+
+    fn folder(path: &str) -> WayFolder {
+        let place = FilePlace {
+            device: DISK,
+            path: path.into(),
+        };
+        WayFolder {
+            path: path.into(),
+            place,
+            owner: 0,
+            mode: 0o40755,
+            born: Some(BORN),
+        }
+    }
+
+    fn look_up(folder: usize, name: &str, found: Found) -> LookUp {
+        LookUp {
+            folder,
+            name: name.into(),
+            found,
+        }
+    }
+
+    /// `/srv/conf/app`
+    fn plain() -> Way {
+        Way {
+            folders: ["/", "/srv", "/srv/conf"].map(folder).into(),
+            look_ups: vec![
+                look_up(0, "srv", Found::Folder(1)),
+                look_up(1, "conf", Found::Folder(2)),
+                look_up(2, "app", Found::File),
+            ],
+        }
+    }
+
+    /// `/etc/app`, and `/etc` has the symlink `app` to `/srv/app`.
+    fn linked() -> Way {
+        Way {
+            folders: ["/", "/etc", "/srv"].map(folder).into(),
+            look_ups: vec![
+                look_up(0, "etc", Found::Folder(1)),
+                look_up(1, "app", Found::Link { owner: 0 }),
+                look_up(0, "srv", Found::Folder(2)),
+                look_up(2, "app", Found::File),
+            ],
+        }
+    }
+
+    /// The mount of a container with this root.
+    fn stale(root: &str) -> MountEntry {
+        let line = format!("2 1 8:1 {root} /app rw - ext4 d rw\n");
+        let table = MountTable::from_mountinfo(line.as_bytes()).unwrap();
+        table.entries()[0].clone()
+    }
+
+    /// The looked-up paths with the reason for a refusal, or the refusal itself.
+    fn relied_on(way: &Way, root: &str) -> Result<Vec<(String, RefusedReason)>, Refused> {
+        relied_on_since(way, root, Some(BORN))
+    }
+
+    fn relied_on_since(
+        way: &Way,
+        root: &str,
+        started: Option<Duration>,
+    ) -> Result<Vec<(String, RefusedReason)>, Refused> {
+        let relied_on = way.relied_on(&stale(root), started)?;
+        Ok(described(way, &relied_on))
+    }
+
+    fn described(way: &Way, relied_on: &[ReliedOn<'_>]) -> Vec<(String, RefusedReason)> {
+        let mut all = Vec::new();
+        for it in relied_on {
+            let refusal = way.refusal(it, it.reason);
+            assert_eq!(refusal.path.parent(), Some(&*it.folder.path));
+            all.push((refusal.path.display().to_string(), refusal.reason));
+        }
+        all
+    }
+
+    const LINK: RefusedReason = RefusedReason::LinkBelowWritableBind;
+    const FOLDER: RefusedReason = RefusedReason::OtherFolderBelowWritableBind;
+
+    #[test]
+    fn the_folder_of_the_start_needs_no_way_and_another_folder_its_whole_way() {
+        let whole = vec![
+            ("/srv".to_owned(), FOLDER),
+            ("/srv/conf".to_owned(), FOLDER),
+        ];
+        assert_eq!(relied_on(&plain(), "/srv/conf/app"), Ok(vec![]));
+        assert_eq!(relied_on(&plain(), "/srv/old/app"), Ok(whole.clone()));
+        let mut elsewhere = plain();
+        elsewhere.folders[2].place.device.minor = 2;
+        assert_eq!(relied_on(&elsewhere, "/srv/conf/app"), Ok(whole.clone()));
+        // The way begins anew at a folder of the start.
+        let last = whole[1..].to_vec();
+        assert_eq!(relied_on(&plain(), "/srv/app"), Ok(last));
+    }
+
+    #[test]
+    fn a_removed_folder_is_that_of_the_start_if_it_is_older() {
+        let whole = Ok(vec![
+            ("/srv".to_owned(), FOLDER),
+            ("/srv/conf".to_owned(), FOLDER),
+        ]);
+        let since = |way: &Way, started| relied_on_since(way, "/srv/conf/app//deleted", started);
+        assert_eq!(since(&plain(), Some(BORN)), Ok(vec![]));
+        assert_eq!(since(&plain(), Some(BORN - START_ACCURACY)), Ok(vec![]));
+        assert_eq!(since(&plain(), Some(BORN - START_ACCURACY * 2)), whole);
+        assert_eq!(since(&plain(), None), whole);
+        let mut without_birth = plain();
+        without_birth.folders[2].born = None;
+        assert_eq!(since(&without_birth, Some(BORN)), whole);
+    }
+
+    #[test]
+    fn a_symlink_relies_on_its_folder_and_hides_no_other_folder() {
+        let link = ("/etc/app".to_owned(), LINK);
+        assert_eq!(relied_on(&linked(), "/srv/app"), Ok(vec![link.clone()]));
+        let (etc, srv) = (("/etc".to_owned(), FOLDER), ("/srv".to_owned(), FOLDER));
+        assert_eq!(relied_on(&linked(), "/other/app"), Ok(vec![link, etc, srv]));
+    }
+
+    #[test]
+    fn users_besides_root_may_write_no_folder_that_a_way_relies_on() {
+        for (owner, mode, is_roots) in [
+            (0, 0o40755, true),
+            (0, 0o40700, true),
+            (0, 0o41755, true),
+            (0, 0o40775, false),
+            (0, 0o40757, false),
+            (0, 0o41777, false),
+            (1000, 0o40755, false),
+            (1000, 0o40775, false),
+        ] {
+            let mut plain = plain();
+            (plain.folders[1].owner, plain.folders[1].mode) = (owner, mode);
+            let reason = relied_on(&plain, "/old/app").map_err(|it| (it.path, it.reason));
+            let other = RefusedReason::OtherFolderOfUser;
+            let expected = ("/srv/conf".into(), other);
+            assert_eq!(reason.err(), (!is_roots).then_some(expected), "{mode:o}");
+            assert!(relied_on(&plain, "/srv/conf/app").is_ok());
+
+            let mut linked = linked();
+            (linked.folders[1].owner, linked.folders[1].mode) = (owner, mode);
+            let reason = relied_on(&linked, "/srv/app").map_err(|it| (it.path, it.reason));
+            let expected = ("/etc/app".into(), RefusedReason::LinkInWritableFolder);
+            assert_eq!(reason.err(), (!is_roots).then_some(expected), "{mode:o}");
+        }
+        let mut of_user = linked();
+        of_user.look_ups[1].found = Found::Link { owner: 1000 };
+        let refused = relied_on(&of_user, "/srv/app").unwrap_err();
+        assert_eq!(refused.reason, RefusedReason::LinkOfUser);
+    }
+
+    #[test]
+    fn a_mount_point_relies_on_all_its_folders() {
+        let mut way = plain();
+        assert_eq!(
+            way.clone().to_mount_point("x".as_ref()),
+            None,
+            "not complete"
+        );
+        way.look_ups.pop();
+        assert_eq!(way.mount_point(), None);
+        let mut way = way.to_mount_point("disk".as_ref()).unwrap();
+        let found = way.mount_point().unwrap();
+        assert_eq!(found.reason, RefusedReason::MountPoint);
+        assert_eq!(found.path, Path::new("/srv/conf/disk"));
+        let all = ["/srv", "/srv/conf", "/srv/conf/disk"].map(|path| (path.to_owned(), FOLDER));
+        let relied_on = way.all_relied_on().unwrap();
+        assert_eq!(described(&way, &relied_on), all);
+        way.folders[2].mode = 0o40777;
+        let refused = way.all_relied_on().unwrap_err();
+        assert_eq!(refused.reason, RefusedReason::OtherFolderOfUser);
+        assert_eq!(refused.path, Path::new("/srv/conf/disk"));
+
+        let mut link = linked();
+        link.look_ups.pop();
+        assert_eq!(link.to_mount_point("disk".as_ref()), None);
+        let nothing = Way {
+            folders: Vec::new(),
+            look_ups: Vec::new(),
+        };
+        assert_eq!(nothing.to_mount_point("disk".as_ref()), None);
+    }
+
+    #[test]
+    fn a_place_lies_in_a_folder_of_its_filesystem_and_below_a_mount_of_the_folder() {
+        let place = |path: &str, minor| FilePlace {
+            device: Device { major: 8, minor },
+            path: path.into(),
+        };
+        let folder = place("/a/b", 1);
+        for (path, minor, is_in) in [
+            ("/a/b", 1, true),
+            ("/a/b/c", 1, true),
+            ("/a/bc", 1, false),
+            ("/a", 1, false),
+            ("/a/b", 2, false),
+        ] {
+            assert_eq!(place(path, minor).lies_in(&folder), is_in, "{path} {minor}");
+        }
+        let below = |minor, root| {
+            let of = place("/a/b/c", minor);
+            of.below(&stale(root)).map(Path::to_owned)
+        };
+        assert_eq!(below(1, "/a"), Some("b/c".into()));
+        assert_eq!(below(1, "/x"), None);
+        assert_eq!(below(2, "/a"), None);
+        assert_eq!(below(1, "/a//deleted"), None);
+        assert_eq!(below(2, "/a//deleted"), None);
+    }
+}

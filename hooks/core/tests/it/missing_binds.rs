@@ -3,6 +3,7 @@
 use bindguard_core::judge::Verdict;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::refresh::{SpecBind, SubpathInContainer, missing_binds};
+use bindguard_core::spec::SpecView;
 
 const TABLE: &str = "\
 10 1 8:1 / / rw - ext4 /dev/sda rw
@@ -56,4 +57,12 @@ fn below_a_directory_of_the_spec_and_not_mounted() {
         [&bind("/real/app/x")]
     );
     assert!(missing_binds(&table, &[], &binds).is_empty());
+}
+
+#[test]
+fn the_binds_of_a_spec_have_both_paths() {
+    let spec = br#"{"mounts":[{"destination":"/proc","type":"proc","source":"proc"},
+        {"destination":"/a","type":"bind","source":"/volumes"}]}"#;
+    let spec = SpecView::from_bytes(spec).unwrap();
+    assert_eq!(SpecBind::of_spec(&spec), [bind("/a")]);
 }
