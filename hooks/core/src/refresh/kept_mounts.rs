@@ -304,6 +304,7 @@ fn is_bound_onto_itself(mount: &MountEntry, parent: &MountEntry) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::judge::Pinning;
     use crate::mount_table::Device;
 
     const HOST: &str = "1 0 8:1 / / rw,relatime shared:1 - ext4 d rw
@@ -315,16 +316,25 @@ mod tests {
 12 11 0:5 / /host/proc rw,nosuid,relatime - proc p rw
 ";
 
+    fn table(text: &str) -> MountTable {
+        MountTable::from_mountinfo(text.as_bytes()).unwrap()
+    }
+
+    fn place_of(source: &Path) -> Option<FilePlace> {
+        let device = Device { major: 8, minor: 7 };
+        let path = source.to_owned();
+        (source != Path::new("/unknown")).then_some(FilePlace { device, path })
+    }
+
     /// The comparison for a container with these mounts besides, which cannot mount itself.
     fn compared(more: &str, spec: &str) -> Result<KeptMounts, Refused> {
-        let table = |text: &str| MountTable::from_mountinfo(text.as_bytes()).unwrap();
+        compared_with("", more, spec)
+    }
+
+    fn compared_with(of_host: &str, more: &str, spec: &str) -> Result<KeptMounts, Refused> {
         let container = table(&format!("{CONTAINER}{more}"));
+        let host = table(&format!("{HOST}{of_host}"));
         let makers = MountMakers::from_spec(spec.as_bytes()).unwrap();
-        let place_of = |source: &Path| {
-            let device = Device { major: 8, minor: 7 };
-            let path = source.to_owned();
-            (source != Path::new("/unknown")).then_some(FilePlace { device, path })
-        };
         let below = MountsBelow::of(&container, MountId(11)).unwrap();
         let record = ExpectedBinds::default();
         let found = MountsInVolume {
@@ -332,7 +342,7 @@ mod tests {
             others: below.mounts().collect(),
         };
         let places = (Path::new("/"), Path::new("/host"));
-        below.compared(found, places, &table(HOST), &makers, &record, &place_of)
+        below.compared(found, places, &host, &makers, &record, &place_of)
     }
 
     const PLAIN: &str = r#"{"process":{"capabilities":{}},"mounts":[{"destination":"/host","type":"bind","source":"/"}]}"#;
@@ -402,5 +412,189 @@ mod tests {
         let attributes = MountAttributes::from_options("ro,noatime".as_ref());
         let path = "mnt/data".into();
         assert_eq!(kept.restrictions, [Restriction { path, attributes }]);
+    }
+
+    /// A container that may mount: all but a copy is kept.
+    const MAY_MOUNT: &str = r#"{"process":{"capabilities":{"bounding":["CAP_SYS_ADMIN"]}}}"#;
+
+    #[test]
+    fn a_copy_shows_the_same_folder_of_the_same_filesystem_with_the_same_ids() {
+        let nfs = "4 1 0:50 / /mnt/nfs rw,relatime - nfs4 server:/x rw\n";
+        for (line, is_copy) in [
+            ("8:2 / /host/mnt/data rw,relatime - xfs e rw", true),
+            ("8:2 /sub /host/mnt/data rw,relatime - xfs e rw", false),
+            ("8:3 / /host/mnt/data rw,relatime - xfs e rw", false),
+            (
+                "8:2 / /host/mnt/data rw,relatime,idmapped - xfs e rw",
+                false,
+            ),
+            ("8:2 / /host/mnt/other rw,relatime - xfs e rw", false),
+            ("0:50 /x /host/mnt/nfs rw,relatime - nfs4 none rw", true),
+            ("0:51 /x /host/mnt/nfs rw,relatime - nfs4 none rw", false),
+        ] {
+            let found = compared_with(nfs, &format!("13 11 {line}\n"), MAY_MOUNT);
+            assert_eq!(found.is_ok(), is_copy, "{line}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn a_mount_is_stricter_by_a_denial_or_by_its_access_times() {
+        let data = |options: &str| {
+            let line = format!("13 11 8:2 / /host/mnt/data {options} - xfs e rw\n");
+            compared(&line, PLAIN).unwrap().restrictions.len()
+        };
+        assert_eq!(data("rw,relatime"), 0);
+        assert_eq!(data("ro,relatime"), 1);
+        assert_eq!(data("rw,noatime"), 1);
+        let strict = "4 1 8:4 / /mnt/strict ro,nosuid,relatime - xfs e rw\n";
+        let lax = "13 11 8:4 / /host/mnt/strict rw,relatime - xfs e rw\n";
+        assert_eq!(compared_with(strict, lax, PLAIN), Ok(KeptMounts::default()));
+    }
+
+    #[test]
+    fn a_stricter_mount_of_a_stack_is_refused() {
+        let over = "4 3 8:4 / /mnt/data rw,relatime - xfs f rw\n";
+        let strict = "13 11 8:2 / /host/mnt/data ro,relatime - xfs e rw\n";
+        let refused = compared_with(over, strict, PLAIN).unwrap_err();
+        assert_eq!(refused.reason, RefusedReason::StackedMounts);
+        let equal = "13 11 8:2 / /host/mnt/data rw,relatime - xfs e rw\n";
+        assert!(compared_with(over, equal, PLAIN).is_ok());
+    }
+
+    #[test]
+    fn only_a_mount_of_the_spec_that_is_not_at_its_place_may_be_elsewhere() {
+        let bind = r#"{"process":{"capabilities":{}},"mounts":[
+            {"destination":"/data","type":"bind","source":"/s"}]}"#;
+        let shown = "13 11 8:7 /s /host/x rw - ext4 f rw\n";
+        let at_its_place = "14 10 8:7 /s /data rw - ext4 f rw\n";
+        assert!(compared(shown, bind).is_err());
+        assert!(compared(&format!("{shown}{at_its_place}"), bind).is_ok());
+        // The recursive bind itself.
+        let host = r#"{"process":{"capabilities":{}},"mounts":[
+            {"destination":"/host","type":"bind","source":"/unknown"}]}"#;
+        assert!(compared(shown, host).is_ok());
+        let masked = |path: &str| {
+            let linux = format!(r#""linux":{{"maskedPaths":["{path}"]}}"#);
+            compared(
+                shown,
+                &format!(r#"{{"process":{{"capabilities":{{}}}},{linux}}}"#),
+            )
+        };
+        for (path, is_ok) in [("/proc/kcore", true), ("/sys/x", true), ("/secret", false)] {
+            assert_eq!(masked(path).is_ok(), is_ok, "{path}");
+        }
+    }
+
+    #[test]
+    fn only_a_folder_bound_onto_itself_may_be_of_the_runtime() {
+        for (line, is_ok) in [
+            ("8:1 /etc /host/etc ro,relatime - ext4 d rw", false),
+            ("8:1 /var /host/etc ro,relatime - ext4 d rw", true),
+            ("8:3 /etc /host/etc ro,relatime - ext4 f rw", true),
+        ] {
+            let found = compared(&format!("13 11 {line}\n"), PLAIN);
+            assert_eq!(found.is_ok(), is_ok, "{line}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn a_nested_bind_comes_again() {
+        let container = table(&format!(
+            "{CONTAINER}13 11 8:7 /s /host/etc/x rw - ext4 f rw\n"
+        ));
+        let below = MountsBelow::of(&container, MountId(11)).unwrap();
+        let nested = |path: &str| NestedBind {
+            bind: 0,
+            path: path.into(),
+            shown: None,
+        };
+        let spec = r#"{"mounts":[{"destination":"/host/etc/x","type":"bind","source":"/s"}]}"#;
+        let makers = MountMakers::from_spec(spec.as_bytes()).unwrap();
+        let compared = |path: &str| {
+            let found = MountsInVolume {
+                nested: vec![nested(path)],
+                others: Vec::new(),
+            };
+            let places = (Path::new("/"), Path::new("/host"));
+            let record = ExpectedBinds::default();
+            below.compared(found, places, &table(HOST), &makers, &record, &place_of)
+        };
+        assert_eq!(compared("etc/x").unwrap().nested, [nested("etc/x")]);
+        let refused = compared("etc/y").unwrap_err();
+        assert_eq!(refused.reason, RefusedReason::SpecMountsBelow);
+    }
+
+    /// The container's table with unique ids, 100 higher than the ids.
+    fn with_unique_ids(more: &str) -> MountTable {
+        let mut entries = table(&format!("{CONTAINER}{more}")).entries().to_vec();
+        for entry in &mut entries {
+            entry.unique_id = Some(u64::from(entry.id.0) + 100);
+        }
+        MountTable::from_entries(entries)
+    }
+
+    const GONE: &str = "13 11 8:3 / /host/mnt/old rw,relatime - ext4 f rw
+14 13 8:4 / /host/mnt/old/below rw,relatime - ext4 g rw
+15 11 8:1 /etc /host/etc ro,relatime - ext4 d rw
+";
+
+    #[test]
+    fn the_ids_of_copies_are_those_of_mounts_that_the_host_has() {
+        let container = with_unique_ids(GONE);
+        let below = MountsBelow::of(&container, MountId(11)).unwrap();
+        let places = (Path::new("/"), Path::new("/host"));
+        assert_eq!(below.ids_of_copies(places, &table(HOST)), [112]);
+        assert!(!below.is_empty());
+        let proc = MountsBelow::of(&container, MountId(12)).unwrap();
+        assert!(proc.is_empty());
+        assert!(MountsBelow::of(&container, MountId(99)).is_none());
+    }
+
+    #[test]
+    fn a_gone_mount_is_a_copy_if_the_create_made_it_and_nothing_else_can_have() {
+        let container = with_unique_ids(GONE);
+        let below = MountsBelow::of(&container, MountId(11)).unwrap();
+        let device = Device { major: 8, minor: 1 };
+        let bind = |destination: &str| HostRootBind {
+            source: "/".into(),
+            destination: destination.into(),
+            current: FilePlace {
+                device,
+                path: "/".into(),
+            },
+            pinning: Pinning {
+                bind: true,
+                rootfs: false,
+                private_mount: None,
+                kept: None,
+            },
+        };
+        let gone = |bind: &HostRootBind, mounts_before, spec: &str| {
+            let makers = MountMakers::from_spec(spec.as_bytes()).unwrap();
+            let record = ExpectedBinds {
+                mounts_before,
+                ..ExpectedBinds::default()
+            };
+            let found = below.gone(bind, &table(HOST), &makers, &record, &place_of)?;
+            let described = found.iter().map(|it| (it.mount.id.0, it.is_recorded_copy));
+            let mut described: Vec<_> = described.collect();
+            described.sort_unstable();
+            Ok::<_, Refused>(described)
+        };
+        let host = bind("/host");
+        let unrecorded = Ok(vec![(13, false), (14, false), (15, false)]);
+        assert_eq!(gone(&host, None, MAY_MOUNT), unrecorded);
+        let recorded = Ok(vec![(13, true), (14, true), (15, false)]);
+        assert_eq!(gone(&host, Some(200), MAY_MOUNT), recorded);
+        let first = Ok(vec![(13, true), (14, false), (15, false)]);
+        assert_eq!(gone(&host, Some(114), MAY_MOUNT), first);
+        let hooks = r#"{"hooks":{"prestart":[{}]}}"#;
+        assert_eq!(gone(&host, Some(200), hooks), unrecorded);
+        let elsewhere = gone(&bind("/elsewhere"), Some(200), MAY_MOUNT).unwrap();
+        assert!(elsewhere.iter().all(|(_, is_copy)| !is_copy));
+        assert_eq!(elsewhere.len(), 4);
+        let spec = r#"{"mounts":[{"destination":"/host/etc/x","type":"bind","source":"/s"}]}"#;
+        let refused = gone(&host, Some(200), spec).unwrap_err();
+        assert_eq!(refused.reason, RefusedReason::SpecMountsBelow);
     }
 }
