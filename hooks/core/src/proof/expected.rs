@@ -249,6 +249,8 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
     use super::*;
+    use crate::mount_table::MountTable;
+    use crate::spec::SpecView;
 
     fn place(minor: u32) -> FilePlace {
         FilePlace {
@@ -257,10 +259,8 @@ mod tests {
         }
     }
 
-    /// The kernel gives the number of a device that is gone to the next device.
-    #[test]
-    fn the_shown_place_stays_recorded_while_numbers_of_devices_come_again() {
-        let mut bind = ExpectedBind {
+    fn expected() -> ExpectedBind {
+        ExpectedBind {
             bind: 0,
             destination: "/data".into(),
             device: place(0).device,
@@ -271,7 +271,13 @@ mod tests {
             refreshed: Vec::new(),
             denied: MountAttributes::from_bits(0),
             propagation: ExpectedPropagation::Any,
-        };
+        }
+    }
+
+    /// The kernel gives the number of a device that is gone to the next device.
+    #[test]
+    fn the_shown_place_stays_recorded_while_numbers_of_devices_come_again() {
+        let mut bind = expected();
         let mut shown = place(0);
         for minor in [1, 2, 3, 4, 5, 6, 7, 8, 1, 9, 1, 10, 2] {
             bind.add_refreshed(shown.clone(), place(minor));
@@ -285,5 +291,100 @@ mod tests {
         }
         assert!(bind.places().contains(&shown), "no refresh was finished");
         assert_eq!(bind.refreshed.len(), MAX_REFRESHED);
+    }
+
+    #[test]
+    fn a_refresh_that_changes_no_place_is_not_recorded() {
+        let mut bind = expected();
+        assert!(!bind.add_refreshed(place(0), place(0)));
+        assert!(bind.add_refreshed(place(0), place(1)));
+        assert!(bind.add_refreshed(place(1), place(0)));
+        assert!(!bind.add_refreshed(place(1), place(1)));
+        assert!(bind.add_refreshed(place(2), place(2)), "it was not known");
+        assert_eq!(bind.refreshed, [place(1), place(0), place(2)]);
+    }
+
+    #[test]
+    fn a_way_may_lead_to_a_later_payload_and_nowhere_else() {
+        let is_same = |one: Option<&str>, other: Option<&str>| {
+            let [one, other] = [one, other].map(|way| ExpectedBind {
+                resolved: way.map(PathBuf::from),
+                ..expected()
+            });
+            assert_eq!(one.has_same_way(&other), other.has_same_way(&one));
+            one.has_same_way(&other)
+        };
+        let first = Some("/conf/..2026_11_21_05_10_00.1/app");
+        assert!(is_same(None, None));
+        assert!(!is_same(first, None));
+        assert!(is_same(first, first));
+        assert!(is_same(first, Some("/conf/..2026_11_21_05_10_01.2/app")));
+        assert!(!is_same(first, Some("/conf/..2026_11_21_05_10_01.2/other")));
+        assert!(!is_same(first, Some("/conf/app")));
+        assert!(!is_same(Some("/a"), Some("/b")));
+    }
+
+    #[test]
+    fn a_moved_source_keeps_the_bind() {
+        let mount = |line: &str| {
+            let table = MountTable::from_mountinfo(line.as_bytes()).unwrap();
+            table.entries()[0].clone()
+        };
+        let disk = mount("2 1 8:3 /disk /mnt rw - xfs d rw\n");
+        let moved = ExpectedBind {
+            device: disk.device,
+            root: "/disk/file".into(),
+            fs_type: "xfs".into(),
+            ..expected()
+        };
+        assert_eq!(
+            expected().moved_to(&disk, "/mnt/file".as_ref()),
+            Some(moved)
+        );
+        assert_eq!(expected().moved_to(&disk, "/other".as_ref()), None);
+        let server = mount("2 1 0:50 / /mnt rw - nfs4 server:/x rw\n");
+        assert_eq!(expected().moved_to(&server, "/mnt/file".as_ref()), None);
+    }
+
+    #[test]
+    fn only_fuse_may_lose_its_subtype() {
+        for (recorded, shown, is_same) in [
+            ("fuse.sshfs", "fuse.sshfs", true),
+            ("fuse.sshfs", "fuse", true),
+            ("fuse.sshfs", "ext4", false),
+            ("fuse.sshfs", "fuse.other", false),
+            ("ext4", "fuse", false),
+        ] {
+            let bind = ExpectedBind {
+                fs_type: recorded.to_owned(),
+                ..expected()
+            };
+            let line = format!("2 1 0:0 / /data rw - {shown} d rw\n");
+            let table = MountTable::from_mountinfo(line.as_bytes()).unwrap();
+            let found = bind.is_shown_by(&table.entries()[0]);
+            assert_eq!(found, is_same, "{recorded} {shown}");
+        }
+    }
+
+    #[test]
+    fn the_request_decides_the_propagation_unless_the_root_is_shared() {
+        use RequestedPropagation::{Nothing, Private, RecursiveSlave, Shared, Slave, Unbindable};
+        let root = |words: &str| {
+            let spec = format!(r#"{{"linux":{{"rootfsPropagation":"{words}"}}}}"#);
+            let spec = SpecView::from_bytes(spec.as_bytes()).unwrap();
+            spec.rootfs_propagation().clone()
+        };
+        for (request, expected) in [
+            (Shared, ExpectedPropagation::Any),
+            (Nothing, ExpectedPropagation::Any),
+            (Private, ExpectedPropagation::Private),
+            (Unbindable, ExpectedPropagation::Private),
+            (Slave, ExpectedPropagation::NoPeer),
+            (RecursiveSlave, ExpectedPropagation::NoPeer),
+        ] {
+            let of = |words| ExpectedPropagation::of_request(request, &root(words));
+            assert_eq!(of("rslave"), expected, "{request:?}");
+            assert_eq!(of("rshared"), ExpectedPropagation::Any, "{request:?}");
+        }
     }
 }
