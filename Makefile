@@ -16,7 +16,7 @@
 #   make soak     a thousand containers, and the shim's memory afterwards; ten thousand refreshes
 #   make deb      a Debian package
 #   make pictures the terminal pictures of the README, from the output of the real programs
-#   make release  the artefacts of a release: programs, package, chart, images, bills of materials, checksums
+#   make release  the artefacts of a release: programs, package, chart, images, bills of materials, statement of origin, checksums
 #   make bench    bindguard beside every peer, figure by figure, in one run
 #
 # On a fresh Debian 12 with Rust 1.88 or newer, as root. Each target installs the packages that it needs.
@@ -133,7 +133,7 @@ CROSS ?= $(if $(filter amd64,$(OWN_ARCH)),arm64)
 NODE_IMAGE := registry.example.com/bindguard-node:$(VERSION)
 IMAGE_FILE := $(DIST)/bindguard-node-$(VERSION)$(if $(CROSS),,-$(OWN_ARCH)).oci.tar
 
-## the artefacts of a release, target/dist: programs, package, chart, the image, bills of materials, checksums
+## the artefacts of a release, target/dist: programs, package, chart, the image, bills of materials, statement of origin, checksums
 release: export SOURCE_DATE_EPOCH := $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 release: deb helm
 	@PATH="$(TOOLS)/bin:$$PATH" cargo sbom --version >/dev/null 2>&1 || \

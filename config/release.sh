@@ -1,8 +1,13 @@
 #!/bin/sh
-# Writes a CycloneDX file beside each artefact of a release, and the checksums of all files.
+# Writes a CycloneDX file beside each artefact of a release, a statement of the artefacts' origin, and the checksums of all files.
 #   release.sh DIR SBOM VERSION     SBOM is the CycloneDX file of the programs; each artefact but the chart has these components
+# The statement is in-toto's with the predicate of SLSA 1.0, https://slsa.dev/spec/v1.0/provenance. The statement has no signature
+# and no time: the same build gives the same bytes. In GitHub Actions the workflow is the builder.
 set -eu
+repository=$(cd "$(dirname "$0")/.." && pwd)
 cd "$1"
+statement=bindguard-$3-$(uname -m).provenance.json
+digests=$(sha256sum -- *)
 for artefact in *; do
   case $artefact in
     *.tgz) kind=application components='[]' ;;
@@ -15,4 +20,27 @@ for artefact in *; do
      | .components = $components | if .components == [] then .dependencies = [] else . end" "$2" > ".$artefact.cdx.json"
 done
 for sbom in .*.cdx.json; do mv "$sbom" "${sbom#.}"; done
+
+jq --null-input --arg digests "$digests" --arg version "$3" --arg revision "${BINDGUARD_REVISION:-}" \
+  --arg source "${GITHUB_REPOSITORY:+git+$GITHUB_SERVER_URL/$GITHUB_REPOSITORY}" \
+  --arg builder "${GITHUB_WORKFLOW_REF:+$GITHUB_SERVER_URL/$GITHUB_WORKFLOW_REF}" \
+  --arg lock "$(sha256sum "$repository/Cargo.lock" | cut -d ' ' -f 1)" --arg rustc "$(rustc --version)" \
+  --arg epoch "${SOURCE_DATE_EPOCH:-}" '{
+    _type: "https://in-toto.io/Statement/v1",
+    subject: [$digests | split("\n")[] | capture("^(?<sha256>[0-9a-f]+)  (?<name>.*)$") | {name, digest: {sha256}}],
+    predicateType: "https://slsa.dev/provenance/v1",
+    predicate: {
+      buildDefinition: {
+        buildType: "urn:bindguard:make-release:1",
+        externalParameters: {target: "release", version: $version},
+        internalParameters: {rustc: $rustc, SOURCE_DATE_EPOCH: $epoch},
+        resolvedDependencies: [
+          ({name: "source", uri: (if $source == "" then "urn:bindguard:source" else $source end)}
+            + if $revision == "" then {} else {digest: {gitCommit: $revision}} end),
+          {name: "Cargo.lock", digest: {sha256: $lock}}
+        ]
+      },
+      runDetails: {builder: {id: (if $builder == "" then "urn:bindguard:by-hand" else $builder end)}}
+    }
+  }' > "$statement"
 sha256sum -- * > SHA256SUMS

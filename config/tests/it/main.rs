@@ -16,3 +16,4 @@ mod kube;
 mod kubediag;
 mod manifests;
 mod mistakes;
+mod release_files;
