@@ -554,7 +554,7 @@ fn a_new_mount_denies_what_the_spec_denies() {
 /// runc clears the flags of the host's mount for the option `rw`, which is in every pod.
 #[test]
 fn a_new_mount_allows_what_the_create_allowed() {
-    if !can_attach_beneath() {
+    if !can_run() {
         return;
     }
     let scene = Scene::with_options(&["rw"]);
