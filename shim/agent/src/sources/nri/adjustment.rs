@@ -228,6 +228,18 @@ mod tests {
     }
 
     #[test]
+    fn the_changes_of_all_plugins_are_applied() {
+        let old = [bind("/", "/host", &["rbind"]), bind("/old", "/a", &["ro"])];
+        let by_bindguard = mounts(&[SpecEdit::BindRslave { bind: 0 }], &old);
+        let later = bind("/later", "/b", &[]);
+        let changes = [by_bindguard, vec![later.clone()]].concat();
+        assert_eq!(
+            applied(old.to_vec(), changes),
+            [old[1].clone(), made_rslave(&old[0]), later]
+        );
+    }
+
+    #[test]
     fn a_mount_is_removed_and_added_with_its_other_options() {
         let old = [
             bind("/", "/host", &["rbind", "rprivate", "ro"]),
