@@ -7,8 +7,10 @@
 //! The runtime calls a plugin for each new container before it is created, and again before its
 //! process starts, whatever shim does that. The plugin has a thread of its own and blocks: a
 //! runtime waits for each answer before the next request. Only policy refuses a create or a start.
-//! A panic, a late check and a lost connection all mean "no change". Messages and numbers are those
-//! of nri's `pkg/api/api.proto` and `pkg/net/multiplex`.
+//! A panic, a late check and a lost connection all mean "no change". Where policy refuses anything,
+//! the runtime also calls `ValidateContainerAdjustment` once all plugins have answered a create; there
+//! a lost connection fails the create. Messages and numbers are those of nri's `pkg/api/api.proto` and
+//! `pkg/net/multiplex`.
 
 mod adjustment;
 mod calls;
