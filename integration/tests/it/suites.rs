@@ -68,6 +68,10 @@ fn critest() {
     for thread in threads {
         thread.join().expect("a run of critest");
     }
+    // critest's pods name no parent, so their cgroups do not lie in a node's
+    for hierarchy in fs::read_dir("/sys/fs/cgroup").expect("the cgroup hierarchies") {
+        let _ = fs::remove_dir(hierarchy.unwrap().path().join("k8s.io"));
+    }
     let lines = table(&all);
     println!("{lines}");
     let worse = worse_than_stock(&all);
