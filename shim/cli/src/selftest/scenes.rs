@@ -35,9 +35,9 @@ use super::reader::{PLACE, Part};
 
 const CGROUPS: &str = "/sys/fs/cgroup";
 /// The last version of the file in each scene with a reader.
-const UPDATES: u64 = 30;
+const UPDATES: u64 = 16;
 /// The difference between the times of two kills; a whole refresh takes about 3 ms.
-const KILL_STEP: Duration = Duration::from_micros(150);
+const KILL_STEP: Duration = Duration::from_micros(300);
 /// A time limit for a call of an OCI runtime.
 const RUNTIME_TIMEOUT: Duration = Duration::from_secs(30);
 
