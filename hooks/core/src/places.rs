@@ -82,12 +82,16 @@ impl Places {
     /// kubelet's folders, so paths there name no runtime.
     #[must_use]
     pub fn with_runtimes_at<'p>(&self, paths: impl IntoIterator<Item = &'p Path>) -> Self {
+        self.with_directories(paths.into_iter().filter_map(runtime_directory))
+    }
+
+    /// The same places, and these directories of runtimes.
+    #[must_use]
+    pub fn with_directories<'p>(&self, directories: impl IntoIterator<Item = &'p Path>) -> Self {
         let mut places = self.clone();
-        for path in paths {
-            let Some(directory) = runtime_directory(path) else {
-                continue;
-            };
-            if !places.directories().any(|known| lies_in(path, known)) {
+        for directory in directories {
+            let is_known = places.directories().any(|known| lies_in(directory, known));
+            if directory.is_absolute() && !is_root(directory) && !climbs(directory) && !is_known {
                 places.runtime_directories.push(directory.to_owned());
             }
         }
@@ -176,9 +180,7 @@ fn runtime_directory(path: &Path) -> Option<&Path> {
         name == "io.containerd.runtime.v2.task" || name == "overlay-containers"
     };
     let folder = path.ancestors().skip(1).find(is_of_containers)?;
-    folder
-        .parent()
-        .filter(|it| it.is_absolute() && !is_root(it) && !climbs(it))
+    folder.parent()
 }
 
 /// The kubelet mounts below these two folders of its root. All other folders contain ordinary

@@ -108,7 +108,9 @@ pub fn container_mounts(
     }
     let mut running = ContainerInits::of(pods.running());
     let table = read_mount_table()?;
-    let places = &places.with_runtimes_at(table.mount_points());
+    let places = &pods
+        .with_runtime(places)
+        .with_runtimes_at(table.mount_points());
     let host = HostMounts::of(&table, places);
     let mut found = ContainerMounts::default();
     for container in pods.running() {

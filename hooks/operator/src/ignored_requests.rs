@@ -84,6 +84,7 @@ mod tests {
         let refresh_requests = [("u".to_owned(), request)].into();
         Pods {
             containers: vec![container(None), container(Some("app"))],
+            runtime_directories: Vec::new(),
             refresh_requests,
         }
     }

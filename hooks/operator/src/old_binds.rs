@@ -103,7 +103,7 @@ pub fn old_binds(pods: &Pods, policy: &Policy, places: &Places) -> (Vec<OldBinds
     let node = NodeBinds {
         kubelet_roots,
         policy,
-        places,
+        places: &pods.with_runtime(places),
         engines: ContainersOfNode::at(Path::new("/")),
     };
     let mut running = ContainerInits::of(pods.running());

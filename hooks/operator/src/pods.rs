@@ -7,9 +7,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::fmt;
+use std::path::PathBuf;
 
 use bindguard_core::error_chain;
 use bindguard_core::identity::PodName;
+use bindguard_core::places::Places;
 use bindguard_core::refresh_request::{OptIn, RefreshRequest};
 use serde::Serialize;
 
@@ -98,10 +100,11 @@ pub struct Pods {
     pub containers: Vec<PodContainer>,
     /// The requests for live refresh by the pod's uid, of every pod whose annotations are known.
     pub refresh_requests: BTreeMap<String, RefreshRequest>,
+    /// The directories in which the running runtime mounts, as the runtime reports them.
+    pub runtime_directories: Vec<PathBuf>,
 }
 
 impl PodContainer {
-    /// A problem with the container, for people.
     /// A container of which only the id is known.
     pub(crate) fn without_pod(id: &str) -> Self {
         Self {
@@ -115,6 +118,7 @@ impl PodContainer {
         }
     }
 
+    /// A problem with the container, for people.
     pub(crate) fn problem(&self, error: &dyn Error) -> String {
         let pod = self.pod.display_name().unwrap_or_default();
         let name = self.name.as_deref().unwrap_or(&self.id);
@@ -123,6 +127,11 @@ impl PodContainer {
 }
 
 impl Pods {
+    /// The places with the directories of the running runtime.
+    pub fn with_runtime(&self, places: &Places) -> Places {
+        places.with_directories(self.runtime_directories.iter().map(PathBuf::as_path))
+    }
+
     /// The containers that run, or of which no state is known; without sandboxes.
     pub(crate) fn running(&self) -> impl Iterator<Item = &PodContainer> {
         self.containers.iter().filter(|container| {

@@ -82,6 +82,22 @@ fn story(generation: Generation) {
 
 on_newest_and_older!(story);
 
+/// The running containerd says where its root is: no list has that folder.
+#[test]
+fn a_bind_of_the_root_of_a_moved_containerd() {
+    Setup::on(Generation::NEWEST).bare().cri().story(|node| {
+        let root = node.disk().join("containerd");
+        let bind = mount(&root, "/data", PropagationPrivate);
+        let pod = running(node, "backup", bind)?;
+        let said = diagnose(node)?;
+        ensure!(
+            said.stdout.contains("private ") && said.stdout.contains("default/backup"),
+            "{said:?}"
+        );
+        node.cri()?.remove_pod(&pod)
+    });
+}
+
 fn running(node: &Node, name: &str, mount: Mount) -> Result<Sandbox> {
     let cri = node.cri()?;
     let sandbox = cri.run_pod("runc", name, &format!("uid-{name}"))?;

@@ -128,7 +128,12 @@ impl Cri {
     pub async fn pods(&self) -> Result<Pods, CriError> {
         let sandboxes = self.sandboxes().await?;
         let containers = self.list_containers(ContainerFilter::default()).await?;
-        Ok(lists::pods(sandboxes, containers))
+        let mut pods = lists::pods(sandboxes, containers);
+        // CRI-O reports no such config.
+        if let Ok(config) = self.active_config().await {
+            pods.runtime_directories = lists::directories(&config);
+        }
+        Ok(pods)
     }
 
     /// All sandboxes, in any state.

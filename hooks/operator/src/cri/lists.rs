@@ -2,8 +2,11 @@
 
 use bindguard_core::identity::PodName;
 use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 
 use bindguard_core::refresh_request::RefreshRequest;
+
+use serde_json::Value;
 
 use super::messages::{Container, PodSandbox, PodSandboxMetadata, READY};
 use crate::pods::{ContainerState, PodContainer, Pods};
@@ -47,6 +50,16 @@ pub(super) fn pods(sandboxes: Vec<PodSandbox>, containers: Vec<Container>) -> Po
         });
     }
     pods
+}
+
+/// The root and the state folder of containerd, in the config that its CRI plugin reports. The
+/// plugin's own `stateDir` is a folder of the state folder.
+pub(super) fn directories(config: &str) -> Vec<PathBuf> {
+    let config: Value = serde_json::from_str(config).unwrap_or_default();
+    let path = |key: &str| config[key].as_str().map(Path::new);
+    let state = path("stateDir").and_then(Path::parent);
+    let found = path("containerdRootDir").into_iter().chain(state);
+    found.map(Path::to_owned).collect()
 }
 
 fn container(id: String, pod: PodName, state: ContainerState) -> PodContainer {

@@ -186,7 +186,9 @@ impl HoldersReport {
         places: &Places,
         trial: &dyn Fn(&PodContainer) -> Trial,
     ) -> Self {
-        let places = &places.with_runtimes_at(own.mount_points());
+        let places = &pods
+            .with_runtime(places)
+            .with_runtimes_at(own.mount_points());
         let index = MountIndex::of(own);
         let here: Vec<&MountEntry> = own
             .entries()

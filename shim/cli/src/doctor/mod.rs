@@ -82,7 +82,10 @@ impl Doctor {
             Err(error) => Point::unknown("mounts-below-emptydir", error_chain(&error)),
         });
         points.push(match Proc::default().namespaces() {
-            Ok(seen) => doctor::pinned(&seen.own, &seen.others, &seen.problems, places),
+            Ok(seen) => {
+                let places = pods.with_runtime(places);
+                doctor::pinned(&seen.own, &seen.others, &seen.problems, &places)
+            }
             Err(error) => Point::unknown("pinned", error_chain(&error)),
         });
         let report = DoctorReport { points };

@@ -42,6 +42,7 @@ impl PodsFrom {
         let Pods {
             mut containers,
             refresh_requests,
+            runtime_directories,
         } = self.listed_by_the_cri();
         for bundle in bundles::containers(Path::new("/")) {
             match containers.iter_mut().find(|known| known.id == bundle.id) {
@@ -61,6 +62,7 @@ impl PodsFrom {
         Pods {
             containers,
             refresh_requests,
+            runtime_directories,
         }
     }
 
