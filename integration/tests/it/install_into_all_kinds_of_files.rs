@@ -174,7 +174,8 @@ fn accepted(node: &Node, text: &str, words: &[&str], effective: &[&str]) -> Resu
 /// `--wrapper` has them on 1.6.
 fn options_of_the_default(node: &Node) -> Result<()> {
     let file = file(node, SHIMPEI)?;
-    install(node, &file, &["--wrapper"])?.success()?;
+    let said = install(node, &file, &["--wrapper"])?.success()?;
+    ensure!(said.contains("note     every create fails while"), "{said}");
     let edited = fs::read_to_string(&file)?;
     let (_, added) = edited
         .split_once("runtimes.bindguard]")

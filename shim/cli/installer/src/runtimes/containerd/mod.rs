@@ -24,7 +24,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use bindguard_core::program_names::RUNTIME;
+use bindguard_core::program_names::{RUNTIME, WRAPPER};
 use bindguard_operator::terminal::print_text;
 use toml::Table;
 
@@ -124,6 +124,14 @@ pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
                     before.surprises(&now, &meant).is_empty()
                 })
             });
+    }
+    // Both are true of the wrapper alone.
+    if handler.needs_runtime.is_some() && handler::is_guarded(&handler.table) {
+        let program = options.prefix.join(WRAPPER);
+        plan.notes.push(format!(
+            "every create fails while {} is missing: `bindguard install --wrapper` puts it back",
+            program.display()
+        ));
     }
     plan.needs_runtime = handler.needs_runtime;
     plan.needs_programs = programs;
