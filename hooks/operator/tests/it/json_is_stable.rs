@@ -272,7 +272,7 @@ fn matches_the_document() {
     // The tests of the other verbs check their output.
     assert_eq!(squeezed(&shown("`diagnose`, `repair`")), printed(&stale()));
     assert_eq!(squeezed(&shown("`holders`")), printed(&held()));
-    assert_eq!(squeezed(&shown("`doctor`")), printed(&doctor));
+    assert_eq!(squeezed(&shown("`doctor`, `selftest`")), printed(&doctor));
     assert_eq!(squeezed(&shown("`check`")), printed(&checked()));
 }
 
