@@ -127,6 +127,10 @@ fn while_neither_the_runtime_nor_the_bundle_can_be_read() {
             until("the container has the third", || {
                 Ok(running.shows(&daemon).is_ok())
             })?;
+            // A refresh that has read the spec by now would go on with it.
+            stays(Duration::from_secs(2), "it has the third", || {
+                Ok(running.shows(&daemon).is_ok())
+            })?;
             let spec = Path::new(TASKS).join(&running.id).join("config.json");
             let hidden = spec.with_extension("hidden");
             fs::rename(&spec, &hidden)?;
