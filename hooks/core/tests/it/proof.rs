@@ -5,7 +5,7 @@ use std::path::Path;
 
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::proof::{
-    Comparison, Difference, ExpectedBind, ExpectedBinds, ExpectedPropagation,
+    AdmittedEntry, Comparison, Difference, ExpectedBind, ExpectedBinds, ExpectedPropagation,
 };
 use bindguard_core::spec::SpecView;
 
@@ -126,6 +126,38 @@ fn a_table_without_the_containers_mounts_proves_nothing() {
     let expected = expected("rbind", ExpectedPropagation::Any);
     assert_eq!(compared(&expected, "51 40 0:9 / / rw - tmpfs t rw\n"), None);
     assert_eq!(compared(&expected, ""), None);
+}
+
+/// A sandbox can have a mount of its own at the place of a tmpfs of the spec.
+#[test]
+fn only_a_mount_at_the_place_of_a_bind_or_proc_is_of_the_container() {
+    let mut expected = expected("rbind", ExpectedPropagation::Any);
+    expected.entries = ["/data", "/tmp"].map(entry).into();
+    assert_eq!(
+        compared(&expected, "51 40 0:9 / /tmp rw - tmpfs t rw\n"),
+        None
+    );
+    assert!(compared(&expected, "51 40 0:9 / /data rw - tmpfs t rw\n").is_some());
+}
+
+/// A symlink of the image leads a masked path to the place of the bind.
+#[test]
+fn a_bind_below_the_place_of_a_masked_path_is_not_compared() {
+    let mut expected = expected("rbind", ExpectedPropagation::Any);
+    expected.entries = vec![entry("/data")];
+    expected.masked = vec!["/first".into(), "/link".into()];
+    for (index, is_masked) in [(1, true), (2, true), (3, false)] {
+        let places = HashMap::from([(index, "/data".into())]);
+        let differences = Comparison::at_places(&expected, &places).differences();
+        assert_eq!(differences.is_empty(), is_masked, "{index}");
+    }
+}
+
+fn entry(destination: &str) -> AdmittedEntry {
+    AdmittedEntry {
+        destination: destination.into(),
+        source: None,
+    }
 }
 
 #[test]
