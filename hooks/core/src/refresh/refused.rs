@@ -51,6 +51,8 @@ pub enum RefusedReason {
     MountIsShared,
     /// On this kernel a mount that propagates beneath a locked mount takes its lock.
     KernelFault,
+    /// The kernel locked the old mount when the new one arrived beneath.
+    Locked,
     /// The volume, or a bind in the volume, is unbindable.
     Unbindable,
     /// The source of a nested bind is no longer the file that the container has.
@@ -81,7 +83,7 @@ pub enum RefusedReason {
 
 impl RefusedReason {
     /// All of them, for tests of documents.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 27] = [
         Self::LinkOfUser,
         Self::LinkInWritableFolder,
         Self::LinkBelowWritableBind,
@@ -95,6 +97,7 @@ impl RefusedReason {
         Self::ParentIsShared,
         Self::MountIsShared,
         Self::KernelFault,
+        Self::Locked,
         Self::Unbindable,
         Self::NestedSource,
         Self::NestedMount,
@@ -143,6 +146,9 @@ impl RefusedReason {
             Self::MountIsShared => "is shared with the host: detaching it would reach the host",
             Self::KernelFault => {
                 "is in a container with a user namespace of its own, which could remove locked mounts after a refresh on Linux 7.1 to 7.2.10 (CVE-2026-98976)"
+            }
+            Self::Locked => {
+                "was locked by the kernel when the new mount arrived beneath it; restart the pod, and update the kernel (fixed in 6.1.143 and 6.12.36)"
             }
             Self::Unbindable => "is unbindable: the new mounts cannot be copied with it",
             Self::NestedSource => "is a nested bind whose source was replaced, or is not local",

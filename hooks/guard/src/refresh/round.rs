@@ -96,7 +96,15 @@ impl Round<'_, '_, '_> {
             .partition(|index| self.subpaths[**index].covers_its_equal);
         let mut attached = Vec::new();
         for index in finished {
-            let beneath = self.subpaths[index].parent.as_ref();
+            let SubpathInContainer { mount, parent, .. } = self.subpaths[index];
+            let progress = self.refresh.progress_at(&mount.mount_point);
+            // umount2(2) has one error for a mount that is gone, and for a locked mount.
+            if progress.replaced.take().is_some() {
+                let refused = Refused::new(RefusedReason::Locked, &mount.mount_point);
+                self.fail(index, refused.into());
+                continue;
+            }
+            let beneath = parent.as_ref();
             if self.is_noted(index, beneath) {
                 attached.push((index, AttachMethod::Finished));
             }

@@ -5,19 +5,22 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use bindguard_core::refresh::RefusedReason;
 use bindguard_core::refresh_request::Notify;
 use bindguard_guard::refresh::{
-    BoundMounts, NamespaceError, RefreshAct, RefreshError, TuckRecords, refresh_container,
+    BoundMounts, HelperProcess, NamespaceError, RefreshAct, RefreshError, TuckRecords,
+    refresh_container,
 };
 use bindguard_testing::hostile_process::{HostileProcess, Step, errno};
 use bindguard_testing::live::{self, Container, Inside};
-use bindguard_testing::{bind, helper, mount_tmpfs, mounts_of_host, rounds};
+use bindguard_testing::{bind, deny_call, helper, mount_tmpfs, mounts_of_host, rounds};
+use nix::errno::Errno;
 use nix::libc::{EINVAL, EPERM};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::refresh_namespaces::{FLIP, MAKE_OTHER, STEPS};
-use crate::refresh_scene::can_run;
 use crate::refresh_scene::volume::Scene;
+use crate::refresh_scene::{can_run, refusal};
 
 /// The refresh checks, reads and enters the same namespace.
 #[test]
@@ -263,4 +266,39 @@ fn nothing_that_a_container_does_in_its_new_volume_reaches_the_host() {
             assert_eq!(evil, [false; 2], "{at}");
         }
     }
+}
+
+/// In a user namespace, older kernels lock the old mount when the new one arrives beneath: umount2(2)
+/// answers EINVAL, as for a mount that is gone.
+#[test]
+fn an_old_mount_that_stays_locked_is_a_failure() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::with_options(&["rprivate"]);
+    let container = scene.start_where_only_propagation_attaches();
+    scene.mount_anew("2");
+    let locked = || {
+        deny_call(nix::libc::SYS_umount2, Errno::EINVAL);
+        let helper = HelperProcess::start().unwrap();
+        refresh_container(
+            &helper,
+            &container.process,
+            Some(container.spec()),
+            &scene.bound_mounts(),
+            RefreshAct::Replace(Notify::None),
+            &TuckRecords::at(&scene.records()),
+        )
+        .unwrap()
+    };
+    for _ in 0..2 {
+        let refreshed = std::thread::scope(|scope| scope.spawn(locked).join().unwrap());
+        assert_eq!(refusal(&refreshed), RefusedReason::Locked);
+        assert_eq!(refreshed.replaced(), 0, "{refreshed:?}");
+        assert_eq!(container.read("data/0").as_deref(), Some("1"));
+        assert_eq!(container.mounts_at("/data").len(), 2);
+    }
+    assert_eq!(scene.refresh(&container).replaced(), 1);
+    assert_eq!(container.read("data/0").as_deref(), Some("2"));
+    assert_eq!(container.mounts_at("/data").len(), 1);
 }
