@@ -128,6 +128,15 @@ fn a_table_without_the_containers_mounts_proves_nothing() {
     assert_eq!(compared(&expected, ""), None);
 }
 
+#[test]
+fn a_root_that_is_its_own_parent_and_a_place_with_a_longer_name_hide_no_bind() {
+    let root = "40 40 0:9 / / rw - rootfs r rw";
+    let bind = "51 40 8:1 /srv/data /data rw - ext4 /dev/sda1 rw";
+    let beside = "52 40 0:10 / /dat rw - tmpfs t rw";
+    let lines = [root, bind, beside].join("\n");
+    assert_eq!(with("rbind", ExpectedPropagation::Any, &lines), "");
+}
+
 /// A sandbox can have a mount of its own at the place of a tmpfs of the spec.
 #[test]
 fn only_a_mount_at_the_place_of_a_bind_or_proc_is_of_the_container() {
