@@ -23,15 +23,16 @@ pub fn changed_by_tuck(now: &MountTable, subpaths: &[&SubpathInContainer]) -> Ve
     changed
 }
 
-/// The mounts that became shared, with their former propagation. Only the subpaths and the mounts
-/// around the subpaths are compared: a refresh changes no other mount. A mount around a subpath is
-/// left unchanged if the mount has a peer: a refresh did not share that mount.
+/// The mounts that became shared, with their former propagation. Only recorded mounts, the subpaths
+/// and the mounts around the subpaths are compared: a refresh changes no other mount. A recorded
+/// mount, or one around a subpath, is left unchanged if the mount has a peer: a refresh did not
+/// share that mount.
 pub fn left_shared(
     before: &MountTable,
     now: &MountTable,
     subpaths: &[SubpathInContainer],
 ) -> Vec<MountEntry> {
-    let (before, index, sizes) = (
+    let (recorded, index, sizes) = (
         MountIndex::of(before),
         MountIndex::of(now),
         sizes_of_peer_groups(now),
@@ -39,10 +40,13 @@ pub fn left_shared(
     let mut left: Vec<MountEntry> = Vec::new();
     for subpath in subpaths {
         // A volume that was mounted anew has another device than the recorded mount.
-        let former = before.stack_at(&subpath.mount.mount_point).first().copied();
+        let former = recorded
+            .stack_at(&subpath.mount.mount_point)
+            .first()
+            .copied();
         let around = around(subpath, &index);
         let former_around = around.and_then(|around| {
-            before
+            recorded
                 .mount(around.id)
                 .filter(|former| is_same(former, around))
         });
@@ -54,9 +58,29 @@ pub fn left_shared(
                 .filter_map(|(mount, former)| was_not_shared(mount?, former?)),
         );
     }
+    // While a volume is unmounted on the host, no subpath leads to the mounts around it.
+    for former in before.entries() {
+        if let Some(mount) = index.mount(former.id)
+            && is_same(former, mount)
+            && is_alone(mount, &sizes)
+        {
+            left.extend(was_not_shared(mount, former));
+        }
+    }
     left.sort_by_key(|mount| mount.id);
     left.dedup_by_key(|mount| mount.id);
     left
+}
+
+/// True if a place of the record has a shared mount that is not in `left`. It may be the new mount
+/// of a tuck, which only a refresh of the same kind of binds knows: the record has to stay.
+pub fn is_record_needed(before: &MountTable, now: &MountTable, left: &[MountEntry]) -> bool {
+    before.entries().iter().any(|former| {
+        former.propagation.peer_group.is_none()
+            && now.stack_at(&former.mount_point).any(|mount| {
+                mount.propagation.peer_group.is_some() && left.iter().all(|it| it.id != mount.id)
+            })
+    })
 }
 
 /// The mount that contains the mount point.
@@ -171,6 +195,27 @@ mod tests {
         let covering = "1 0 0:9 / / rw shared:7 - overlay o rw\n5 1 8:1 /v/new/f /etc/f ro shared:8 - ext4 /dev/sda1 rw\n\
                         2 5 8:1 /v/old/f//deleted /etc/f ro - ext4 /dev/sda1 rw\n";
         assert_eq!(left(PRIVATE, covering), [(1, false)]);
+    }
+
+    /// A refresh while the volume was unmounted on the host, or of another kind of binds, removed
+    /// the record, and each later refresh was refused because of the shared mount around the volume.
+    #[test]
+    fn a_refresh_that_knows_no_subpath_restores_the_mount_around_and_keeps_the_rest() {
+        let before = table(PRIVATE);
+        let before = MountTable::from_entries(changed_by_tuck(&before, &[&last_of(&before)]));
+        let found = |now: &str| {
+            let now = table(now);
+            let left = left_shared(&before, &now, &[]);
+            let ids: Vec<u32> = left.iter().map(|mount| mount.id.0).collect();
+            (ids, is_record_needed(&before, &now, &left))
+        };
+        assert_eq!(found(PRIVATE), (vec![], false));
+        let around = PRIVATE.replace("/ / rw -", "/ / rw shared:7 -");
+        assert_eq!(found(&around), (vec![1], false));
+        let new = "1 0 0:9 / / rw - overlay o rw\n5 1 8:1 /v/new/f /etc/f ro shared:8 - ext4 /dev/sda1 rw\n";
+        assert_eq!(found(new), (vec![], true));
+        let peer = around + "4 1 0:9 / /copy rw shared:7 - overlay o rw\n";
+        assert_eq!(found(&peer), (vec![], true), "the container shares it");
     }
 
     #[test]

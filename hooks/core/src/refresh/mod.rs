@@ -27,7 +27,7 @@ use crate::mount_table::{MountEntry, MountId, MountTable};
 
 pub use files::{BoundFile, files_in_container};
 pub use host_roots::{HostRootBind, host_roots_in_container};
-pub use interrupted::{changed_by_tuck, left_shared};
+pub use interrupted::{changed_by_tuck, is_record_needed, left_shared};
 pub use kept_mounts::{GoneMount, KeptMounts, MountsBelow, Restriction};
 pub use missing_binds::{SpecBind, missing_binds};
 pub use mounts::{BoundMount, REFRESHED_FILE, RefreshedBind, RefreshedMounts, mounts_in_container};

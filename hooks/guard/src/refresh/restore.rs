@@ -1,6 +1,6 @@
 //! Restores the propagation that an interrupted refresh left changed, from its record.
 
-use bindguard_core::refresh::left_shared;
+use bindguard_core::refresh::{is_record_needed, left_shared};
 use bindguard_sys::enter::{Action, Entered, Replacement};
 
 use super::outcome::RefreshError;
@@ -27,7 +27,7 @@ impl ContainerRefresh<'_> {
             new: None,
         });
         let is_restored = left.is_empty() || self.restored(mounts.collect());
-        if is_end && is_restored {
+        if is_end && is_restored && !is_record_needed(&before, &now, &left) {
             self.records.forget(self.process);
         }
         Ok(!left.is_empty())
