@@ -143,7 +143,7 @@ mod tests {
     fn a_pod_is_not_deleted_with_a_mount_of_the_host_in_its_empty_dir() {
         const PODS: &str = "/var/lib/kubelet/pods";
         for place in [
-            "kubernetes.io~empty-dir/work/disk",
+            "kubernetes.io~empty-dir/scratch/disk",
             "kubernetes.io~configmap/c/a/b",
         ] {
             let place = format!("{PODS}/u-1/volumes/{place}");
@@ -154,10 +154,10 @@ mod tests {
         }
         for place in [
             // a tmpfs of medium Memory is the volume itself
-            "u-1/volumes/kubernetes.io~empty-dir/work",
-            "u-2/volumes/kubernetes.io~empty-dir/work/disk",
+            "u-1/volumes/kubernetes.io~empty-dir/scratch",
+            "u-2/volumes/kubernetes.io~empty-dir/scratch/disk",
             "u-1/volumes/kubernetes.io~csi/pvc/mount",
-            "u-1/volume-subpaths/work/app/0",
+            "u-1/volume-subpaths/scratch/app/0",
         ] {
             let command = "kubectl -n shop delete pod web".to_owned();
             assert_eq!(

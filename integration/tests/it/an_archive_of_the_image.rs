@@ -47,7 +47,7 @@ fn containerd_runs_it() {
     });
 }
 
-/// The image of a release is an index of both architectures. Each image says where it is from.
+/// The image of a release is an index of both architectures. The labels of each image name the sources.
 #[test]
 fn the_index_has_both_architectures() {
     Setup::on(Generation::V1_7).story(|node| {

@@ -33,7 +33,9 @@ fn story() {
         volume.subpath("app", 0, "app.conf").bind()?;
         volume.update(&[("app.conf", "two")])?;
         let data = node.disk().join("data");
-        let place = pod.path().join("volumes/kubernetes.io~empty-dir/work/disk");
+        let place = pod
+            .path()
+            .join("volumes/kubernetes.io~empty-dir/scratch/disk");
         for folder in [&place, &data] {
             fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
         }

@@ -123,7 +123,9 @@ fn of_volumes_of_living_pods() {
         let database = node.kubelet().pod("0c1d0000-0000-0000-0000-000000000001")?;
         let worker = node.kubelet().pod("0c1d0000-0000-0000-0000-000000000002")?;
         let volume = database.path().join("volumes/kubernetes.io~csi/pvc/mount");
-        let work = worker.path().join("volumes/kubernetes.io~empty-dir/work");
+        let work = worker
+            .path()
+            .join("volumes/kubernetes.io~empty-dir/scratch");
         let (disk, in_work) = (node.disk().join("disk"), work.join("disk"));
         for folder in [&staging, &volume, &disk, &in_work] {
             fs::create_dir_all(folder)?;

@@ -221,7 +221,8 @@ fn a_signal_follows_the_new_file(node: &Node) -> Result<()> {
         volume.update(&[("app.conf", text)])?;
         until("the program read the new file", || {
             Ok(cri.logs(&app)?.contains(&format!("got {text}")))
-        })?;
+        })
+        .with_context(|| format!("the program's log: {:?}", cri.logs(&app)))?;
     }
     let log = cri.logs(&app)?;
     ensure!(

@@ -86,7 +86,7 @@ struct Scene<'n> {
 impl<'n> Scene<'n> {
     fn new(node: &'n Node) -> Result<Self> {
         let pod = node.kubelet().root().join("pods").join(UID);
-        let place = pod.join("volumes/kubernetes.io~empty-dir/work/disk");
+        let place = pod.join("volumes/kubernetes.io~empty-dir/scratch/disk");
         let data = node.disk().join("data");
         for folder in [&place, &data] {
             fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;

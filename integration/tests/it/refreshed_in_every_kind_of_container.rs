@@ -126,8 +126,8 @@ fn story(node: &Node, idmaps: bool) -> Result<()> {
     delete_pod(node, UID)
 }
 
-/// A driver mounts its volume anew, with a mount in it. The containers get both, also those that only
-/// propagation reaches, and the host's later mounts.
+/// A driver mounts its volume anew, with a mount in it. All containers get both mounts and the
+/// host's later mounts, also containers that only propagation reaches.
 #[test]
 fn a_volume_with_a_mount_in_it() {
     Setup::on(Generation::NEWEST).story(|node| {

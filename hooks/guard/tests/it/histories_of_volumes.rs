@@ -1,6 +1,6 @@
-//! Generated histories of a CSI volume in two containers: its driver mounts it anew or leaves it
-//! unmounted, its daemon stops to answer and answers again, /run is full, a refresh is killed, and
-//! a container mounts over its place.
+//! Generated histories of a CSI volume in two containers. The driver mounts the volume anew or leaves
+//! the volume unmounted. The daemon stops to answer and answers again, /run is full, a refresh is
+//! killed, and a container mounts over the volume.
 //!
 //! After each step: no container shows older content after newer, an empty folder or a daemon that
 //! never answered; no own mount is lost; a refresh changed no mount of the host. At the end, with

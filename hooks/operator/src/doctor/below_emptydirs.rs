@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn a_mount_below_an_emptydir_is_reported_with_its_umount() {
-        const ED: &str = "/var/lib/kubelet/pods/u-1/volumes/kubernetes.io~empty-dir/work";
+        const ED: &str = "/var/lib/kubelet/pods/u-1/volumes/kubernetes.io~empty-dir/scratch";
         let point = |mount_point: &str, policy| {
             let text =
                 format!("1 0 8:1 / / rw - ext4 a rw\n2 1 8:2 / {mount_point} rw - ext4 b rw\n");

@@ -663,15 +663,15 @@ mod tests {
     /// The kubelet would erase the disk with the volume: kubernetes#129550.
     #[test]
     fn a_pod_with_a_mount_of_the_host_in_its_empty_dir_is_not_deleted() {
-        const DIR: &str = "$POD/volumes/kubernetes.io~empty-dir/work";
+        const DIR: &str = "$POD/volumes/kubernetes.io~empty-dir/scratch";
         let host = format!(
             "1 0 8:1 / / rw shared:1 - ext4 a rw\n2 1 8:2 / /mnt/disk rw shared:2 - ext4 b rw\n\
              3 1 8:2 / {DIR}/disk rw shared:2 - ext4 b rw\n"
         );
         let container = format!(
-            "11 10 0:50 / / rw - overlay o rw\n12 11 8:1 {DIR} /work rw master:1 - ext4 a rw\n13 12 8:2 / /work/disk rw master:2 - ext4 b rw\n"
+            "11 10 0:50 / / rw - overlay o rw\n12 11 8:1 {DIR} /scratch rw master:1 - ext4 a rw\n13 12 8:2 / /scratch/disk rw master:2 - ext4 b rw\n"
         );
-        let spec = || trial_of(r#"{"mounts":[{"destination":"/work"}]}"#);
+        let spec = || trial_of(r#"{"mounts":[{"destination":"/scratch"}]}"#);
         let umount = format!("umount {}/disk", DIR.replace("$POD", POD));
         let all = for_pod("/mnt/disk", &host, &container, true, &spec);
         assert_eq!(all, [umount.clone(), umount.clone()]);

@@ -122,7 +122,7 @@ fn stale() -> NodeReport {
 
 fn mount_in_volume() -> MountInVolume {
     let place =
-        "/var/lib/kubelet/pods/0d63f1a2/volumes/kubernetes.io~empty-dir/work/disk".to_owned();
+        "/var/lib/kubelet/pods/0d63f1a2/volumes/kubernetes.io~empty-dir/scratch/disk".to_owned();
     MountInVolume {
         pod: old_files().pod,
         fs_type: "ext4".to_owned(),

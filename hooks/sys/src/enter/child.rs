@@ -172,8 +172,8 @@ impl Child<'_> {
 
     /// With `is_slave`, the parent becomes a slave of its copy. Then the new mounts arrive as slaves
     /// of those in the copy, not as their peers. When the copy's namespace ends, the kernel gives
-    /// slaves the masters of their masters: each new mount has the propagation that it had before
-    /// the attach, and so has the parent, also if this child is killed.
+    /// slaves the masters of their masters: the new mounts and the parent have the propagation of
+    /// before the attach, also if this child is killed.
     fn tuck_through_shared(
         &self,
         parent: &Parent,

@@ -118,23 +118,20 @@ impl PodFiles<'_> {
     ) -> (FilesOfPod, bool) {
         let (mut files, mut has_new) = (FilesOfPod::new(), false);
         for id in containers {
-            let found = match known.remove(&id) {
-                Some(binds) => Some(binds),
-                None => {
-                    host_files_of_container(Path::new("/"), &id, self.places).map(|mut binds| {
-                        // A container sees the new files of a directory by itself.
-                        binds.retain(|bind| !bind.is_of_directory());
-                        has_new = true;
-                        binds
-                    })
-                }
-            };
-            match found {
-                Some(binds) => drop(files.insert(id, binds)),
+            let found = known.remove(&id).or_else(|| {
+                let mut binds = host_files_of_container(Path::new("/"), &id, self.places)?;
+                // A container sees the new files of a directory by itself.
+                binds.retain(|bind| !bind.is_of_directory());
+                has_new = true;
+                Some(binds)
+            });
+            if let Some(binds) = found {
+                files.insert(id, binds);
+            } else {
                 // The bundle is not complete yet.
-                None => drop(failures.insert(format!(
+                failures.insert(format!(
                     "files of the host in container {id} are not watched: its bundle has no spec that can be read"
-                ))),
+                ));
             }
         }
         (files, has_new)

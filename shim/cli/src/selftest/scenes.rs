@@ -116,11 +116,15 @@ pub(super) fn run(runtimes: &[PathBuf]) -> Result<DoctorReport> {
         points.push(Point::unknown("oci-runtime", why));
     }
     for (number, program) in programs.into_iter().enumerate() {
-        points.push(point(
-            "oci-runtime",
-            "containers of this runtime do not show what their spec says",
-            || container_of_runtime(&program?, number),
-        ));
+        points.push(match program {
+            Ok(program) => point(
+                "oci-runtime",
+                "containers of this runtime do not show what their spec says",
+                || container_of_runtime(&program, number),
+            ),
+            // Such as a program that another user can change, which root does not run.
+            Err(error) => Point::unknown("oci-runtime", format!("{error:#}")),
+        });
     }
     Ok(DoctorReport { points })
 }
@@ -163,7 +167,7 @@ fn isolate() -> Result<()> {
 pub(super) struct Pod(PathBuf);
 
 impl Pod {
-    /// A pod that another process made.
+    /// The pod with this folder, which the process of the scenes made.
     pub(super) fn at(folder: &str) -> Self {
         Self(folder.into())
     }

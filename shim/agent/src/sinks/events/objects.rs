@@ -259,10 +259,9 @@ mod tests {
         let mut objects = EventObjects::default();
         add(&mut objects, "v", Reason::BindSourceDead, "m", at(9));
         add(&mut objects, "u", Reason::BindSourceDead, "m", at(10));
-        let [other, again] = [objects.next().unwrap(), {
-            objects.settle(&key("v", Reason::BindSourceDead));
-            objects.next().unwrap()
-        }];
+        let other = objects.next().unwrap();
+        objects.settle(&key("v", Reason::BindSourceDead));
+        let again = objects.next().unwrap();
         assert_eq!(again.name, first.name);
         assert_ne!(other.name, first.name);
         objects.written(&again, 7);

@@ -441,7 +441,7 @@ mod tests {
         }
     }
 
-    /// The figures of an agent that counted one of each kind.
+    /// The text of `/metrics` with a sample of every figure.
     fn with_every_figure() -> String {
         let metrics = Metrics::new();
         metrics

@@ -44,7 +44,8 @@ impl Calls {
         self.check_create(request.pod.unwrap_or_default(), container, mounts, true)
     }
 
-    /// Checks the mounts that later plugins added or changed. They cannot be adjusted any more.
+    /// Checks the mounts that later plugins added or changed. The runtime takes no changes of
+    /// these mounts.
     ///
     /// # Errors
     /// If policy refuses the container.
