@@ -2,7 +2,7 @@
 #
 #   make demo     the faults and their repairs, on a private containerd
 #   make test     all tests, set-up included; OLDER=1 runs every story on every containerd
-#   make lint     formatting, clippy, plain language and the packages' licences; CI runs lint and test
+#   make lint     formatting, clippy and the packages' licences; CI runs lint and test
 #   make story    one story of the tests, such as NAME=live_refresh::
 #   make differential  the programs of another build, OLD=, beside today's on the same inputs: two minutes on an idle machine
 #   make mutants  changes in the code of core that no test notices: hours, or minutes for some FILES=
@@ -201,11 +201,10 @@ deny:
 	  if cargo deny fetch db >/dev/null 2>&1; then cargo deny --log-level error --locked check advisories; \
 	  else echo "SKIPPED: the advisories: their database cannot be fetched"; fi
 
-## formatting and lints, where the toolchain has the components, plain language, and deny
+## formatting and lints, where the toolchain has the components, and deny
 lint: setup deny
 	@if cargo fmt --version >/dev/null 2>&1; then cargo fmt --all --check && cargo fmt --manifest-path hooks/fuzz/Cargo.toml --check; else echo "SKIPPED: no rustfmt in this toolchain"; fi
 	@if cargo clippy --version >/dev/null 2>&1; then $(CARGO_STATIC) clippy --locked --target $(TARGET) --workspace --all-targets --quiet -- -D warnings; else echo "SKIPPED: no clippy in this toolchain"; fi
-	$(CARGO_STATIC) run --quiet --locked --target $(TARGET) -p bindguard-integration --bin language
 	@if grep -rn 'uses:' .github | grep -vE '@[0-9a-f]{40} # v'; then echo "lint: name each action by its commit, with the version as a comment" >&2; exit 1; fi
 
 # Run side by side: a linker or a mirror leaves processor time unused. The output of each target stays together.
