@@ -7,15 +7,12 @@
 //! checks from a repair.
 #![forbid(unsafe_code)]
 
-mod agent;
-mod event_mode;
-mod kubernetes;
+mod keys;
 mod load;
 mod parse;
-mod settings;
-mod value;
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -23,19 +20,14 @@ use bindguard_core::places::Places;
 use bindguard_core::policy::{PodsMay, Policy};
 use toml::Value;
 
-use crate::parse::ParsedSettings;
-use crate::settings::{Settings, Visitor};
-use crate::value::Setting;
+use crate::keys::{Setting, Settings, Visitor};
 
-pub use agent::AgentConfig;
 pub use bindguard_core::refresh_request::RefreshMode;
-pub use event_mode::EventMode;
-pub use kubernetes::KubernetesConfig;
+pub use keys::{CHANGING_KEYS, EventMode};
 pub use load::{
     FileWarning, Instead, Loaded, Unused, keep_valid, load, load_by, load_without_file,
 };
 pub use parse::{InvalidToml, Warning};
-pub use settings::CHANGING_KEYS;
 
 /// The environment variable that names the config file.
 pub const ENVIRONMENT: &str = "BINDGUARD_CONFIG";
@@ -54,6 +46,38 @@ pub struct Config {
     policy: Policy,
     agent: AgentConfig,
     places: Places,
+}
+
+/// The settings of the node agent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentConfig {
+    /// The address of `/metrics`, `/healthz` and `/readyz`; `None` when it is switched off.
+    pub metrics: Option<SocketAddr>,
+    /// The unix socket of everything that the agent serves.
+    pub socket: PathBuf,
+    /// The time between two surveys of the node.
+    pub survey: Duration,
+    /// The runtime's NRI socket; `None` if the agent is no NRI plugin.
+    pub nri: Option<PathBuf>,
+    /// Selects the running containers to refresh.
+    pub refresh: RefreshMode,
+    /// Events and the node's state, for the API server.
+    pub kubernetes: KubernetesConfig,
+    /// The address of kubediag's processors; `None` if they are disabled.
+    pub kubediag: Option<SocketAddr>,
+}
+
+/// The agent's settings for Kubernetes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KubernetesConfig {
+    /// The kubeconfig; `None` for the service account of the agent's pod.
+    pub kubeconfig: Option<PathBuf>,
+    /// The node's name; `None` for `$NODE_NAME`, else the host's name.
+    pub node: Option<String>,
+    /// The events that are written.
+    pub events: EventMode,
+    /// The number of requests for events in a minute, in the long run.
+    pub event_requests: u32,
 }
 
 /// A key and its active value.
@@ -79,8 +103,11 @@ impl Config {
 
     /// The journal of admissions; `None` when it is switched off.
     pub fn journal(&self) -> Option<&Path> {
-        let path = || Path::new(&self.settings.journal.0);
-        self.settings.journal_enabled.then(path)
+        if self.settings.journal_enabled {
+            Some(&self.settings.journal)
+        } else {
+            None
+        }
     }
 
     /// The checks, and the action for each.
@@ -109,10 +136,8 @@ impl Config {
     /// # Errors
     /// Names the line, if the text is not TOML.
     pub fn parse(text: &str) -> Result<(Self, Vec<Warning>), InvalidToml> {
-        let ParsedSettings {
-            settings, warnings, ..
-        } = parse::parse(text)?;
-        Ok((Self::of(settings), warnings))
+        let parsed = parse::parse(text)?;
+        Ok((Self::of(parsed.settings), parsed.warnings))
     }
 
     /// As [`Config::parse`], without the mistakes.
@@ -141,11 +166,26 @@ impl Config {
     }
 
     fn of(settings: Settings) -> Self {
-        let defaults = Places::default();
-        let mut runtime_directories = defaults.runtime_directories;
-        runtime_directories.extend(settings.extra_directories.iter().map(value::Absolute::path));
+        let mut runtime_directories = Places::default().runtime_directories;
+        runtime_directories.extend_from_slice(&settings.extra_directories);
+        let node = Some(settings.node.clone());
         Self {
-            agent: AgentConfig::of(&settings),
+            agent: AgentConfig {
+                metrics: settings.metrics,
+                socket: settings.socket.clone(),
+                survey: Duration::from_secs(settings.survey_seconds.0.into()),
+                nri: settings.nri_enabled.then(|| settings.nri_socket.clone()),
+                refresh: settings.refresh,
+                kubernetes: KubernetesConfig {
+                    kubeconfig: settings.kubeconfig.clone(),
+                    node: node.filter(|node| !node.is_empty()),
+                    events: settings.events,
+                    event_requests: settings.event_requests.0,
+                },
+                kubediag: settings
+                    .kubediag_enabled
+                    .then_some(settings.kubediag_listen),
+            },
             policy: Policy {
                 stale_subpaths: settings.stale_subpaths,
                 host_root: settings.host_root,
@@ -164,11 +204,7 @@ impl Config {
                 words_recurse: false,
             },
             places: Places {
-                kubelet_roots: settings
-                    .kubelet_roots
-                    .iter()
-                    .map(value::Absolute::path)
-                    .collect(),
+                kubelet_roots: settings.kubelet_roots.clone(),
                 runtime_directories,
             },
             settings,
@@ -196,9 +232,11 @@ impl Visitor for Shown {
 /// The reason why a config file is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It could not be read.
-    #[error("read {}", path.display())]
-    Read {
+    /// It could not be read, or its copy could not be written.
+    #[error("{act} {}", path.display())]
+    File {
+        /// `read` or `write`.
+        act: &'static str,
         /// The file.
         path: PathBuf,
         /// The kernel's error.
@@ -212,15 +250,6 @@ pub enum Error {
         path: PathBuf,
         /// The parser's error.
         reason: InvalidToml,
-    },
-    /// Its copy could not be written.
-    #[error("write {}", path.display())]
-    Keep {
-        /// The copy.
-        path: PathBuf,
-        /// The kernel's error.
-        #[source]
-        source: io::Error,
     },
 }
 

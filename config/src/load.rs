@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 use bindguard_core::error_chain;
 
-use crate::parse::{InvalidToml, ParsedSettings, Warning, parse};
+use crate::parse::{InvalidToml, Warning, parse};
 use crate::{Config, DEFAULT_PATH, ENVIRONMENT, Error, KEPT_PATH};
 
 /// A larger file is no config, and reading it would waste time.
@@ -96,34 +96,26 @@ impl Loaded {
     }
 
     fn from_text(path: &Path, text: &str) -> Result<Self, InvalidToml> {
-        let ParsedSettings {
-            settings,
-            warnings,
-            set,
-            only_reports,
-        } = parse(text)?;
-        let warnings = warnings
-            .into_iter()
-            .map(|warning| FileWarning {
-                path: path.to_owned(),
-                warning,
-            })
-            .collect();
-        Ok(Self {
-            warnings,
-            text: text.to_owned(),
-            set,
-            only_reports,
-            ..Self::from(Config::of(settings))
-        })
+        let parsed = parse(text)?;
+        let mut loaded = Self::from(Config::of(parsed.settings));
+        for warning in parsed.warnings {
+            let path = path.to_owned();
+            loaded.warnings.push(FileWarning { path, warning });
+        }
+        loaded.text = text.to_owned();
+        loaded.set = parsed.set;
+        loaded.only_reports = parsed.only_reports;
+        Ok(loaded)
     }
 
     /// All mistakes in the file, a line for each.
     pub fn remarks(&self) -> Vec<String> {
-        let problem = self.problem.iter().map(|problem| error_chain(problem));
-        problem
-            .chain(self.warnings.iter().map(FileWarning::to_string))
-            .collect()
+        let mut remarks = Vec::new();
+        if let Some(problem) = &self.problem {
+            remarks.push(error_chain(problem));
+        }
+        remarks.extend(self.warnings.iter().map(FileWarning::to_string));
+        remarks
     }
 }
 
@@ -154,7 +146,7 @@ pub fn load_by(read: impl Fn(&Path, u64) -> io::Result<Vec<u8>>) -> Loaded {
     let path = named.as_deref().unwrap_or(Path::new(DEFAULT_PATH));
     let text = match read_text(path, &read) {
         Ok(text) => text,
-        Err(Error::Read { source, .. })
+        Err(Error::File { source, .. })
             if named.is_none() && source.kind() == io::ErrorKind::NotFound =>
         {
             return Config::default().into();
@@ -175,7 +167,8 @@ pub fn load_without_file(reason: io::Error) -> Loaded {
     let named = env::var_os(ENVIRONMENT).map(PathBuf::from);
     let path = named.clone().unwrap_or_else(|| DEFAULT_PATH.into());
     instead(
-        Error::Read {
+        Error::File {
+            act: "read",
             path,
             source: reason,
         },
@@ -216,7 +209,7 @@ pub fn keep_valid() -> Result<(), Error> {
     let path = Path::new(DEFAULT_PATH);
     let text = match read_text(path, read_patiently) {
         Ok(text) => text,
-        Err(Error::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+        Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             return Ok(());
         }
         Err(error) => return Err(error),
@@ -226,7 +219,8 @@ pub fn keep_valid() -> Result<(), Error> {
     if read_text(kept, read_patiently).is_ok_and(|old| old == text) {
         return Ok(());
     }
-    replace(kept, &text).map_err(|source| Error::Keep {
+    replace(kept, &text).map_err(|source| Error::File {
+        act: "write",
         path: kept.to_owned(),
         source,
     })
@@ -269,7 +263,8 @@ fn read_text(
     path: &Path,
     read: impl FnOnce(&Path, u64) -> io::Result<Vec<u8>>,
 ) -> Result<String, Error> {
-    let failed = |source| Error::Read {
+    let failed = |source| Error::File {
+        act: "read",
         path: path.to_owned(),
         source,
     };
@@ -282,16 +277,12 @@ fn read_text(
     String::from_utf8(bytes).map_err(|_| failed(io::Error::other("it is not text")))
 }
 
-fn read_here(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+/// Opening a fifo would wait for a writer, with no time limit.
+fn read_patiently(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    if fs::metadata(path)?.file_type().is_fifo() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is a fifo"));
+    }
     let mut bytes = Vec::new();
     File::open(path)?.take(most).read_to_end(&mut bytes)?;
     Ok(bytes)
-}
-
-/// Opening a fifo would wait for a writer, with no time limit.
-fn read_patiently(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    match fs::metadata(path)?.file_type().is_fifo() {
-        true => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is a fifo")),
-        false => read_here(path, most),
-    }
 }

@@ -13,8 +13,7 @@ use bindguard_core::text::cut;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::settings::{Settings, Visitor};
-use crate::value::{Mistake, Setting};
+use crate::keys::{Mistake, Setting, Settings, Visitor};
 
 /// The limit of warnings about a file: each create records all warnings.
 const MAX_WARNINGS: usize = 16;
@@ -124,12 +123,11 @@ impl<'t> Reader<'t> {
         if reader.only_reports {
             settings = settings.only_report();
         }
-        let warnings = reader.sorted_warnings();
         ParsedSettings {
             settings,
-            warnings,
-            set: reader.set,
+            set: std::mem::take(&mut reader.set),
             only_reports: reader.only_reports,
+            warnings: reader.sorted_warnings(),
         }
     }
 
@@ -181,7 +179,7 @@ impl<'t> Reader<'t> {
                     } else {
                         message.push_str(" is skipped");
                     }
-                    self.warn(key.span(), message);
+                    self.warnings.push((key.span(), message));
                 }
             }
         }
@@ -206,24 +204,18 @@ impl<'t> Reader<'t> {
         tables
     }
 
-    fn warn(&mut self, place: Range<usize>, message: String) {
-        self.warnings.push((place, message));
-    }
-
-    fn sorted_warnings(&mut self) -> Vec<Warning> {
-        let mut found = std::mem::take(&mut self.warnings);
-        found.sort_by_key(|(place, _)| place.start);
-        found.dedup();
-        let more = found.len().saturating_sub(MAX_WARNINGS);
-        found.truncate(MAX_WARNINGS);
-        let mut warnings: Vec<Warning> = found
-            .into_iter()
-            .map(|(place, message)| Warning {
-                line: line_of(self.text, place.start),
-                message,
-            })
-            .collect();
-        if let Some(last) = warnings.last_mut().filter(|_| more > 0) {
+    fn sorted_warnings(mut self) -> Vec<Warning> {
+        self.warnings.sort_by_key(|(place, _)| place.start);
+        self.warnings.dedup();
+        let more = self.warnings.len().saturating_sub(MAX_WARNINGS);
+        let mut warnings = Vec::new();
+        for (place, message) in self.warnings.into_iter().take(MAX_WARNINGS) {
+            let line = line_of(self.text, place.start);
+            warnings.push(Warning { line, message });
+        }
+        if more > 0
+            && let Some(last) = warnings.last_mut()
+        {
             last.message
                 .push_str(&format!("; {more} more mistakes follow"));
         }
@@ -243,7 +235,7 @@ impl Visitor for Reader<'_> {
                     self.only_reports = true;
                     message.push_str(ONLY_REPORTS);
                 }
-                self.warn(place.span(), message);
+                self.warnings.push((place.span(), message));
             }
             Found::Value(found) => {
                 let mut mistakes = Vec::new();
@@ -263,10 +255,8 @@ impl Visitor for Reader<'_> {
                 *value = read.unwrap_or(if_unreadable);
                 for Mistake { place, expected } in mistakes {
                     let written = quoted(self.text, &place);
-                    self.warn(
-                        place,
-                        format!("`{name}`: {written} is not {expected}{using}"),
-                    );
+                    let message = format!("`{name}`: {written} is not {expected}{using}");
+                    self.warnings.push((place, message));
                 }
             }
         }

@@ -434,7 +434,7 @@ fn mistakes_are_few_and_short() {
 #[test]
 fn a_file_that_cannot_be_read_is_named() {
     let error = Loaded::from_file(Path::new("/nowhere/config.toml")).unwrap_err();
-    assert!(matches!(error, Error::Read { .. }));
+    assert!(matches!(error, Error::File { .. }));
     assert_eq!(
         error_chain(&error),
         "read /nowhere/config.toml: No such file or directory (os error 2)"
