@@ -20,6 +20,7 @@ pub mod bundles;
 pub mod container_mounts;
 pub mod cri;
 pub mod doctor;
+pub mod drift_count;
 pub mod ended_pods;
 pub mod engines;
 pub mod guarded_runtimes;

@@ -2,14 +2,15 @@
 //! guarded, and what is left to do?
 //!
 //! `bindguard install` and `uninstall` write the record and remove it. A record that cannot be read,
-//! and a runtime that does not answer, change no figure. Changes of files by other tools are left to
-//! the installer, which evaluates them with containerd's program.
+//! and a runtime that does not answer, change no figure. The installer counts the changes of files by
+//! other tools, which it evaluates with containerd's program.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::process_stat::{START_TIME, number};
 use bindguard_operator::cri::of_node::query;
+use bindguard_operator::drift_count::{self, DRIFT_COUNT};
 use bindguard_operator::guarded_runtimes::GuardedRuntimes;
 use bindguard_operator::root_program::open_of_root;
 use bindguard_sys::process_files::{ProcessFile, contents};
@@ -80,6 +81,10 @@ pub fn count(metrics: &Metrics, cri: &Path) {
     };
     if let Some(record) = record {
         count_record(metrics, &record);
+    }
+    metrics.drift.clear();
+    if let Some(count) = drift_count::recent(Path::new(DRIFT_COUNT)) {
+        metrics.drift.get_or_create(&[]).set(count.into());
     }
     let mistakes = bindguard_config::load().remarks().len();
     metrics.config_mistakes.set(mistakes as i64);

@@ -10,9 +10,10 @@ use std::path::Path;
 use anyhow::Result;
 use bindguard_config::DEFAULT_PATH;
 use bindguard_core::program_names::{AGENT, CLI, SHIM, WRAPPER};
+use bindguard_operator::drift_count::DRIFT_COUNT;
 use bindguard_operator::terminal::print_remark;
 
-use crate::change::{self, name};
+use crate::change::{self, NewAttributes, name};
 use crate::own_program::check_starts;
 use crate::owner::Owner;
 use crate::plan::InstallOptions;
@@ -121,9 +122,18 @@ fn other_config(record: &Record) -> Result<Option<Drift>> {
 pub struct DriftReporter(Vec<String>);
 
 impl DriftReporter {
-    /// Prints what is new since the last call.
+    /// Prints what is new since the last call, and counts the changes for the agent's figures.
     pub fn report(&mut self) {
-        let (drift, problems) = drift();
+        let (drift, mut problems) = drift();
+        // parts that cannot be checked may have changed
+        if problems.is_empty() || !drift.is_empty() {
+            let count = format!("{}\n", drift.len());
+            let attributes = NewAttributes::Present(0o600);
+            if let Err(error) = change::write(Path::new(DRIFT_COUNT), count.as_bytes(), &attributes)
+            {
+                problems.push(format!("{error:#}"));
+            }
+        }
         let mut now: Vec<String> = Vec::new();
         for drift in drift {
             now.push(format!("{}; {}", drift.what, drift.command));

@@ -39,7 +39,7 @@ impl Stay {
         ))
     }
 
-    /// Does the work until it succeeds, then calls `check` once a minute until a signal comes.
+    /// Does the work until it succeeds, then calls `check`, and again once a minute, until a signal comes.
     ///
     /// # Errors
     /// If the work fails. The kubelet then starts the container again.
@@ -59,10 +59,12 @@ impl Stay {
             match progress {
                 Progress::Done => {
                     print_remark("done; waiting for SIGTERM, which changes nothing on this node");
-                    while !self.signal_within(CHECK_INTERVAL)? {
+                    loop {
                         check();
+                        if self.signal_within(CHECK_INTERVAL)? {
+                            return Ok(progress);
+                        }
                     }
-                    return Ok(progress);
                 }
                 Progress::KeptForPods if is_new => print_remark(
                     "done but for what running pods need; waiting for SIGTERM or their end",

@@ -94,6 +94,8 @@ pub struct Metrics {
     pub restarts_owed: Gauge,
     /// Files of the installation that are gone.
     pub missing_files: Gauge,
+    /// Parts of the installation that other tools changed, without labels. Empty if this is unknown.
+    pub drift: Family<[(&'static str, &'static str); 0], Gauge>,
     /// Mistakes in the node's config.
     pub config_mistakes: Gauge,
 }
@@ -245,6 +247,11 @@ impl Metrics {
                 figures,
                 "missing_files",
                 "Files of the installation that are gone",
+            ),
+            drift: new(
+                figures,
+                "node_drift",
+                "Parts of the installation that other tools changed; none: no installer's pod checks the node",
             ),
             config_mistakes: new(
                 figures,
@@ -454,6 +461,7 @@ mod tests {
             .set(1);
         let version = [("version", env!("CARGO_PKG_VERSION").to_owned())];
         metrics.installed.get_or_create(&version).set(1);
+        metrics.drift.get_or_create(&[]).set(0);
         let line = r#"{"version":1,"time":null,"attempt":0,"binds":[{"source":"/s","kind":"subpath","verdict":"current"}],"foreign":0,"duration_us":1}"#;
         metrics.journaled(&JournalLine::parse(line));
         metrics.journaled(&JournalLine::parse("nonsense"));
@@ -474,7 +482,10 @@ mod tests {
                     continue;
                 };
                 for label in rest.split('}').next().unwrap().split(',') {
-                    let (label, value) = label.split_once('=').unwrap();
+                    // a figure without labels that can be absent has empty braces
+                    let Some((label, value)) = label.split_once('=') else {
+                        continue;
+                    };
                     let known = labels.iter().position(|(it, _)| *it == label);
                     let known = known.unwrap_or_else(|| {
                         labels.push((label, Vec::new()));
