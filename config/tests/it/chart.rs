@@ -503,7 +503,10 @@ fn no_pod_acts_at_its_end() {
     assert!(container(&rendered, "bindguard")["lifecycle"].is_null());
     assert_eq!(
         container(&rendered, "bindguard")["image"],
-        "registry.example.com/ops/bindguard-node:0.1.0"
+        concat!(
+            "registry.example.com/ops/bindguard-node:",
+            env!("CARGO_PKG_VERSION")
+        )
     );
 }
 

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 const NAMESPACE: &str = "kube-system";
 const RELEASE: &str = "bindguard";
-const IMAGE: &str = "bindguard.test/bindguard-node:0.1.0";
+const IMAGE: &str = concat!("bindguard.test/bindguard-node:", env!("CARGO_PKG_VERSION"));
 const KUBECTL: &str = "bindguard.test/kubectl:1";
 const PROGRAM: &str = "/usr/local/bin/bindguard-runtime";
 const FILE: &str = "/etc/app/app.conf";

@@ -377,7 +377,7 @@ fn agent() {
             .env("KUBECONFIG", KUBECONFIG)
             .prints(
                 "kubectl --namespace kube-system get pods --selector app.kubernetes.io/name=bindguard",
-                &["node-1\t0.1.0\tcontainerd=bindguard"],
+                &[concat!("node-1\t", env!("CARGO_PKG_VERSION"), "\tcontainerd=bindguard")],
             )
             .play("docs/agent.md")
             .map(drop)

@@ -13,7 +13,11 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 const FIGURES: [&str; 5] = [
-    "bindguard_installed{version=\"0.1.0\"}",
+    concat!(
+        "bindguard_installed{version=\"",
+        env!("CARGO_PKG_VERSION"),
+        "\"}"
+    ),
     "bindguard_guarded_runtimes",
     "bindguard_restarts_owed",
     "bindguard_missing_files",

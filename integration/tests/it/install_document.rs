@@ -25,7 +25,7 @@ const MANIFESTS: [&str; 4] = [
     "Pod web",
     "RuntimeClass bindguard",
 ];
-const IMAGE: &str = "bindguard-node:0.1.0";
+const IMAGE: &str = concat!("bindguard-node:", env!("CARGO_PKG_VERSION"));
 
 #[test]
 fn as_it_says() {

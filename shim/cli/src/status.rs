@@ -336,7 +336,7 @@ mod tests {
     fn json_matches_the_document() {
         let expected: serde_json::Value = serde_json::from_str(documented("`status`")).unwrap();
         let status = NodeStatus {
-            version: "0.1.0",
+            version: "0.2.0",
             daemons: vec![GuardedRuntimes {
                 daemon: "containerd",
                 runtimes: vec!["bindguard".to_owned()],
@@ -369,7 +369,7 @@ mod tests {
                 }],
             },
             last_admissions: vec![
-                "2026-11-21T05:10:00Z default/web app (0123456789ab, bindguard 0.1.0)".to_owned(),
+                "2026-11-21T05:10:00Z default/web app (0123456789ab, bindguard 0.2.0)".to_owned(),
             ],
             findings: 1,
             old_files: OldFilesCount {
@@ -377,7 +377,7 @@ mod tests {
                 opted_in: 0,
             },
             agent: AgentState::Running(Box::new(AgentStatus {
-                version: "0.1.0".to_owned(),
+                version: "0.2.0".to_owned(),
                 pid: 812,
                 since: "2026-11-21T05:00:00.5Z".to_owned(),
                 ready: true,

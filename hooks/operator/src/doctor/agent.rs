@@ -115,7 +115,7 @@ mod tests {
 
     fn running(nri: NriState, silent_roots: u64) -> AgentState {
         AgentState::Running(Box::new(AgentStatus {
-            version: "0.1.0".to_owned(),
+            version: "0.2.0".to_owned(),
             pid: 7,
             since: "2026-11-21T05:00:00.5Z".to_owned(),
             ready: true,
@@ -184,7 +184,7 @@ mod tests {
             assert_eq!(agent(&state, true).status, status, "{state:?}");
         }
         let message = agent(&running(NriState::Connected, 0), true).message;
-        let expected = "0.1.0 since 2026-11-21T05:00:00Z, last survey 2026-11-21T05:10:00Z, refreshes annotated pods, NRI plugin";
+        let expected = "0.2.0 since 2026-11-21T05:00:00Z, last survey 2026-11-21T05:10:00Z, refreshes annotated pods, NRI plugin";
         assert_eq!(message, expected);
     }
 

@@ -88,21 +88,21 @@ mod tests {
             programs(version, ours, runtime, "6.12.0", &[])
         };
         let crun = seen("crun", Some("crun version 1.27"));
-        assert_eq!(programs("0.1.0", &[], &crun).status, PointStatus::Failed);
+        assert_eq!(programs("0.2.0", &[], &crun).status, PointStatus::Failed);
         assert_eq!(
-            programs("0.1.0", &[seen("shim", Some("shim 0.1.0"))], &runc).status,
+            programs("0.2.0", &[seen("shim", Some("shim 0.2.0"))], &runc).status,
             PointStatus::Ok
         );
         assert_eq!(
-            programs("0.1.0", &[seen("shim", Some("shim 0.0.9"))], &runc).status,
+            programs("0.2.0", &[seen("shim", Some("shim 0.0.9"))], &runc).status,
             PointStatus::Failed
         );
         assert_eq!(
-            programs("0.1.0", &[seen("shim", None)], &runc).status,
+            programs("0.2.0", &[seen("shim", None)], &runc).status,
             PointStatus::Failed
         );
         assert!(
-            programs("0.1.0", &[], &seen("runc", None))
+            programs("0.2.0", &[], &seen("runc", None))
                 .message
                 .contains("runc is not found")
         );

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! /usr/local/bin/containerd-shim-bindguard-v2 ──► /usr/local/lib/bindguard/current/containerd-shim-bindguard-v2
-//! /usr/local/lib/bindguard/current            ──► 0.1.0
+//! /usr/local/lib/bindguard/current            ──► 0.2.0
 //! ```
 //!
 //! Configurations name the link in the prefix. Replacing `current` is a single rename(2), which

@@ -441,7 +441,11 @@ mod tests {
         for line in [
             "bindguard_subpath_rebinds_total{outcome=\"rebound\"} 1",
             "bindguard_subpath_rebind_seconds_count 1",
-            "bindguard_build_info{version=\"0.1.0\"} 1",
+            concat!(
+                "bindguard_build_info{version=\"",
+                env!("CARGO_PKG_VERSION"),
+                "\"} 1"
+            ),
             "# EOF",
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
