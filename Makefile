@@ -16,7 +16,7 @@
 #   make soak     a thousand containers, and the shim's memory afterwards; ten thousand refreshes
 #   make deb      a Debian package
 #   make pictures the terminal pictures of the README, from the output of the real programs
-#   make release  the artefacts of a release: programs, package, chart, images, bills of materials, statement of origin, checksums
+#   make release  the artefacts of a release, built twice: programs, package, chart, images, bills of materials, statement of origin, checksums
 #   make bench    bindguard beside every peer, figure by figure, in one run
 #
 # On a fresh Debian 12 with Rust 1.88 or newer, as root. Each target installs the packages that it needs.
@@ -58,15 +58,20 @@ export BINDGUARD_CONTAINERD
 # The shim shows it; empty where these sources are no clone.
 export BINDGUARD_REVISION := $(shell git -C $(CURDIR) rev-parse HEAD 2>/dev/null)
 
-.PHONY: all build programs demo pictures test stories story differential mutants fuzz lint deny setup matrix engines helm deb test-deb package-files release image image-check \
+.PHONY: all build programs demo pictures test stories story differential mutants fuzz lint deny setup matrix engines helm deb test-deb package-files auditable built-twice pack release image image-check \
   image-folder faults soak suites refresh-apps kernels arm64 peer floor bench clean
 
 all: build
 
+# No folder of the building machine is in a program, so that each folder gives the same bytes.
+PACKAGES := $(or $(CARGO_HOME),$(HOME)/.cargo)
+REMAP := --remap-path-prefix=$(CURDIR)=/bindguard --remap-path-prefix=$(PACKAGES)=/cargo
+BUILD := build
+
 ## the programs a node gets, static
 build: setup
-	$(CARGO_STATIC) build --locked --release --target $(TARGET) $(PROGRAMS)
-	$(CARGO_STATIC) build --locked --release --target $(TARGET) $(AGENT)
+	RUSTFLAGS="$(STATIC) $(REMAP)" cargo $(BUILD) --locked --release --target $(TARGET) $(PROGRAMS)
+	RUSTFLAGS="$(STATIC) $(REMAP)" cargo $(BUILD) --locked --release --target $(TARGET) $(AGENT)
 
 ## the same programs and the demo, not optimized, by one call
 programs: setup
@@ -133,25 +138,55 @@ CROSS ?= $(if $(filter amd64,$(OWN_ARCH)),arm64)
 NODE_IMAGE := registry.example.com/bindguard-node:$(VERSION)
 IMAGE_FILE := $(DIST)/bindguard-node-$(VERSION)$(if $(CROSS),,-$(OWN_ARCH)).oci.tar
 
-## the artefacts of a release, target/dist: programs, package, chart, the image, bills of materials, statement of origin, checksums
-release: export SOURCE_DATE_EPOCH := $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
-release: deb helm
-	@PATH="$(TOOLS)/bin:$$PATH" cargo sbom --version >/dev/null 2>&1 || \
-	  cargo install --quiet --locked --debug --root $(TOOLS) --version $(SBOM) cargo-sbom
-	sh integration/matrix/setup.sh jq:jq $(if $(CROSS),debootstrap:debootstrap)
+# The programs of a release have the list of their packages inside, for `cargo audit bin`.
+AUDITABLE := 0.7.7
+release built-twice: BUILD := auditable build
+release built-twice: export PATH := $(TOOLS)/bin:$(PATH)
+
+auditable:
+	@$(TOOLS)/bin/cargo-auditable auditable --version >/dev/null 2>&1 || \
+	  cargo install --quiet --locked --debug --root $(TOOLS) --version $(AUDITABLE) cargo-auditable
+
+AGAIN := $(CURDIR)/target/again
+AGAIN_BIN := $(AGAIN)/target/$(TARGET)/release
+
+## fails if the same sources in another folder give other programs
+built-twice: auditable build
+	rm -rf $(AGAIN)
+	mkdir -p $(AGAIN)
+	tar --create --exclude-vcs --exclude ./target --exclude './hooks/*/target' . | tar --extract --directory $(AGAIN)
+	$(MAKE) --no-print-directory -C $(AGAIN) build BUILD='$(BUILD)' BINDGUARD_REVISION=$(BINDGUARD_REVISION)
+	for program in $(NAMES); do cmp $(BIN)/$$program $(AGAIN_BIN)/$$program || exit 1; done
+
+# What a release has beside its descriptions, from the programs in BIN. The chart names the image for both architectures by its digest.
+pack:
 	rm -rf $(DIST)
 	mkdir -p $(DIST)
-	tar --create --gzip --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$$SOURCE_DATE_EPOCH" \
-	  --file $(DIST)/bindguard-$(VERSION)-$(firstword $(subst -, ,$(TARGET))).tar.gz --directory $(BIN) $(filter-out -p,$(PROGRAMS) $(AGENT))
-	cp $(DEB) $(DIST)/bindguard_$(VERSION)_$$(dpkg --print-architecture).deb
-	@if [ -x target/helm/bin/helm ]; then target/helm/bin/helm package --destination $(DIST) config/chart; else echo "SKIPPED: no helm, no chart"; fi
-ifneq ($(CROSS),)
-	sh integration/arm64/build.sh $(ARM64) build --release $(PROGRAMS)
-	sh integration/arm64/build.sh $(ARM64) build --release $(AGENT)
-endif
+	tar --create --gzip --sort=name --owner=0 --group=0 --numeric-owner --mode=755 --mtime="@$$SOURCE_DATE_EPOCH" \
+	  --file $(DIST)/bindguard-$(VERSION)-$(firstword $(subst -, ,$(TARGET))).tar.gz --directory $(BIN) $(NAMES)
+	sh config/debian/build.sh $(VERSION) $(BIN) target/package $(DIST)/bindguard_$(VERSION)_$$(dpkg --print-architecture).deb
 	sh config/image/archive.sh $(NODE_IMAGE) "$(BINDGUARD_REVISION)" $(IMAGE_FILE) $(OWN_ARCH) $(BIN) \
-	  $(if $(CROSS),$(CROSS) $(ARM64)/cargo/aarch64-unknown-linux-gnu/release)
-	PATH="$(TOOLS)/bin:$$PATH" cargo sbom --output-format cyclone_dx_json_1_4 > target/programs.cdx.json
+	  $(if $(CROSS),$(CROSS) $(ARM64_BIN))
+ifneq ($(CROSS),)
+	@if [ -x target/helm/bin/helm ]; then sh config/chart/package.sh target/helm/bin/helm $(IMAGE_FILE) $(DIST); else echo "SKIPPED: no helm, no chart"; fi
+endif
+
+## the artefacts of a release, target/dist: programs, package, chart, the image, bills of materials, statement of origin, checksums
+release: export SOURCE_DATE_EPOCH := $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
+release: built-twice package-files helm
+	@cargo sbom --version >/dev/null 2>&1 || cargo install --quiet --locked --debug --root $(TOOLS) --version $(SBOM) cargo-sbom
+	sh integration/matrix/setup.sh jq:jq $(if $(CROSS),debootstrap:debootstrap)
+ifneq ($(CROSS),)
+	sh integration/arm64/build.sh $(ARM64) $(BUILD) --release $(PROGRAMS)
+	sh integration/arm64/build.sh $(ARM64) $(BUILD) --release $(AGENT)
+endif
+	@if grep -lF -e '$(CURDIR)' -e '$(PACKAGES)' $(addprefix $(BIN)/,$(NAMES)) $(if $(CROSS),$(addprefix $(ARM64_BIN)/,$(NAMES))); then \
+	  echo "release: a folder of this machine is in these programs" >&2; exit 1; fi
+	$(MAKE) --no-print-directory pack
+	$(MAKE) --no-print-directory pack DIST=$(AGAIN)/dist BIN=$(AGAIN_BIN)
+	diff --recursive $(DIST) $(AGAIN)/dist
+	rm -rf $(AGAIN)
+	cargo sbom --output-format cyclone_dx_json_1_4 > target/programs.cdx.json
 	sh config/release.sh $(DIST) $(CURDIR)/target/programs.cdx.json $(VERSION)
 
 DOCKER ?= docker

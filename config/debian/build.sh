@@ -50,7 +50,7 @@ Maintainer: The bindguard authors
 Section: admin
 Priority: optional
 Suggests: containerd, docker.io, podman
-Installed-Size: $(du -sk "$root" | cut -f1)
+Installed-Size: $(find "$root" -type f -printf '%s\n' | awk '{ sum += int(($1 + 1023) / 1024) } END { print sum }')
 Description: checks and repairs the binds of every container
  Runs between a container runtime's create and runc (or crun): re-binds stale
  Kubernetes subPath mounts, makes binds of the host's root rslave, and reports

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds for aarch64 on an amd64 machine, with Debian's own cross compiler in a root of its own. Installs nothing.
 #   build.sh DIR CARGO-WORDS...       such as: build.sh target/arm64 build --release -p bindguard
-# Without words it makes the compiler's root and builds nothing.
+# Without words it makes the compiler's root and builds nothing. `auditable build` uses the machine's cargo-auditable.
 # DIR/root is the root filesystem with the compiler, DIR/cargo what cargo builds. Both stay for the next call.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -35,6 +35,7 @@ make_root() {
 # The packages come with the machine's own cargo, which knows its registry; the root has no network of its own to know.
 cargo fetch --quiet --locked --manifest-path "$repository/Cargo.toml" --target $triple
 mkdir -p "$root/source" "$root/cargo-home" "$dir/cargo"
+[ "$1" != auditable ] || cp "$(command -v cargo-auditable)" "$root/usr/bin/"
 exec unshare --mount sh -euc '
   root=$1; repository=$2; dir=$3; home=$4; shift 4
   mount --bind "$repository" "$root/source"
@@ -46,6 +47,7 @@ exec unshare --mount sh -euc '
   exec chroot "$root" env -i PATH=/usr/bin:/bin HOME=/root CARGO_HOME=/cargo-home CARGO_TARGET_DIR="$dir/cargo" \
     CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
     CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0 \
-    RUSTFLAGS="-C target-feature=+crt-static -C relocation-model=static" \
+    RUSTFLAGS="-C target-feature=+crt-static -C relocation-model=static --remap-path-prefix=/source=/bindguard \
+      --remap-path-prefix=/cargo-home=/cargo --remap-path-prefix=$dir/cargo=/bindguard/target" \
     sh -c "cd /source && exec cargo \"\$@\" --offline --locked --target aarch64-unknown-linux-gnu" sh "$@"
 ' sh "$root" "$repository" "$dir" "${CARGO_HOME:-$HOME/.cargo}" "$@"

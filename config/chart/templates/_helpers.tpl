@@ -1,8 +1,11 @@
 {{- define "bindguard.image" -}}
 {{- $registry := required "set image.registry to the registry that has your image of bindguard" .Values.image.registry -}}
 {{- $image := printf "%s/%s" $registry .Values.image.repository -}}
-{{- if .Values.image.digest -}}
-{{ $image }}@{{ .Values.image.digest }}
+{{- $digest := .Values.image.digest -}}
+{{- /* The chart of a release has the digest of the release's image. */ -}}
+{{- if not (or $digest .Values.image.tag) }}{{ $digest = index (.Chart.Annotations | default dict) "bindguard.io/image-digest" }}{{ end -}}
+{{- if $digest -}}
+{{ $image }}@{{ $digest }}
 {{- else -}}
 {{ $image }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}

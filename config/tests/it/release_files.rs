@@ -1,11 +1,15 @@
 //! `release.sh` describes the artefacts of a release: bills of materials, the statement of their
-//! origin, checksums.
+//! origin, checksums. The chart of a release names the image by its digest. Pages and manifests name
+//! the version of the programs.
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
 use serde_json::{Value, json};
+
+use crate::helm::{REGISTRY, container, folder, helm, run, text};
+use crate::kube::documents;
 
 #[test]
 fn the_statement_of_a_release_names_each_artefact_with_its_digest() {
@@ -15,14 +19,14 @@ fn the_statement_of_a_release_names_each_artefact_with_its_digest() {
     let folder = tempfile::tempdir().unwrap();
     let (dist, sbom) = (folder.path().join("dist"), folder.path().join("sbom"));
     fs::create_dir(&dist).unwrap();
-    for name in ["bindguard-0.1.0.tgz", "bindguard_0.1.0_amd64.deb"] {
+    for name in ["bindguard-0.2.0.tgz", "bindguard_0.2.0_amd64.deb"] {
         fs::write(dist.join(name), name).unwrap();
     }
     let bill = json!({"metadata": {}, "components": [{"name": "nix"}], "dependencies": []});
     fs::write(&sbom, bill.to_string()).unwrap();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("release.sh");
     let mut command = Command::new("sh");
-    command.args([&script, &dist, &sbom]).arg("0.1.0");
+    command.args([&script, &dist, &sbom]).arg("0.2.0");
     command.env("BINDGUARD_REVISION", "1234abcd");
     command.env_remove("GITHUB_REPOSITORY");
     command.env_remove("GITHUB_WORKFLOW_REF");
@@ -46,4 +50,85 @@ fn the_statement_of_a_release_names_each_artefact_with_its_digest() {
     let definition = &statement["predicate"]["buildDefinition"];
     let source = &definition["resolvedDependencies"][0];
     assert_eq!(source["digest"]["gitCommit"], "1234abcd");
+}
+
+/// A value has precedence. The time of the day is not in the package.
+#[test]
+fn the_chart_of_a_release_names_the_image_by_its_digest() {
+    let Some(helm) = helm() else { return };
+    if Command::new("jq").arg("--version").output().is_err() {
+        return eprintln!("SKIPPED: no jq here");
+    }
+    let work = tempfile::tempdir().unwrap();
+    let digest = format!("sha256:{}", "5".repeat(64));
+    let index = json!({"schemaVersion": 2, "manifests": [{"digest": digest}]});
+    fs::write(work.path().join("index.json"), index.to_string()).unwrap();
+    let image = work.path().join("image.tar");
+    let mut tar = Command::new("tar");
+    tar.arg("--create").arg("--file").arg(&image);
+    tar.arg("--directory").arg(work.path()).arg("index.json");
+    assert!(tar.status().unwrap().success());
+
+    let file_name = concat!("bindguard-", env!("CARGO_PKG_VERSION"), ".tgz");
+    let mut packages = Vec::new();
+    for to in ["one", "two"] {
+        let to = work.path().join(to);
+        fs::create_dir(&to).unwrap();
+        let mut script = Command::new("sh");
+        script.arg(folder("chart/package.sh"));
+        script.args([&helm, &image, &to]);
+        script.env("SOURCE_DATE_EPOCH", "1000000000");
+        assert!(script.status().unwrap().success());
+        packages.push(to.join(file_name));
+        // A file's time in an archive has a resolution of one second.
+        std::thread::sleep(std::time::Duration::from_secs(1));
+    }
+    let [one, two] = [0, 1].map(|number| fs::read(&packages[number]).unwrap());
+    assert!(one == two, "the same chart gives other bytes");
+
+    let package = packages[0].to_str().unwrap();
+    for (values, reference) in [
+        (&[][..], format!("@{digest}")),
+        (&["--set", "image.tag=own"], ":own".to_owned()),
+        (
+            &["--set", &format!("image.digest=sha256:{}", "6".repeat(64))],
+            format!("@sha256:{}", "6".repeat(64)),
+        ),
+    ] {
+        let words = [&["template", "b", package, "--set", REGISTRY], values].concat();
+        let rendered = run(&helm, &words);
+        assert!(rendered.status.success(), "{rendered:?}");
+        let documents = documents(&text(&rendered.stdout));
+        for daemon_set in ["b", "b-agent"] {
+            assert_eq!(
+                container(&documents, daemon_set)["image"],
+                format!("registry.example.com/ops/bindguard-node{reference}")
+            );
+        }
+    }
+}
+
+/// The figures of docs/benchmarks.md keep the version that was measured.
+#[test]
+fn pages_and_manifests_name_the_version_of_the_programs() {
+    let mut found = 0;
+    for folder in [folder(""), folder("../docs")] {
+        for file in fs::read_dir(folder).unwrap() {
+            let file = file.unwrap().path();
+            let is_text = |kind| kind == "md" || kind == "yaml";
+            if !file.extension().is_some_and(is_text) {
+                continue;
+            }
+            let text = fs::read_to_string(&file).unwrap();
+            for mark in ["bindguard-node:", "bindguard-node-", "newTag: "] {
+                for named in text.split(mark).skip(1) {
+                    if named.starts_with(|character: char| character.is_ascii_digit()) {
+                        found += 1;
+                        assert!(named.starts_with(env!("CARGO_PKG_VERSION")), "{file:?}");
+                    }
+                }
+            }
+        }
+    }
+    assert!(found > 10, "{found}");
 }
