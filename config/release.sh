@@ -1,8 +1,9 @@
 #!/bin/sh
 # Writes a CycloneDX file beside each artefact of a release, a statement of the artefacts' origin, and the checksums of all files.
 #   release.sh DIR SBOM VERSION     SBOM is the CycloneDX file of the programs; each artefact but the chart has these components
-# The statement is in-toto's with the predicate of SLSA 1.0, https://slsa.dev/spec/v1.0/provenance. The statement has no signature
-# and no time: the same build gives the same bytes. In GitHub Actions the workflow is the builder.
+# The statement is in-toto's with the predicate of SLSA 1.0, https://slsa.dev/spec/v1.0/provenance. The statement has no signature.
+# In GitHub Actions the workflow is the builder. The same build gives the same bytes: no file has the time of the day, a random
+# number or the user of the machine, as cargo-sbom writes them.
 set -eu
 repository=$(cd "$(dirname "$0")/.." && pwd)
 cd "$1"
@@ -15,8 +16,10 @@ for artefact in *; do
     *) kind=application components=.components ;;
   esac
   hash=$(sha256sum "$artefact" | cut -d ' ' -f 1)
-  jq --arg name "$artefact" --arg version "$3" --arg kind "$kind" --arg hash "$hash" \
-    ".metadata.component = {type: \$kind, name: \$name, version: \$version, hashes: [{alg: \"SHA-256\", content: \$hash}]}
+  jq --arg name "$artefact" --arg version "$3" --arg kind "$kind" --arg hash "$hash" --argjson time "${SOURCE_DATE_EPOCH:-0}" \
+    "del(.serialNumber, .metadata.authors) | .metadata.timestamp = (\$time | todate)
+     | .components |= sort_by(.[\"bom-ref\"]) | .dependencies |= (map(if .dependsOn then .dependsOn |= sort else . end) | sort_by(.ref))
+     | .metadata.component = {type: \$kind, name: \$name, version: \$version, hashes: [{alg: \"SHA-256\", content: \$hash}]}
      | .components = $components | if .components == [] then .dependencies = [] else . end" "$2" > ".$artefact.cdx.json"
 done
 for sbom in .*.cdx.json; do mv "$sbom" "${sbom#.}"; done

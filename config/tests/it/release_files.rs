@@ -22,12 +22,18 @@ fn the_statement_of_a_release_names_each_artefact_with_its_digest() {
     for name in ["bindguard-0.2.0.tgz", "bindguard_0.2.0_amd64.deb"] {
         fs::write(dist.join(name), name).unwrap();
     }
-    let bill = json!({"metadata": {}, "components": [{"name": "nix"}], "dependencies": []});
+    let bill = json!({
+        "serialNumber": "urn:uuid:1",
+        "metadata": {"authors": [{"name": "root"}], "timestamp": "2026-11-28T05:09:51.066Z"},
+        "components": [{"bom-ref": "rustix"}, {"bom-ref": "nix"}],
+        "dependencies": [{"ref": "nix", "dependsOn": ["libc", "bitflags"]}],
+    });
     fs::write(&sbom, bill.to_string()).unwrap();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("release.sh");
     let mut command = Command::new("sh");
     command.args([&script, &dist, &sbom]).arg("0.2.0");
     command.env("BINDGUARD_REVISION", "1234abcd");
+    command.env("SOURCE_DATE_EPOCH", "1000000000");
     command.env_remove("GITHUB_REPOSITORY");
     command.env_remove("GITHUB_WORKFLOW_REF");
     assert!(command.status().unwrap().success());
@@ -50,6 +56,17 @@ fn the_statement_of_a_release_names_each_artefact_with_its_digest() {
     let definition = &statement["predicate"]["buildDefinition"];
     let source = &definition["resolvedDependencies"][0];
     assert_eq!(source["digest"]["gitCommit"], "1234abcd");
+
+    let bill = fs::read(dist.join("bindguard_0.2.0_amd64.deb.cdx.json")).unwrap();
+    let mut bill: Value = serde_json::from_slice(&bill).unwrap();
+    let artefact = bill["metadata"]["component"].take();
+    assert_eq!(artefact["name"], "bindguard_0.2.0_amd64.deb");
+    let expected = json!({
+        "metadata": {"component": null, "timestamp": "2001-09-09T01:46:40Z"},
+        "components": [{"bom-ref": "nix"}, {"bom-ref": "rustix"}],
+        "dependencies": [{"ref": "nix", "dependsOn": ["bitflags", "libc"]}],
+    });
+    assert_eq!(bill, expected);
 }
 
 /// A value has precedence. The time of the day is not in the package.
