@@ -1,5 +1,4 @@
-//! The way to the API server: the service account of the agent's pod, or a kubeconfig; and the way
-//! to a kubelet.
+//! The way to the API server: the service account of the agent's pod, or a kubeconfig.
 
 use std::env::{self, VarError};
 use std::fs::File;
@@ -36,9 +35,6 @@ pub enum AccessError {
     /// Its files are not readable.
     #[error("read the service account of this pod")]
     ServiceAccount(#[from] ReadError),
-    /// A kubelet's certificate is not readable.
-    #[error("read the certificate of the kubelet")]
-    Kubelet(#[source] ReadError),
     /// The kubeconfig is not usable.
     #[error("read the kubeconfig {}", path.display())]
     Kubeconfig {
@@ -98,44 +94,6 @@ impl ServiceAccount {
     }
 }
 
-/// A kubelet's port, and the files that its clients need.
-#[derive(Debug, Clone)]
-pub struct Kubelet {
-    /// `https://127.0.0.1:10250`, or the read-only port with `http`.
-    pub server: Uri,
-    /// The name in its certificate.
-    pub node: String,
-    /// A client's credentials. Never sent to a server without TLS.
-    pub kubeconfig: Option<PathBuf>,
-    /// The certificates that a kubelet makes for itself, beside the cluster's authority:
-    /// `pki/kubelet.crt` of its root.
-    pub certificates: Vec<PathBuf>,
-}
-
-impl Kubelet {
-    fn credentials(&self) -> Result<Credentials, AccessError> {
-        let is_plain = self.server.scheme_str() == Some("http");
-        let kubeconfig = self.kubeconfig.as_ref().filter(|_| !is_plain);
-        let mut credentials = match kubeconfig {
-            Some(path) => read_kubeconfig(path).map_err(|source| AccessError::Kubeconfig {
-                path: path.clone(),
-                source,
-            })?,
-            None => Credentials::none(),
-        };
-        for path in &self.certificates {
-            if let Ok(pem) = bytes(path) {
-                let own =
-                    certificates(&pem, "kubelet's certificate").map_err(AccessError::Kubelet)?;
-                credentials.authorities.extend(own);
-            }
-        }
-        credentials.server = self.server.clone();
-        credentials.server_name = Some(self.node.clone()).filter(|_| !is_plain);
-        Ok(credentials)
-    }
-}
-
 /// The credentials to use. Credentials are read for each new connection: kubelet and administrators
 /// renew the files.
 #[derive(Debug)]
@@ -144,8 +102,6 @@ pub enum Access {
     ServiceAccount(ServiceAccount),
     /// Those of a file.
     Kubeconfig(PathBuf),
-    /// Those for a kubelet's own port.
-    Kubelet(Kubelet),
 }
 
 impl Access {
@@ -169,7 +125,6 @@ impl Access {
     pub(super) fn credentials(&self) -> Result<Credentials, AccessError> {
         match self {
             Self::ServiceAccount(account) => account.credentials(),
-            Self::Kubelet(kubelet) => kubelet.credentials(),
             Self::Kubeconfig(path) => {
                 read_kubeconfig(path).map_err(|source| AccessError::Kubeconfig {
                     path: path.clone(),

@@ -39,9 +39,6 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The limit of an answer: the API server's own limit of an object.
 const MAX_ANSWER: usize = 3 << 20;
 
-/// The limit of a node's list of pods: a kubelet's usual limit is 110 pods.
-const MAX_LIST_BYTES: usize = 64 << 20;
-
 const USER: &str = concat!("bindguard/", env!("CARGO_PKG_VERSION"));
 
 /// Why a request had no result.
@@ -157,15 +154,7 @@ impl ApiClient {
     /// # Errors
     /// If there is no answer, or it is an error.
     pub async fn get(&mut self, path: &str) -> Result<String, ApiError> {
-        self.request(Method::GET, path, None, MAX_ANSWER).await
-    }
-
-    /// Gets the JSON of a list.
-    ///
-    /// # Errors
-    /// If there is no answer, or it is an error.
-    pub async fn get_list(&mut self, path: &str) -> Result<String, ApiError> {
-        self.request(Method::GET, path, None, MAX_LIST_BYTES).await
+        self.request(Method::GET, path, None).await
     }
 
     /// Creates an object.
@@ -178,8 +167,7 @@ impl ApiClient {
         object: &serde_json::Value,
     ) -> Result<String, ApiError> {
         let body = ("application/json", object.to_string());
-        self.request(Method::POST, path, Some(body), MAX_ANSWER)
-            .await
+        self.request(Method::POST, path, Some(body)).await
     }
 
     /// Changes an object by a merge patch (RFC 7386).
@@ -192,8 +180,7 @@ impl ApiClient {
         patch: &serde_json::Value,
     ) -> Result<String, ApiError> {
         let body = ("application/merge-patch+json", patch.to_string());
-        self.request(Method::PATCH, path, Some(body), MAX_ANSWER)
-            .await
+        self.request(Method::PATCH, path, Some(body)).await
     }
 
     /// Closes the connection. Its buffers, authorities and keys are several hundred KiB. The next
@@ -207,9 +194,8 @@ impl ApiClient {
         method: Method,
         path: &str,
         body: Option<(&'static str, String)>,
-        largest: usize,
     ) -> Result<String, ApiError> {
-        let answer = timeout(REQUEST_TIMEOUT, self.answer(method, path, body, largest)).await;
+        let answer = timeout(REQUEST_TIMEOUT, self.answer(method, path, body)).await;
         let answered = answer.unwrap_or(Err(ApiError::Silent));
         if answered
             .as_ref()
@@ -226,7 +212,6 @@ impl ApiClient {
         method: Method,
         path: &str,
         body: Option<(&'static str, String)>,
-        largest: usize,
     ) -> Result<String, ApiError> {
         let connected = match self.connected.take() {
             Some(connected) => connected,
@@ -247,7 +232,7 @@ impl ApiClient {
             }
             None => None,
         };
-        connected.request(method, path, body, largest, token).await
+        connected.request(method, path, body, token).await
     }
 }
 
@@ -296,7 +281,6 @@ impl Connected {
         method: Method,
         path: &str,
         body: Option<(&'static str, String)>,
-        largest: usize,
         token: Option<String>,
     ) -> Result<String, ApiError> {
         let prefix = self.server.path().trim_end_matches('/');
@@ -318,7 +302,7 @@ impl Connected {
         let (kind, body) = body.unwrap_or(("application/json", String::new()));
         let request = request.header(CONTENT_TYPE, kind).body(Full::from(body))?;
         let (head, body) = self.client.request(request).await?.into_parts();
-        let body = Limited::new(body, largest).collect().await;
+        let body = Limited::new(body, MAX_ANSWER).collect().await;
         let body = body
             .map_err(|error| ApiError::Body(io::Error::other(error)))?
             .to_bytes();

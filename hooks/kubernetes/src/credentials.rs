@@ -19,19 +19,6 @@ pub(super) struct Credentials {
     pub(super) token: Option<Token>,
 }
 
-impl Credentials {
-    /// Empty credentials, for a server without authentication. The caller sets the server.
-    pub(super) fn none() -> Self {
-        Self {
-            server: Uri::default(),
-            server_name: None,
-            authorities: Vec::new(),
-            identity: None,
-            token: None,
-        }
-    }
-}
-
 /// A client certificate.
 #[derive(Debug)]
 pub(super) struct ClientIdentity {

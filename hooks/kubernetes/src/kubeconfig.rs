@@ -12,22 +12,6 @@ use serde::Deserialize;
 
 use super::credentials::{ClientIdentity, Credentials, ReadError, Token, bytes, certificates, key};
 
-/// The kubeconfigs of kubelets: kubeadm's, EKS' and others', k3s', RKE2's, k0s', MicroK8s'.
-pub const KUBECONFIGS: [&str; 6] = [
-    "/etc/kubernetes/kubelet.conf",
-    "/var/lib/kubelet/kubeconfig",
-    "/var/lib/rancher/k3s/agent/kubelet.kubeconfig",
-    "/var/lib/rancher/rke2/agent/kubelet.kubeconfig",
-    "/var/lib/k0s/kubelet.conf",
-    "/var/snap/microk8s/current/credentials/kubelet.config",
-];
-
-/// The first kubeconfig of a kubelet on this node.
-pub fn kubeconfig_here() -> Option<PathBuf> {
-    let mut known = KUBECONFIGS.iter().map(PathBuf::from);
-    known.find(|path| path.symlink_metadata().is_ok())
-}
-
 /// Why a kubeconfig is not usable.
 #[derive(Debug, thiserror::Error)]
 pub enum KubeconfigError {

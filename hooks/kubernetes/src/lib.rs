@@ -1,8 +1,6 @@
-//! A node's way to the API server and to its kubelet: credentials, a client of single requests, and
-//! the pods that run on this node.
+//! A node's way to the API server: credentials, and a client of single requests.
 //!
-//! The agent writes events and reads pods with it. The command line reads which pods still exist
-//! before it removes mounts of ended pods. kube's own client would be a third of the agent's
+//! The agent writes events and reads pods with it. kube's own client would be a third of the agent's
 //! program (docs/decisions/0029).
 #![forbid(unsafe_code)]
 
@@ -10,16 +8,14 @@ mod access;
 mod client;
 mod credentials;
 mod kubeconfig;
-mod node_pods;
 
 use std::env;
 use std::fs;
 
-pub use self::access::{Access, AccessError, Kubelet, ServiceAccount};
+pub use self::access::{Access, AccessError, ServiceAccount};
 pub use self::client::{ApiClient, ApiError, Status, StatusCause, StatusDetails};
 pub use self::credentials::ReadError;
-pub use self::kubeconfig::{KUBECONFIGS, KubeconfigError, kubeconfig_here};
-pub use self::node_pods::{NoPods, pods_of_api_server, pods_of_kubelet};
+pub use self::kubeconfig::KubeconfigError;
 
 /// The node's name in Kubernetes: the config's, the environment's, or the kernel's.
 pub fn node_name(configured: Option<&str>) -> String {

@@ -81,11 +81,6 @@ impl Roots {
         self.known.iter().map(|root| root.named.as_path())
     }
 
-    /// Their names in the kernel's mount table.
-    pub(crate) fn real_names(&self) -> impl Iterator<Item = &Path> {
-        self.known.iter().map(|root| root.real.as_path())
-    }
-
     /// The mount table with these names instead of the kernel's.
     pub(crate) fn name_mounts(&self, table: MountTable) -> MountTable {
         let renamed = |table: MountTable, root: &Root| match root.named == root.real {

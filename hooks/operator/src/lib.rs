@@ -7,7 +7,6 @@
 //! cri         the client of the node's CRI
 //! bundles     the bundles of running containers
 //! engines     the running containers of Docker and Podman
-//! ended_pods  pods that the kubelet and the CRI lack ─► their mounts and empty folders
 //! root_program programs that root alone can change
 //! ```
 //!
@@ -21,7 +20,6 @@ pub mod container_mounts;
 pub mod cri;
 pub mod doctor;
 pub mod drift_count;
-pub mod ended_pods;
 pub mod engines;
 pub mod guarded_runtimes;
 pub mod holders;

@@ -8,7 +8,6 @@ use bindguard_core::identity::PodName;
 use serde::{Serialize, Serializer};
 
 use crate::container_mounts::PinnedMounts;
-use crate::ended_pods::EndedPods;
 use crate::old_binds::OldBinds;
 use crate::old_files::OldFiles;
 use crate::other_roots::other_roots;
@@ -44,9 +43,6 @@ pub struct NodeReport {
     /// Mounts of the host below emptyDirs, and below other volumes that the kubelet removes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mounts_below_emptydir: Vec<MountInVolume>,
-    /// Ended pods; `None` if nothing searched for ended pods.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ended_pods: Option<EndedPods>,
     /// The number of subpaths and volumes checked; more than in `binds` if healthy binds are left
     /// out.
     pub checked: usize,
@@ -138,7 +134,6 @@ impl NodeReport {
             old_binds: Vec::new(),
             pinned: Vec::new(),
             mounts_below_emptydir: below.unwrap_or_default(),
-            ended_pods: None,
             checked,
             problems,
             duration_us: report.duration_us,
@@ -177,10 +172,6 @@ impl NodeReport {
             || self.old_binds.iter().any(OldBinds::is_finding)
             || !self.pinned.is_empty()
             || !self.mounts_below_emptydir.is_empty()
-            || self
-                .ended_pods
-                .as_ref()
-                .is_some_and(EndedPods::has_findings)
     }
 }
 

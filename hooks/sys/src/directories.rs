@@ -139,7 +139,7 @@ fn make_below(parent: impl AsFd, name: &OsStr, like: impl AsFd) -> Result<OwnedF
 
 /// Opens one name: neither a symlink is followed nor a mount entered, a bind of the same filesystem
 /// included.
-pub(crate) fn open_directory(parent: impl AsFd, name: &OsStr) -> Result<OwnedFd, Errno> {
+fn open_directory(parent: impl AsFd, name: &OsStr) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::openat2(parent, name, flags, Mode::empty(), ResolveFlags::NO_XDEV)
 }

@@ -12,12 +12,12 @@ pub mod bundle;
 pub mod enter;
 pub mod fault;
 pub mod journal;
-pub mod leftovers;
 pub mod observe;
 pub mod probe;
 pub mod process_files;
 pub mod replace;
 pub mod stranded;
+pub mod unmount;
 
 mod cached_path;
 mod descriptors;

@@ -139,11 +139,7 @@ impl Recorder<'_> {
         self.agent(&conf)?;
 
         cri.remove_pod(&sandbox)?;
-        for words in [
-            &["diagnose"][..],
-            &["diagnose", "--json"],
-            &["repair", "--orphaned-pods", "--dry-run"],
-        ] {
+        for words in [&["diagnose"][..], &["diagnose", "--json"]] {
             self.cli("node, ended", words)?;
         }
         let journal = fs::read_to_string(JOURNAL).context("read the journal")?;
@@ -161,7 +157,6 @@ impl Recorder<'_> {
             &["diagnose", "--pod", uid],
             &["repair", "--all", "--dry-run"],
             &["repair", "--pod", uid, "--dry-run"],
-            &["repair", "--orphaned-pods", "--dry-run"],
             &["refresh", "--pod", "default/web", "--dry-run"],
             &[
                 "refresh",

@@ -271,10 +271,6 @@ fn command_lines(node: &Node) -> Result<()> {
     for (words, said) in [
         (&["diagnose", "--mountinfo", "/x"][..], "--root <DIR>"),
         (&["repair", "--all", "--pod", "web"], "cannot be used with"),
-        (
-            &["repair", "--all", "--orphaned-pods"],
-            "cannot be used with",
-        ),
         // Every id begins with an empty text.
         (&["refresh", "--container", ""], "a value is required"),
         (&["refresh", "--pod", ""], "a value is required"),

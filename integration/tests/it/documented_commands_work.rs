@@ -324,15 +324,6 @@ fn runbook() {
                     "bindguard config show",
                     &["checks.stale-subpaths            = \"repair\""],
                 )
-                // leftovers_of_ended_pods.rs has a kubelet that answers
-                .prints(
-                    "bindguard repair --orphaned-pods --dry-run",
-                    &["0 ended pods have folders"],
-                )
-                .prints(
-                    "bindguard repair --orphaned-pods",
-                    &["0 ended pods have folders"],
-                )
                 .prints(
                     "bindguard diagnose --mountinfo bundle/mountinfo --root bundle",
                     &["1 with findings"],

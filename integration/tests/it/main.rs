@@ -99,7 +99,6 @@ mod kubelet_root_elsewhere_update_then_restart;
 mod kubelet_root_on_every_filesystem;
 mod last_container_leaves_as_another_comes;
 mod later_file_names_the_default;
-mod leftovers_of_ended_pods;
 mod limits_by_hand;
 mod live_refresh;
 mod logging_binary;

@@ -245,7 +245,6 @@ fn modes_whatever_the_umask() {
             subpath.bind()?;
             volume.update(&[("app.conf", "two")])?;
             run(under("bindguard", "repair --all")?)?;
-            run(under("bindguard", "repair --orphaned-pods")?)?;
             let config = node.disk().join("bindguard.toml");
             let mut agent = under("bindguard-agent", "")?
                 .env("BINDGUARD_CONFIG", config)

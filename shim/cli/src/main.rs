@@ -9,7 +9,6 @@ mod check;
 mod config;
 mod diagnose;
 mod doctor;
-mod ended_pods;
 mod generate;
 mod holders;
 mod hook;
@@ -71,7 +70,7 @@ enum Verb {
     /// running containers. Changes nothing.
     #[command(after_help = EXIT_CODES)]
     Diagnose(diagnose::Diagnose),
-    /// Bind the current files over stale volume-subpaths, now, or remove what ended pods left.
+    /// Bind the current files over stale volume-subpaths, now.
     #[command(after_help = EXIT_CODES)]
     Repair(repair::Repair),
     /// Replace stale mounts of running containers, now: subPaths, volumes, binds of the host's root,

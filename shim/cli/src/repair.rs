@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use bindguard_config::Config;
 use bindguard_core::error_chain;
 use bindguard_core::judge::VerdictName;
@@ -14,7 +14,6 @@ use bindguard_core::places::Places;
 use bindguard_core::report::{Actor, BindReport, RebindLine, Report};
 use bindguard_core::source::SourceKind;
 use bindguard_guard::record_rebind;
-use bindguard_operator::ended_pods;
 use bindguard_operator::node::is_root;
 use bindguard_operator::node_report::{NodeBind, NodeReport};
 use bindguard_operator::pods::PodSelector;
@@ -23,7 +22,6 @@ use bindguard_sys::Handle;
 use clap::Args;
 
 use crate::diagnose::{Format, kubediag};
-use crate::ended_pods::PodsOfKubelet;
 use crate::pods::{PodsFrom, uids, unknown_pod};
 use crate::show::{self, print_remark};
 
@@ -39,10 +37,6 @@ pub struct Repair {
     /// Repair every stale subpath of this node.
     #[arg(long, conflicts_with_all = ["paths", "pod"])]
     all: bool,
-    /// Unmount what pods left that the kubelet and the CRI lack for ten minutes, and remove their
-    /// empty directories. No mount in use and no file is removed.
-    #[arg(long, conflicts_with_all = ["paths", "pod", "all", "unmount", "format"])]
-    orphaned_pods: bool,
     /// Only remove the stale mounts; the kubelet binds again when it next starts the container.
     #[arg(long)]
     unmount: bool,
@@ -57,24 +51,19 @@ pub struct Repair {
     format: Format,
     #[command(flatten)]
     pods: PodsFrom,
-    #[command(flatten)]
-    kubelet: PodsOfKubelet,
 }
 
 impl Repair {
     /// Runs it.
     pub fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
         ensure!(
-            self.all || self.orphaned_pods || self.pod.is_some() || !self.paths.is_empty(),
-            "nothing is named to repair; name the paths of subpaths, or give --pod POD, --all or --orphaned-pods"
+            self.all || self.pod.is_some() || !self.paths.is_empty(),
+            "nothing is named to repair; name the paths of subpaths, or give --pod POD or --all"
         );
         ensure!(
-            (self.dry_run && !self.orphaned_pods) || is_root(),
+            self.dry_run || is_root(),
             "repair mounts: this needs root; run it as root, or with --dry-run"
         );
-        if self.orphaned_pods {
-            return self.remove_ended_pods(config);
-        }
         let named = self
             .paths
             .iter()
@@ -108,20 +97,6 @@ impl Repair {
         self.print(&report.clone().without_healthy())?;
         self.report_untouched(&report);
         Ok(show::node_exit_code(&report))
-    }
-
-    /// Without an answer of the CRI, and of the kubelet or the API server, nothing is done.
-    fn remove_ended_pods(&self, config: &Config) -> anyhow::Result<ExitCode> {
-        let act = match self.dry_run {
-            true => ended_pods::LeftoversAct::List,
-            false => ended_pods::LeftoversAct::Remove,
-        };
-        let ended = self
-            .kubelet
-            .find(config, &self.pods, act)
-            .context("nothing was removed")?;
-        show::print_ended_pods(&ended, self.json)?;
-        Ok(show::ended_pods_exit_code(&ended))
     }
 
     fn act(&self) -> RepairAct {

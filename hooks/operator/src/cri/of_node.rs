@@ -1,10 +1,9 @@
 //! Questions to the CRIs of this node, each within the time of an operator at a terminal.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use tokio::time::timeout;
 
 use super::{ContainerInfo, Cri, CriError};
@@ -45,27 +44,6 @@ pub fn writable_mounts(socket: Option<&Path>, uid: &str) -> Result<Vec<PathBuf>>
         query(socket, async |cri| cri.writable_mounts(uid).await)
     })?;
     mounts.context("this node has no CRI; give --cri SOCKET")
-}
-
-/// The uids of all pods with a sandbox: of the named socket's, or of every CRI of this node.
-///
-/// # Errors
-/// If there is no CRI, or if a CRI does not answer: a pod of that CRI would look absent.
-pub fn uids(named: Option<&Path>) -> Result<BTreeSet<String>> {
-    let (mut uids, mut answered) = (BTreeSet::new(), false);
-    for socket in sockets(named) {
-        match query(socket, async |cri| cri.sandboxes().await) {
-            Ok(sandboxes) => {
-                answered = true;
-                uids.extend(sandboxes.into_iter().map(|sandbox| sandbox.metadata.uid));
-            }
-            // Docker's containerd has no CRI.
-            Err(error) if named.is_none() && is_unimplemented(&error) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    ensure!(answered, "this node has no CRI; give --cri SOCKET");
-    Ok(uids)
 }
 
 /// The named socket, or all usual sockets that exist.
@@ -121,20 +99,6 @@ pub fn query<A>(socket: &Path, calls: impl AsyncFnOnce(Cri) -> Result<A, CriErro
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// The kubelet of a node with Docker uses cri-dockerd; containerd beside it may have a CRI
-    /// without pods.
-    #[test]
-    fn cri_dockerd_must_answer() {
-        if !bindguard_testing::own_namespace() {
-            return;
-        }
-        let none = rustix::mount::MountFlags::empty();
-        rustix::mount::mount("tmpfs", "/run", "tmpfs", none, None).unwrap();
-        drop(std::os::unix::net::UnixListener::bind("/run/cri-dockerd.sock").unwrap());
-        let error = format!("{:#}", uids(None).unwrap_err());
-        assert!(error.contains("query /run/cri-dockerd.sock"), "{error}");
-    }
 
     #[test]
     fn a_missing_socket_is_an_error_only_when_it_was_named() {

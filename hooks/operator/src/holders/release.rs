@@ -87,14 +87,11 @@ pub(super) fn of_the_kubelet(path: &Path, own: &Own<'_>) -> Vec<ReleaseCommand> 
         return Vec::new();
     };
     let is_of_pod = |uid: &Option<String>| uid.as_deref() == Some(path.pod_uid());
-    if own.pods.containers.iter().any(|it| is_of_pod(&it.pod.uid)) {
-        let effect = "or delete the pod: the kubelet unmounts the pod's volumes";
-        return delete_pod(&own.pods.of_uid(path.pod_uid()), own, effect);
+    if !own.pods.containers.iter().any(|it| is_of_pod(&it.pod.uid)) {
+        return Vec::new();
     }
-    vec![ReleaseCommand {
-        effect: "unmount what ended pods left, if this pod has ended",
-        command: "bindguard repair --orphaned-pods --dry-run".to_owned(),
-    }]
+    let effect = "or delete the pod: the kubelet unmounts the pod's volumes";
+    delete_pod(&own.pods.of_uid(path.pod_uid()), own, effect)
 }
 
 /// The deletion of a pod. Where it would erase files of the host, their mounts instead.

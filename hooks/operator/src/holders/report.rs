@@ -630,7 +630,7 @@ mod tests {
         );
         assert_eq!(
             for_pod(STAGING, &host, container, false, &spec),
-            [of_docker, "bindguard repair --orphaned-pods --dry-run"]
+            [of_docker]
         );
         // the umount would reach a container that has the host's / as rslave
         let follows = "11 10 0:50 / / rw - overlay o rw\n12 11 8:1 / /host rw master:1 - ext4 a rw\n\

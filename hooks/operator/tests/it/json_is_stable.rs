@@ -20,7 +20,6 @@ use bindguard_core::report::{
 use bindguard_core::source::{KindName, SourceKind};
 use bindguard_operator::container_mounts::PinnedMounts;
 use bindguard_operator::doctor::{DoctorReport, PointStatus, host_root};
-use bindguard_operator::ended_pods::{EndedPod, EndedPods, LeftMount, LeftOutcome};
 use bindguard_operator::holders::{HeldMount, Holder, HolderKind, HoldersReport, ReleaseCommand};
 use bindguard_operator::namespaces::Checked;
 use bindguard_operator::node_report::{ISSUE, NodeBind, NodeReport, Note, Origin};
@@ -113,7 +112,6 @@ fn stale() -> NodeReport {
         old_binds: vec![old_binds()],
         pinned: Vec::new(),
         mounts_below_emptydir: vec![mount_in_volume()],
-        ended_pods: Some(ended_pods()),
         checked: 12,
         problems: Vec::new(),
         duration_us: 812,
@@ -129,32 +127,6 @@ fn mount_in_volume() -> MountInVolume {
         erased: true,
         command: format!("umount {place}"),
         mount_point: place.into(),
-    }
-}
-
-fn ended_pods() -> EndedPods {
-    let folder = Path::new("/var/lib/kubelet/pods/6f1d2c33");
-    let mount = LeftMount {
-        mount_point: folder.join("volumes/kubernetes.io~secret/keys"),
-        fs_type: "tmpfs".to_owned(),
-        source: "tmpfs".to_owned(),
-        outcome: LeftOutcome::Left,
-    };
-    let pod = EndedPod {
-        uid: "6f1d2c33".to_owned(),
-        folder: folder.to_owned(),
-        absent_s: 1260,
-        confirmed: true,
-        mounts: vec![mount],
-        empty_directories: vec![folder.join("plugins")],
-        removed: false,
-        files: Vec::new(),
-        file_count: 0,
-        problems: Vec::new(),
-    };
-    EndedPods {
-        pods: vec![pod],
-        unchecked: None,
     }
 }
 
@@ -344,15 +316,6 @@ fn every_value_is_in_a_table_of_the_document() {
         HolderKind::BindMount,
         HolderKind::OwnNamespace,
     ];
-    let left = [
-        LeftOutcome::Left,
-        LeftOutcome::BlockDevice,
-        LeftOutcome::Unmounted,
-        LeftOutcome::Busy,
-        LeftOutcome::Failed {
-            error: String::new(),
-        },
-    ];
     let statuses = [PointStatus::Ok, PointStatus::Failed, PointStatus::Unknown];
 
     let journal = include_str!("../../../../docs/journal.md");
@@ -374,7 +337,6 @@ fn every_value_is_in_a_table_of_the_document() {
         .map(name)
         .chain(holders.iter().map(name))
         .chain(statuses.iter().map(name))
-        .chain(left.iter().map(name))
     {
         assert!(
             json.contains(&format!("`{word}`")),
@@ -410,10 +372,6 @@ fn a_path_need_not_be_text() {
         mounts: vec![mount],
         ..HoldersReport::default()
     };
-    let mut left = ended_pods().pods.remove(0);
-    left.mounts[0].mount_point.clone_from(&path);
-    left.empty_directories = vec![path.clone()];
-    left.files = vec![path.clone()];
     let origin = Origin {
         issue: ISSUE,
         original_source: "/".to_owned(),
@@ -427,7 +385,6 @@ fn a_path_need_not_be_text() {
     };
     for (json, count) in [
         (serde_json::to_string(&held), 2),
-        (serde_json::to_string(&left), 3),
         (serde_json::to_string(&origin), 1),
         (serde_json::to_string(&pinned), 1),
     ] {

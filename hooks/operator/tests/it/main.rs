@@ -8,7 +8,6 @@
 
 mod dead_kubelet_root;
 mod dead_publish_mount;
-mod ended_pods;
 mod hostile_mount_tables;
 mod json_for_terminals;
 mod json_is_stable;

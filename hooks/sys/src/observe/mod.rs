@@ -17,7 +17,7 @@ mod volumes;
 pub use bind_source::BindSource;
 pub use host_mount::observe_host_mount;
 pub use subpath::HeldSubpath;
-pub use subpaths::{SubpathsError, children, is_listed, list_pods, list_subpaths};
+pub use subpaths::{SubpathsError, children, is_listed, list_subpaths};
 pub use volume::HeldVolume;
 pub use volume_directory::HeldVolumeDirectories;
 pub use volumes::{Volumes, list_volumes};

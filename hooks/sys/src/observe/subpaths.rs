@@ -45,21 +45,6 @@ pub fn list_subpaths(kubelet_root: &Path) -> Result<Vec<VolumeSubpath>, Subpaths
     Ok(found)
 }
 
-/// The uids of the pods that have a folder below a kubelet root, sorted; none for a missing root.
-/// The kubelet's uids are text.
-///
-/// # Errors
-/// If the folder cannot be read.
-pub fn list_pods(kubelet_root: &Path) -> Result<Vec<String>, SubpathsError> {
-    let pods = children(&kubelet_root.join("pods"))?;
-    let mut uids: Vec<String> = pods
-        .iter()
-        .filter_map(|pod| Some(pod.file_name()?.to_str()?.to_owned()))
-        .collect();
-    uids.sort();
-    Ok(uids)
-}
-
 /// True if a subpath is still in its directory. The kubelet removes those of a pod that goes away.
 ///
 /// It reads the directory, which is on the kubelet's disk: opening the subpath itself may wait for

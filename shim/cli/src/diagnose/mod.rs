@@ -22,7 +22,6 @@ use bindguard_operator::pods::{PodSelector, Pods};
 use bindguard_operator::{kubelets_here, survey_node, survey_recorded};
 use clap::{Args, ValueEnum};
 
-use crate::ended_pods::PodsOfKubelet;
 use crate::named_file;
 use crate::pods::{PodsFrom, recorded, uids, unknown_pod};
 use crate::show;
@@ -52,8 +51,6 @@ pub struct Diagnose {
     root: Option<PathBuf>,
     #[command(flatten)]
     pods: PodsFrom,
-    #[command(flatten)]
-    kubelet: PodsOfKubelet,
 }
 
 /// The reader of a report.
@@ -86,11 +83,6 @@ impl Diagnose {
             let wanted = self.wanted(&pods, places)?;
             let mut report = survey_node(policy, places, &pods, wanted);
             self.add_running(&mut report, &pods, config)?;
-            // Only root can read the kubelet's credentials and the folders of pods.
-            if self.pod.is_none() && is_root() {
-                let ended = self.kubelet.listed(config, &self.pods);
-                report.ended_pods = Some(ended).filter(|ended| !ended.is_empty());
-            }
             return self.unless_unknown(report, &pods);
         };
         if !fs::metadata(root)

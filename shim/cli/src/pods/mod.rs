@@ -99,14 +99,6 @@ impl PodsFrom {
         of_node::writable_mounts(self.cri.as_deref(), uid)
     }
 
-    /// The uids of all pods with a sandbox, in any state.
-    ///
-    /// # Errors
-    /// If there is no CRI, or if any CRI of this node does not answer.
-    pub fn uids(&self) -> anyhow::Result<BTreeSet<String>> {
-        of_node::uids(self.cri.as_deref())
-    }
-
     fn listed_by_the_cri(&self) -> Pods {
         of_node::pods(self.cri.as_deref()).unwrap_or_else(|error| {
             print_remark(format_args!(

@@ -4,7 +4,6 @@
 //! report, whole.
 
 mod bundle;
-mod ended_pods;
 mod node;
 mod style;
 
@@ -19,7 +18,6 @@ use serde::Serialize;
 
 pub use bindguard_operator::terminal::{print_bytes, print_json, print_remark, print_text};
 pub use bundle::{exit_code, print, print_bind};
-pub use ended_pods::{ended_pods_exit_code, print_ended_pods};
 pub use node::{OldFilesCount, node_exit_code, print_node};
 pub use style::{DIMMED, FAULTY, HEALTHY, Lines, UNCHECKED, verdict_style};
 

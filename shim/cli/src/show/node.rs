@@ -11,7 +11,6 @@ use serde::Serialize;
 
 use super::bundle::print_bind;
 use super::counted;
-use super::ended_pods::write_ended_pods;
 use super::{FAULTY, Lines, UNCHECKED, code, joined_names, print_report};
 
 /// Limit of places that the text names for a container. `--json` names all places.
@@ -80,9 +79,6 @@ fn text(report: &NodeReport) -> Lines {
         }
         lines.below(mount.effect());
         lines.run(&mount.command);
-    }
-    if let Some(ended) = &report.ended_pods {
-        write_ended_pods(ended, &mut lines);
     }
     let found = report.binds.iter().filter(|bind| bind.is_finding()).count();
     let repaired = report
