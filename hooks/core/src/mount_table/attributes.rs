@@ -171,6 +171,7 @@ mod tests {
         for (words, bits) in [
             ("rw,relatime", 0),
             ("rw", 0x20),
+            ("ro,ro,relatime", 0x1),
             ("ro,nosuid,nodev,noexec,noatime,nodiratime", 0x9f),
             ("rw,nosuid,relatime,nosymfollow,idmapped", 0x30_0002),
         ] {
@@ -192,6 +193,8 @@ mod tests {
         );
         assert_eq!(denied("ro,rw,noexec,exec,nodev,suid"), "nodev");
         assert_eq!(denied("rro,rw"), "ro");
+        assert_eq!(denied("ro,rro"), "ro");
+        assert_eq!(denied("nosuid,nodev,noexec,suid,dev,exec"), "");
         assert_eq!(denied("bind,rprivate"), "");
     }
 
@@ -207,5 +210,30 @@ mod tests {
             (strict.denied_beyond(lax), lax.denied_beyond(strict)),
             (2, 1)
         );
+        assert_eq!(strict.with_denied_by(strict), strict);
+    }
+
+    #[test]
+    fn flags_of_the_bind_alone_are_not_flags_of_the_mounts_below() {
+        for option in ["ro", "rw", "suid", "nosuid", "nodev", "exec"] {
+            assert!(MountAttributes::is_flag_of_spec(option), "{option}");
+        }
+        for option in ["rro", "rnosuid", "nosymfollow", "rbind"] {
+            assert!(!MountAttributes::is_flag_of_spec(option), "{option}");
+        }
+        let below =
+            |options: &str| MountAttributes::denied_below_by_spec(options.split(',')).to_string();
+        assert_eq!(
+            below("rro,rro,rnosuid,rnodev,rnoexec,rnosymfollow"),
+            "ro,nosuid,nodev,noexec,nosymfollow"
+        );
+        assert_eq!(below("ro,nosuid,nodev,noexec"), "");
+    }
+
+    #[test]
+    fn nosuid_nodev_and_noexec_are_allowed_unless_denied() {
+        let attributes = MountAttributes::from_options("ro,nosuid,idmapped".as_ref());
+        assert_eq!(attributes.allowed().to_string(), "nodev,noexec");
+        assert_eq!(attributes.bits(), READ_ONLY | NOSUID | STRICTATIME);
     }
 }

@@ -219,3 +219,22 @@ impl MountEntry {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_may_be_queried_for_attributes_or_for_everything() {
+        for (fs_type, is_local, queries) in [
+            ("ext4", true, false),
+            ("nfs4", false, false),
+            ("cifs", false, true),
+            ("unheard-of", false, false),
+        ] {
+            let fs_type = FsType(fs_type.to_owned());
+            assert_eq!(fs_type.is_local(), is_local, "{}", fs_type.0);
+            assert_eq!(fs_type.queries_server_for_attributes(), queries);
+        }
+    }
+}

@@ -76,6 +76,11 @@ mod tests {
         let text = "1 0 8:1 / / rw - ext4 a rw\n2 1 8:2 / /run rw - tmpfs b rw\n3 1 8:2 /x /run rw - tmpfs b rw\n4 9 8:1 / /gone rw - ext4 a rw\n";
         let table = MountTable::from_mountinfo(text.as_bytes()).unwrap();
         let index = MountIndex::of(&table);
+        let [root, run, ..] = table.entries() else {
+            panic!("four mounts");
+        };
+        assert!(index.is_listed_after(run, root));
+        assert!(!index.is_listed_after(root, run));
         for path in ["/", "/run", "/run/deep/er", "/running", "/gone/x"].map(Path::new) {
             assert_eq!(
                 index.mount_over(path),

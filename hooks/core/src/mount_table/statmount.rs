@@ -168,3 +168,87 @@ fn string<'a>(
     let end = rest.iter().position(|byte| *byte == 0).ok_or(bad)?;
     Ok(&rest[..end])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A buffer of the kernel: a mount of `fuse` at `/point` with the root `/root`.
+    fn buffer(mask: u64, propagation: u64) -> Vec<u8> {
+        let mut buffer = vec![0; at::STRINGS];
+        let mut put = |offset: usize, bytes: &[u8]| {
+            buffer[offset..offset + bytes.len()].copy_from_slice(bytes);
+        };
+        for (offset, number) in [
+            (at::DEV_MAJOR, 8),
+            (at::DEV_MINOR, 17),
+            (at::OLD_ID, 30),
+            (at::OLD_PARENT, 20),
+            (at::FS_TYPE, 0),
+            (at::ROOT, 5),
+            (at::POINT, 11),
+            (at::FS_SUBTYPE, 18),
+        ] {
+            put(offset, &u32::to_ne_bytes(number));
+        }
+        for (offset, number) in [
+            (at::MASK, mask),
+            (at::PARENT, 4_000_000_000_000),
+            (at::ATTRIBUTES, 0x3),
+            (at::PROPAGATION, propagation),
+            (at::PEER_GROUP, 5),
+            (at::MASTER, 6),
+        ] {
+            put(offset, &u64::to_ne_bytes(number));
+        }
+        buffer.extend_from_slice(b"fuse\0/root\0/point\0sshfs\0");
+        buffer
+    }
+
+    #[test]
+    fn each_field_of_the_structure_is_read() {
+        let read = StatmountEntry::from_buffer(&buffer(0x33b, SHARED), None).unwrap();
+        let text = "30 20 8:17 /root /point ro,nosuid,relatime shared:5 - fuse.sshfs a rw";
+        let mut expected = MountEntry::from_line(text.as_bytes()).unwrap();
+        expected.options = OsString::new();
+        expected.source = OsString::new();
+        expected.super_options = OsString::new();
+        assert_eq!(read.entry, expected);
+        assert_eq!(read.unique_parent, 4_000_000_000_000);
+    }
+
+    #[test]
+    fn the_groups_are_read_as_far_as_the_flags_say() {
+        for (flags, peer_group, master, unbindable) in [
+            (0, None, None, false),
+            (SHARED, Some(5), None, false),
+            (SLAVE, None, Some(6), false),
+            (SHARED | SLAVE, Some(5), Some(6), false),
+            (UNBINDABLE, None, None, true),
+        ] {
+            let read = StatmountEntry::from_buffer(&buffer(0x3b, flags), None).unwrap();
+            let propagation = Propagation {
+                peer_group,
+                master,
+                unbindable,
+                ..Propagation::default()
+            };
+            assert_eq!(read.entry.propagation, propagation, "{flags:#x}");
+            assert_eq!(read.entry.fs_type.0, "fuse");
+        }
+    }
+
+    #[test]
+    fn a_field_that_the_kernel_left_out_is_an_error_unless_it_is_known() {
+        let known = Path::new("/known");
+        assert_eq!(StatmountEntry::mask(None), 0x13b);
+        assert_eq!(StatmountEntry::mask(Some(known)), 0x12b);
+        let without_point = buffer(0x2b, 0);
+        let missing = StatmountEntry::from_buffer(&without_point, None);
+        assert_eq!(missing, Err(StatmountError::Missing(0x2b)));
+        let read = StatmountEntry::from_buffer(&without_point, Some(known)).unwrap();
+        assert_eq!(read.entry.mount_point, known);
+        let short = StatmountEntry::from_buffer(&without_point[..100], Some(known));
+        assert_eq!(short, Err(StatmountError::TooShort));
+    }
+}

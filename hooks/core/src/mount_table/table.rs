@@ -106,3 +106,46 @@ impl MountTable {
             .filter(move |entry| entry.mount_point == mount_point)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &str = "1 1 8:1 / / rw - ext4 a rw\n2 1 8:2 / /run rw - tmpfs b rw\n3 2 8:2 /x /run/x rw - tmpfs b rw\n";
+
+    #[test]
+    fn a_mount_on_another_has_that_mount_as_its_parent() {
+        let table = MountTable::from_mountinfo(TABLE.as_bytes()).unwrap();
+        let found: Vec<bool> = table
+            .entries()
+            .iter()
+            .map(|entry| table.has_mounts_on(entry))
+            .collect();
+        assert_eq!(found, [true, true, false]);
+        // The root of a namespace may be its own parent.
+        let root = MountTable::from_entries(table.entries()[..1].to_vec());
+        assert!(!root.has_mounts_on(&root.entries()[0]));
+    }
+
+    #[test]
+    fn a_mount_is_listed_after_earlier_mounts_only() {
+        let table = MountTable::from_mountinfo(TABLE.as_bytes()).unwrap();
+        for (mount, other, expected) in [
+            (2, 1, Some(true)),
+            (1, 2, Some(false)),
+            (2, 2, Some(false)),
+            (2, 9, None),
+        ] {
+            let (mount, other) = (MountId(mount), MountId(other));
+            assert_eq!(table.is_listed_after(mount, other), expected);
+        }
+    }
+
+    #[test]
+    fn a_renamed_path_takes_the_mounts_below_it_along() {
+        let table = MountTable::from_mountinfo(TABLE.as_bytes()).unwrap();
+        let table = table.with_name(Path::new("/run"), Path::new("/link"));
+        let points: Vec<&Path> = table.mount_points().collect();
+        assert_eq!(points, ["/", "/link", "/link/x"].map(Path::new));
+    }
+}

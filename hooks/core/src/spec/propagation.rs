@@ -114,5 +114,11 @@ mod tests {
             RequestedPropagation::from_options(["rprivate", "rslave"]),
             RequestedPropagation::Private
         );
+        for option in ["unbindable", "runbindable"] {
+            assert_eq!(
+                RequestedPropagation::from_options(["rprivate", option]),
+                RequestedPropagation::Unbindable
+            );
+        }
     }
 }

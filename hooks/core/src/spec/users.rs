@@ -440,4 +440,23 @@ mod tests {
         );
         assert_eq!(IdMap::from_proc("0 1"), None);
     }
+
+    #[test]
+    fn a_spec_lists_its_destinations_and_its_idmapped_binds() {
+        let plain = users("null", r#"[{"destination":"/a"},{"destination":"/b"}]"#);
+        assert!(plain.has_mount_at(Path::new("/b")));
+        assert!(!plain.has_mount_at(Path::new("/c")));
+        assert!(!plain.has_idmapped());
+        let idmapped = users("null", r#"[{"destination":"/a","options":["idmap"]}]"#);
+        assert!(idmapped.has_idmapped());
+    }
+
+    #[test]
+    fn a_map_has_root_of_the_host_if_a_range_begins_there() {
+        let map = |text: &str| IdMap::from_proc(text).unwrap();
+        assert!(map("0 100000 10\n10 0 1\n").has_root_of_host());
+        assert!(!map("0 100000 10\n10 1 1\n").has_root_of_host());
+        // An empty range maps nothing.
+        assert!(!map("0 0 0\n").has_root_of_host());
+    }
 }
