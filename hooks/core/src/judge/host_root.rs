@@ -62,3 +62,30 @@ pub fn judge_host_root(
         Verdict::Current
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shared_root_stays_for_a_shared_bind_only() {
+        let host = Observed::Seen(HostMount {
+            mount_point: "/".into(),
+            passes_umounts_on: true,
+        });
+        for (rootfs, any_shared, is_edited) in [
+            ("shared", true, false),
+            ("shared", false, true),
+            ("rprivate", true, true),
+            ("rslave", false, false),
+        ] {
+            let rootfs = RootfsPropagation::Set(rootfs.to_owned());
+            let requested = RequestedPropagation::Private;
+            let verdict = judge_host_root(requested, true, None, &rootfs, any_shared, &host);
+            let Verdict::Pinning(pinning) = verdict else {
+                panic!("{rootfs:?}: {verdict:?}");
+            };
+            assert_eq!(pinning.rootfs, is_edited, "{rootfs:?} {any_shared}");
+        }
+    }
+}

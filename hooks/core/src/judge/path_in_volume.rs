@@ -93,3 +93,24 @@ impl PathInVolume {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_payload_is_recognized_by_the_first_name_alone() {
+        for (path, expected) in [
+            ("..2026_11_21_05_10_00.1/app.conf", true),
+            ("app.conf", false),
+            ("x/..2026_11_21_05_10_00.1", false),
+            ("", false),
+        ] {
+            let path = PathInVolume {
+                timestamp: None,
+                path: path.into(),
+            };
+            assert_eq!(path.begins_like_a_payload(), expected, "{path:?}");
+        }
+    }
+}

@@ -155,3 +155,150 @@ fn without_remedy(mount: &SubpathMount, why: NoRemedy) -> Verdict {
         Verdict::Foreign
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    use crate::evidence::{FileIdentity, FileKind, Reach, Target};
+    use crate::judge::Lack;
+    use crate::kubelet::VolumeLayout;
+    use crate::mount_table::{Device, FsType, MountRoot};
+
+    const DEVICE: Device = Device { major: 8, minor: 1 };
+
+    fn file(inode: u64, kind: FileKind) -> Observed<FileIdentity> {
+        Observed::Seen(FileIdentity {
+            device: 1,
+            inode,
+            kind,
+        })
+    }
+
+    /// The verdict on a subpath that shows `root` as a file or directory of this `kind`, in a
+    /// volume at `/place`.
+    fn judged(
+        plugin: &str,
+        fs_type: &str,
+        root: &str,
+        kind: FileKind,
+        target: Observed<FileIdentity>,
+    ) -> Verdict {
+        let path = Path::new("/var/lib/kubelet/pods/u/volume-subpaths/v/app/0");
+        let subpath = VolumeSubpath::from_path(path, [Path::new("/var/lib/kubelet")]).unwrap();
+        let plugin = Plugin::from_folder(plugin.as_ref()).unwrap();
+        let evidence = SubpathEvidence {
+            mount: Observed::Seen(SubpathMount {
+                root: MountRoot::from_kernel(root.as_bytes()),
+                device: DEVICE,
+                fs_type: FsType(fs_type.to_owned()),
+                identity: file(1, kind),
+                covers_its_equal: false,
+            }),
+            reach: Reach::NotNeeded,
+            volume: Observed::Seen(Volume {
+                plugin,
+                directory: "/volume".into(),
+                device: DEVICE,
+                fs_type: FsType(fs_type.to_owned()),
+                place: "/place".into(),
+                is_mount_point: plugin.required_mount().is_some(),
+                is_newer: true,
+                layout: match plugin.writer() {
+                    Writer::Kubelet => VolumeLayout::Payload,
+                    Writer::Containers => VolumeLayout::Plain,
+                },
+            }),
+            target: Observed::Seen(Target {
+                timestamp: None,
+                file: target,
+            }),
+        };
+        judge_subpath(&subpath, &evidence)
+    }
+
+    const CONFIG_MAP: &str = "kubernetes.io~configmap";
+    const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
+    const NFS: &str = "kubernetes.io~nfs";
+
+    #[test]
+    fn a_volume_itself_is_current_unless_it_is_a_share() {
+        let judged = |plugin, fs_type, root| {
+            let kind = FileKind::Directory;
+            judged(plugin, fs_type, root, kind, file(1, kind))
+        };
+        assert_eq!(judged(EMPTY_DIR, "ext4", "/place"), Verdict::Current);
+        assert_eq!(judged(CONFIG_MAP, "tmpfs", "/place"), Verdict::Current);
+        assert_eq!(judged(NFS, "nfs4", "/place/x"), Verdict::Current);
+        assert_eq!(
+            judged(NFS, "nfs4", "/place"),
+            Verdict::Stale {
+                cause: StaleCause::WrongRoot,
+                remedy: Err(NoRemedy::WholeShare),
+            }
+        );
+        assert!(matches!(
+            judged(CONFIG_MAP, "tmpfs", "/place//deleted"),
+            Verdict::Stale { .. }
+        ));
+    }
+
+    #[test]
+    fn only_a_directory_that_containers_wrote_is_made_again() {
+        for (plugin, fs_type, kind, cause, is_remade) in [
+            (
+                EMPTY_DIR,
+                "ext4",
+                FileKind::Directory,
+                StaleCause::Replaced,
+                true,
+            ),
+            (
+                EMPTY_DIR,
+                "ext4",
+                FileKind::File,
+                StaleCause::Replaced,
+                false,
+            ),
+            (
+                CONFIG_MAP,
+                "tmpfs",
+                FileKind::Directory,
+                StaleCause::Placeholder,
+                false,
+            ),
+        ] {
+            let verdict = judged(plugin, fs_type, "/place/x", kind, Observed::Absent);
+            let Verdict::Orphaned {
+                cause: found,
+                lacks,
+                remake,
+            } = verdict
+            else {
+                panic!("{plugin}: {verdict:?}");
+            };
+            assert_eq!((found, remake.is_some()), (cause, is_remade), "{plugin}");
+            assert_eq!(lacks, Lack::Key("x".into()));
+        }
+    }
+
+    #[test]
+    fn a_name_that_changed_its_kind_is_orphaned() {
+        for (shown, found, directory) in [
+            (FileKind::File, FileKind::Directory, true),
+            (FileKind::Directory, FileKind::File, false),
+        ] {
+            let verdict = judged(EMPTY_DIR, "ext4", "/place/x", shown, file(2, found));
+            let path = "x".into();
+            assert_eq!(
+                verdict,
+                Verdict::Orphaned {
+                    cause: StaleCause::Replaced,
+                    lacks: Lack::OtherKind { path, directory },
+                    remake: None,
+                }
+            );
+        }
+    }
+}

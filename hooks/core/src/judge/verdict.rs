@@ -323,3 +323,23 @@ impl Pinning {
         format!("the container would keep the host's mounts alive: {requested}{effect}{kept}")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_healthy_foreign_or_unused_source_is_no_finding() {
+        for (verdict, expected) in [
+            (Verdict::Current, false),
+            (Verdict::Foreign, false),
+            (Verdict::Unmounted(Unmounted::UnusedSubpath), false),
+            (Verdict::Unmounted(Unmounted::Subpath), true),
+            (Verdict::NotProbed, true),
+            (Verdict::Unknown("EIO".to_owned()), true),
+        ] {
+            assert_eq!(verdict.is_finding(), expected, "{verdict:?}");
+            assert_eq!(verdict.reason().is_some(), expected, "{verdict:?}");
+        }
+    }
+}

@@ -40,3 +40,43 @@ fn deleted() -> Verdict {
         remedy: Err(NoRemedy::MountedByDriver),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    use crate::mount_table::FsType;
+
+    #[test]
+    fn a_volume_is_judged_by_the_mount_on_its_directory() {
+        let path = "/var/lib/kubelet/pods/u/volumes/kubernetes.io~nfs/data";
+        let roots = [Path::new("/var/lib/kubelet")];
+        let volume = MountedVolume::from_path(Path::new(path), roots).unwrap();
+        let mount = |fs_type: &str, deleted| {
+            Observed::Seen(VolumeMount {
+                fs_type: FsType(fs_type.to_owned()),
+                deleted,
+            })
+        };
+        let unmounted = |found: Option<&str>| {
+            Verdict::Unmounted(Unmounted::Volume {
+                volume: volume.clone(),
+                found: found.map(|fs_type| FsType(fs_type.to_owned())),
+            })
+        };
+        for (mount, expected, of_plain) in [
+            (mount("nfs4", false), Verdict::Current, Verdict::Current),
+            (mount("nfs4", true), deleted(), deleted()),
+            (
+                mount("ext4", false),
+                unmounted(Some("ext4")),
+                Verdict::Current,
+            ),
+            (Observed::Absent, unmounted(None), Verdict::Current),
+        ] {
+            assert_eq!(judge_volume(&volume, &mount), expected, "{mount:?}");
+            assert_eq!(judge_plain_volume(&mount), of_plain, "{mount:?}");
+        }
+    }
+}
