@@ -91,3 +91,68 @@ impl Rebind {
         self.bind.map(|bind| SpecEdit::Source { bind, to })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    use crate::judge::{Lack, StaleCause};
+    use crate::kubelet::VolumeLayout;
+
+    fn rebind(path: &str, bind: Option<usize>, vanished: Vanished) -> Option<Rebind> {
+        let subpath = VolumeSubpath::from_path(
+            Path::new("/var/lib/kubelet/pods/u/volume-subpaths/v/app/0"),
+            [Path::new("/var/lib/kubelet")],
+        );
+        let remedy = Remedy {
+            volume: "/volume".into(),
+            sub_path: PathInVolume {
+                timestamp: None,
+                path: path.into(),
+            },
+            writer: Writer::Kubelet,
+            layout: VolumeLayout::Payload,
+            method: RepairMethod::Remake,
+        };
+        let finding = Finding {
+            bind,
+            source: "/source".into(),
+            destination: None,
+            kind: SourceKind::Subpath(subpath.unwrap()),
+            verdict: Verdict::Orphaned {
+                cause: StaleCause::Replaced,
+                lacks: Lack::Key(path.into()),
+                remake: Some(remedy),
+            },
+        };
+        let policy = Policy {
+            vanished_directories: vanished,
+            ..Policy::default()
+        };
+        Rebind::from_finding(&finding, &policy)
+    }
+
+    #[test]
+    fn policy_decides_whether_a_directory_is_made_again() {
+        assert_eq!(rebind("x", Some(3), Vanished::Leave), None);
+        let remade = rebind("x", Some(3), Vanished::Remake).unwrap();
+        assert_eq!(remade.bind(), Some(3));
+        assert_eq!(remade.volume(), Path::new("/volume"));
+    }
+
+    #[test]
+    fn a_spec_is_pointed_at_the_name_or_at_the_payload() {
+        let edit = |path, bind| {
+            let rebind = rebind(path, bind, Vanished::Remake).unwrap();
+            rebind.spec_edit()
+        };
+        let to = |to: &str| {
+            let to = to.into();
+            Some(SpecEdit::Source { bind: 3, to })
+        };
+        assert_eq!(edit("x", Some(3)), to("/volume/x"));
+        assert_eq!(edit("", Some(3)), to("/volume/..data"));
+        assert_eq!(edit("x", None), None);
+    }
+}

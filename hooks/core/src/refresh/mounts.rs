@@ -453,4 +453,24 @@ mod tests {
         let dead = "5 7 0:5 / /data rw - fuse.d d rw";
         assert_eq!(states(&[place(5, "/")], &[dead, new]), [(5, "due")]);
     }
+
+    #[test]
+    fn a_record_is_kept_for_the_container_with_its_root_only() {
+        let table = |id: u64| {
+            let mut root = MountEntry::from_line(b"1 0 0:9 / / rw - overlay o rw").unwrap();
+            root.unique_id = Some(id);
+            MountTable::from_entries(vec![root])
+        };
+        let mut record = RefreshedMounts::default().of_container(&table(10));
+        record.add(3, Some(20), place(5, "/"));
+        record.add(4, Some(21), place(6, "/"));
+        for (bind, place) in [(3, place(5, "/")), (4, place(6, "/"))] {
+            let known = record.bind(bind).map(|known| known.places.clone());
+            assert_eq!(known, Some(vec![place]));
+        }
+        assert_eq!(record.clone().of_container(&table(10)), record);
+        let other = record.of_container(&table(11));
+        assert_eq!(other, RefreshedMounts::default().of_container(&table(11)));
+        assert_ne!(other, RefreshedMounts::default());
+    }
 }

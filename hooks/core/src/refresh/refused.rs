@@ -199,3 +199,17 @@ impl fmt::Display for Refused {
         f.write_str(&self.reason.describe(&path, self.error.as_deref()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_names_the_path_the_reason_and_the_error() {
+        let refused = Refused::new(RefusedReason::LinkOfUser, "/etc/x");
+        let text = "/etc/x is a symlink that does not belong to root";
+        assert_eq!(refused.to_string(), text);
+        let refused = refused.with_error("EIO".to_owned());
+        assert_eq!(refused.to_string(), format!("{text}: EIO"));
+    }
+}

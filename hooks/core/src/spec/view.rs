@@ -262,4 +262,22 @@ mod tests {
         assert!(SpecView::from_bytes(b"{\n\t\"annotations\": {\"a\": \"b\"}\n}\n").is_ok());
         assert!(SpecView::from_bytes(b"{\"annotations\":{\"a\":\"b\nc\"}}").is_err());
     }
+
+    #[test]
+    fn a_bind_is_named_by_its_type_or_by_an_option() {
+        let json = br#"{"mounts":[
+            {"destination":"/a","type":"tmpfs","source":"tmpfs","options":["nosuid"]},
+            {"destination":"/b","type":"none","source":"/x","options":["ro","bind"]},
+            {"type":"bind","source":"/x","options":["rprivate"]}],
+            "linux":{"maskedPaths":["/proc/keys"]}}"#;
+        let view = SpecView::from_bytes(json).unwrap();
+        let seen: Vec<_> = view
+            .binds()
+            .iter()
+            .map(|bind| (bind.index(), bind.leaves_flags()))
+            .collect();
+        assert_eq!(seen, [(1, false), (2, true)]);
+        assert_eq!(view.destinations(), ["/a", "/b", ""]);
+        assert_eq!(view.masked_paths(), ["/proc/keys"]);
+    }
 }
