@@ -285,4 +285,13 @@ mod tests {
             );
         }
     }
+
+    #[test]
+    fn the_memory_of_a_table_is_that_of_its_entries_and_texts() {
+        let line = b"1 0 0:9 / /a rw odd:1 - tmpfs none rw";
+        let table = MountTable::from_mountinfo(&[line, &b"\n"[..]].concat()).unwrap();
+        let texts = ["/", "/a", "rw", "tmpfs", "none", "rw", "odd:1"].concat();
+        let expected = size_of::<MountEntry>() + size_of::<String>() + texts.len();
+        assert_eq!(table.memory(), expected);
+    }
 }

@@ -459,4 +459,17 @@ mod tests {
         // An empty range maps nothing.
         assert!(!map("0 0 0\n").has_root_of_host());
     }
+
+    #[test]
+    fn one_idmapped_mount_of_other_ids_above_the_limit_is_an_error() {
+        let read = |count: usize| {
+            let mounts: Vec<String> = (0..count)
+                .map(|i| format!(r#"{{"destination":"/{i}","options":["idmap=uids={i}"]}}"#))
+                .collect();
+            let spec = format!(r#"{{"mounts":[{}]}}"#, mounts.join(","));
+            SpecUsers::from_spec(spec.as_bytes())
+        };
+        assert!(read(MAX_IDMAPPED).is_ok());
+        assert!(read(MAX_IDMAPPED + 1).is_err());
+    }
 }

@@ -280,4 +280,12 @@ mod tests {
         assert_eq!(view.destinations(), ["/a", "/b", ""]);
         assert_eq!(view.masked_paths(), ["/proc/keys"]);
     }
+
+    #[test]
+    fn characters_that_json_forbids_in_a_string_are_an_error() {
+        for text in ["\n", "\n\n", "\u{1f}"] {
+            let json = format!(r#"{{"mounts":[{{"destination":"/a{text}"}}]}}"#);
+            assert!(SpecView::from_bytes(json.as_bytes()).is_err(), "{text:?}");
+        }
+    }
 }
