@@ -32,7 +32,7 @@ const LOCKED: [&str; 21] = [
 ];
 
 /// The source files that contain such a name, and the reasons.
-const ALLOWED: [(&str, &str, &str); 34] = [
+const ALLOWED: [(&str, &str, &str); 33] = [
     (
         "hooks/guard/src/refresh/records.rs",
         "ns",
@@ -127,11 +127,6 @@ const ALLOWED: [(&str, &str, &str); 34] = [
         "hooks/sys/src/enter/program.rs",
         "stat",
         "a separate process reads it",
-    ),
-    (
-        "hooks/sys/src/enter/user_namespace.rs",
-        "ns",
-        "of a child of the agent, which executes nothing",
     ),
     (
         "hooks/sys/src/process_files.rs",

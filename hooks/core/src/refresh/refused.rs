@@ -53,6 +53,8 @@ pub enum RefusedReason {
     KernelFault,
     /// The kernel locked the old mount when the new one arrived beneath.
     Locked,
+    /// The mount is idmapped, and its ids are not known to be the container's own.
+    OtherIds,
     /// The volume, or a bind in the volume, is unbindable.
     Unbindable,
     /// The source of a nested bind is no longer the file that the container has.
@@ -83,7 +85,7 @@ pub enum RefusedReason {
 
 impl RefusedReason {
     /// All of them, for tests of documents.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 28] = [
         Self::LinkOfUser,
         Self::LinkInWritableFolder,
         Self::LinkBelowWritableBind,
@@ -98,6 +100,7 @@ impl RefusedReason {
         Self::MountIsShared,
         Self::KernelFault,
         Self::Locked,
+        Self::OtherIds,
         Self::Unbindable,
         Self::NestedSource,
         Self::NestedMount,
@@ -149,6 +152,9 @@ impl RefusedReason {
             }
             Self::Locked => {
                 "was locked by the kernel when the new mount arrived beneath it; restart the pod, and update the kernel (fixed in 6.1.143 and 6.12.36)"
+            }
+            Self::OtherIds => {
+                "is idmapped with other ids than the container's, or with unknown ids"
             }
             Self::Unbindable => "is unbindable: the new mounts cannot be copied with it",
             Self::NestedSource => "is a nested bind whose source was replaced, or is not local",

@@ -25,5 +25,5 @@ pub use mount_makers::{MountMakers, SpecMount};
 pub use object::{RawObject, Text};
 pub use propagation::{RequestedPropagation, RootfsPropagation};
 pub use read::MAX_BINDS;
-pub use users::{BindIds, IdMap, IdMaps, RequestedUserNamespace, SpecUsers};
+pub use users::{IdMap, IdMaps, RequestedUserNamespace, SpecUsers};
 pub use view::{SpecError, SpecView};

@@ -54,11 +54,11 @@ pub enum RequestedUserNamespace {
 
 /// The ids of an idmapped bind.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum BindIds {
+enum BindIds {
     /// The ids of the container's user namespace.
     OfContainer,
-    /// The bind's own ids.
-    Own(IdMaps),
+    /// These ids, which may be the container's.
+    Named(IdMaps),
     /// Ids in a runtime's own form, such as crun's option `idmap=uids=...`.
     OfRuntime(String),
 }
@@ -137,10 +137,26 @@ impl SpecUsers {
         !self.mounts.idmapped.is_empty()
     }
 
+    /// True if a bind at `place` is idmapped.
+    pub fn is_idmapped_at(&self, place: &Path) -> bool {
+        self.ids_of_mount_at(place).is_some()
+    }
+
+    /// True if the ids of the idmapped mount at `place` are those of the container's own user
+    /// namespace. As for a volume of a pod, where containerd names the ids for the container and for
+    /// the volume.
+    pub fn has_ids_of_container_at(&self, place: &Path) -> bool {
+        match (self.ids_of_mount_at(place), &self.namespace) {
+            (Some(BindIds::OfContainer), _) => true,
+            (Some(BindIds::Named(ids)), RequestedUserNamespace::WithIds(own)) => ids == own,
+            _ => false,
+        }
+    }
+
     /// The ids of the idmapped mount at `place`. Symlinks in the image can move a mount away from
     /// its destination. A mount at an unlisted place therefore belongs to an idmapped bind: the ids
     /// of the idmapped binds if all are equal, otherwise `None`.
-    pub fn ids_of_mount_at(&self, place: &Path) -> Option<&BindIds> {
+    fn ids_of_mount_at(&self, place: &Path) -> Option<&BindIds> {
         let idmapped = &self.mounts.idmapped;
         let named = idmapped
             .iter()
@@ -239,7 +255,7 @@ impl Mount {
         }
         let ids = IdMaps::of(self.uid_mappings.clone(), self.gid_mappings.clone());
         if ids != IdMaps::default() {
-            return Some(BindIds::Own(ids));
+            return Some(BindIds::Named(ids));
         }
         options()
             .any(|option| option == "idmap" || option == "ridmap")
@@ -286,20 +302,6 @@ impl IdMap {
     /// True if root of the host is mapped. The map was read in the host's user namespace.
     pub fn has_root_of_host(&self) -> bool {
         self.0.iter().any(|range| range.outside == 0)
-    }
-
-    /// The text for a `/proc/PID/uid_map`.
-    pub fn to_proc(&self) -> String {
-        self.0
-            .iter()
-            .map(
-                |IdRange {
-                     inside,
-                     outside,
-                     size,
-                 }| format!("{inside} {outside} {size}\n"),
-            )
-            .collect()
     }
 }
 
@@ -369,43 +371,45 @@ mod tests {
     }
 
     #[test]
-    fn an_idmapped_bind_has_the_ids_of_its_container_or_its_own() {
+    fn an_idmapped_bind_has_the_ids_of_its_container_or_other_ids() {
         let mount = |rest: &str| format!(r#"{{"destination":"/a",{rest}}}"#);
-        for (bind, expected) in [
-            (mount(r#""options":["rbind","ro"]"#), None),
-            (mount(r#""options":["idmap"]"#), Some(BindIds::OfContainer)),
-            (
-                mount(&format!(r#""uidMappings":{IDS},"gidMappings":{IDS}"#)),
-                Some(BindIds::Own(ids())),
-            ),
-            (
-                mount(r#""options":["idmap=uids=0-1-10"]"#),
-                Some(BindIds::OfRuntime("idmap=uids=0-1-10".to_owned())),
-            ),
-        ] {
-            let users = users("null", &format!("[null,{bind}]"));
-            assert_eq!(
-                users.ids_of_mount_at("/a/".as_ref()),
-                expected.as_ref(),
-                "{bind}"
-            );
-            assert_eq!(
-                users.ids_of_mount_at("/resolved/a".as_ref()),
-                expected.as_ref(),
-                "{bind}"
-            );
+        let maps = |ids: &str| format!(r#""uidMappings":{ids},"gidMappings":{ids}"#);
+        let linux = format!(r#"{{"namespaces":[{{"type":"user"}}],{}}}"#, maps(IDS));
+        let own = [r#""options":["ridmap"]"#.to_owned(), maps(IDS)];
+        let other = [
+            maps(&IDS.replace("100000", "200000")),
+            format!(r#""uidMappings":{IDS}"#),
+            r#""options":["idmap=uids=0-1-10"]"#.to_owned(),
+        ];
+        for (rest, is_own) in own
+            .map(|it| (it, true))
+            .into_iter()
+            .chain(other.map(|it| (it, false)))
+        {
+            let users = users(&linux, &format!("[null,{}]", mount(&rest)));
+            for place in ["/a/", "/resolved/a"].map(Path::new) {
+                assert!(users.is_idmapped_at(place), "{rest}");
+                assert_eq!(users.has_ids_of_container_at(place), is_own, "{rest}");
+            }
         }
+        let plain = users(
+            &linux,
+            &format!("[{}]", mount(r#""options":["rbind","ro"]"#)),
+        );
+        assert!(!plain.is_idmapped_at("/a".as_ref()));
+        assert!(!plain.has_ids_of_container_at("/a".as_ref()));
+        // The ids of a namespace that the spec only names are not known.
+        let by_path = r#"{"namespaces":[{"type":"user","path":"/proc/7/ns/user"}]}"#;
+        let by_path = users(by_path, &format!("[{}]", mount(&maps(IDS))));
+        assert!(!by_path.has_ids_of_container_at("/a".as_ref()));
         let two = format!(
             r#"[{},{{"destination":"/b","uidMappings":{IDS}}}]"#,
             mount(r#""options":["idmap"]"#)
         );
-        assert_eq!(
-            users("null", &two).ids_of_mount_at("/a".as_ref()),
-            Some(&BindIds::OfContainer)
-        );
-        assert_eq!(
-            users("null", &two).ids_of_mount_at("/other".as_ref()),
-            None,
+        let two = users(&linux, &two);
+        assert!(two.has_ids_of_container_at("/a".as_ref()));
+        assert!(
+            !two.has_ids_of_container_at("/other".as_ref()),
             "they differ"
         );
     }
@@ -421,8 +425,7 @@ mod tests {
         assert_eq!(pod.mounts.idmapped.len(), 1);
         assert_eq!(pod.mounts.destinations.len(), MAX_DESTINATIONS);
         assert!(pod.has_mount_at("/m/7".as_ref()));
-        let own = pod.ids_of_mount_at("/m/4999".as_ref());
-        assert!(matches!(own, Some(BindIds::Own(_))), "{own:?}");
+        assert!(pod.is_idmapped_at("/m/4999".as_ref()));
         let differ = mounts(&|at| format!(r#""options":["idmap=uids=0-{at}-10"]"#));
         let differ = format!(r#"{{"mounts":{differ}}}"#);
         assert!(SpecUsers::from_spec(differ.as_bytes()).is_err());
@@ -433,7 +436,6 @@ mod tests {
         let map = |text| IdMap::from_proc(text).unwrap();
         assert_eq!(map("10 20 5\n0 10 10\n"), map("0 10 15"));
         assert_ne!(map("0 10 10\n10 21 5\n"), map("0 10 15"));
-        assert_eq!(map("0 4294967290 3\n").to_proc(), "0 4294967290 3\n");
         assert_eq!(
             map("4294967295 4294967295 1\n0 0 4294967295\n"),
             map("0 0 4294967295\n4294967295 4294967295 1")

@@ -35,7 +35,6 @@ use bindguard_sys::replace::{CloneError, NewMount, clone_like};
 use rustix::process::Signal;
 
 use super::current_files::CurrentFiles;
-use super::ids::Users;
 use super::outcome::{AttachMethod, NotNotified, NotReplaced, RefreshError, Refreshed};
 use super::progress::{ContainerRefresh, MountProgress, STEP_TIMEOUT};
 use super::records::TuckRecords;
@@ -459,12 +458,11 @@ impl ContainerRefresh<'_> {
         refuse_peer_of_host(subpath)?;
         let file = self.volumes.open_current(subpath)?;
         self.refuse_unreadable(&file)?;
-        let users = Users::of_mount_like(self.helper, &subpath.mount, self.spec, self.namespace)?;
+        let users = self.users_of(&subpath.mount)?;
         let kind = file
             .identity()
             .map_or(FileKind::File, |identity| identity.kind);
         let settings = self.volumes.clone_settings(subpath);
-        let users = users.as_ref().map(Users::file);
         let top = match clone_like(&file, &subpath.mount, users, settings) {
             Ok(top) => top,
             Err(CloneError::TargetGone) => return Ok(None),

@@ -18,7 +18,6 @@ mod files;
 mod host;
 mod host_root_error;
 mod host_roots;
-mod ids;
 mod mounts;
 mod outcome;
 mod place;
@@ -46,7 +45,6 @@ pub use files::{BoundFiles, FileBind};
 pub use host::{VolumeOfPod, rebind_volume};
 pub use host_root_error::HostRootError;
 pub use host_roots::HostRoots;
-pub use ids::IdsError;
 pub use mounts::BoundMounts;
 pub use outcome::{
     AttachMethod, MountOutcome, MountRefresh, NotNotified, NotReplaced, RefreshError, Refreshed,

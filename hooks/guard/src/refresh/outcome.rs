@@ -18,7 +18,6 @@ use bindguard_sys::{MountinfoError, TargetError};
 pub use bindguard_core::report::AttachMethod;
 
 use super::bound_file_error::BoundFileError;
-use super::ids::IdsError;
 use super::records::TuckRecordError;
 
 /// A stale mount of a container, and the outcome of its refresh.
@@ -63,9 +62,6 @@ pub enum NotReplaced {
     /// The bind has no new mount.
     #[error(transparent)]
     Clone(#[from] CloneError),
-    /// The ids of the stale mount are not known, or no mount can have them.
-    #[error(transparent)]
-    Ids(#[from] IdsError),
     /// A step in the container failed.
     #[error(transparent)]
     Enter(#[from] EnterError),

@@ -1,13 +1,15 @@
 //! The parts below the top of a new tree of mounts: the restrictions of the old mounts, and the
 //! binds of the spec that are nested in a volume.
 
+use std::fs::File;
+
 use bindguard_core::judge::{StaleCause, Verdict};
+use bindguard_core::mount_table::MountEntry;
 use bindguard_core::refresh::{KeptMounts, NestedBind, Refused, RefusedReason, SubpathInContainer};
 use bindguard_sys::enter::{TreeChange, TreePart};
 use bindguard_sys::replace::{NewMount, clone_like};
 
 use super::current_files::OpenedNested;
-use super::ids::{IdsError, Users};
 use super::outcome::NotReplaced;
 use super::progress::ContainerRefresh;
 
@@ -73,13 +75,28 @@ impl ContainerRefresh<'_> {
             settings,
         } = self.volumes.open_nested(stale, nested)?;
         let place = &like.mount_point;
-        if nested.shown.is_none() && self.spec.ids_of_mount_at(place).is_some() {
-            return Err(IdsError::OfGoneBind(place.clone()).into());
+        if nested.shown.is_none() && self.spec.is_idmapped_at(place) {
+            let error = "it is gone, and only the runtime can make it again".to_owned();
+            let refused = Refused::new(RefusedReason::OtherIds, place);
+            return Err(refused.with_error(error).into());
         }
         self.refuse_unreadable(&file)?;
-        let users = Users::of_mount_like(self.helper, &like, self.spec, self.namespace)?;
-        let users = users.as_ref().map(Users::file);
+        let users = self.users_of(&like)?;
         Ok(clone_like(&file, &like, users, settings)?)
+    }
+
+    /// The user namespace for a new mount like `stale`; `None` if `stale` is not idmapped. It is the
+    /// namespace that the spec gives the container, never a namespace that a process entered: that
+    /// one may show files of the host's root as files of the process.
+    pub(super) fn users_of(&self, stale: &MountEntry) -> Result<Option<&File>, Refused> {
+        if !stale.attributes.is_idmapped() {
+            return Ok(None);
+        }
+        let place = &stale.mount_point;
+        match self.namespace.has_own_users() && self.spec.has_ids_of_container_at(place) {
+            true => Ok(Some(self.namespace.users())),
+            false => Err(Refused::new(RefusedReason::OtherIds, place)),
+        }
     }
 }
 

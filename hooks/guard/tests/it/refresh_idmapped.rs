@@ -1,13 +1,13 @@
-//! Idmapped volumes: with a mount in them, and with a new filesystem that cannot be idmapped.
+//! Idmapped volumes: with a mount in them, with a new filesystem that cannot be idmapped, and with
+//! other ids than the container's.
 
 use std::fs::{self, File};
-use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::MetadataExt;
-use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, chown};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bindguard_core::refresh::RefusedReason;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::spec::SpecUsers;
 use bindguard_guard::refresh::{NotReplaced, RefreshAct, Refreshed};
@@ -16,35 +16,55 @@ use bindguard_testing::hostile_process::slow_fuse;
 use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::mounts_of_host;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sched::{CloneFlags, unshare};
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 
 use crate::refresh_namespaces::idmap;
 use crate::refresh_scene::volume::Scene;
-use crate::refresh_scene::{can_run, reason};
+use crate::refresh_scene::{can_run, reason, refusal};
 
-const SPEC: &str = r#"{"mounts":[{"destination":"/data",
-    "uidMappings":[{"containerID":0,"hostID":100000,"size":65536}],
-    "gidMappings":[{"containerID":0,"hostID":100000,"size":65536}]}]}"#;
-
-/// A user namespace with these ids.
-fn users() -> File {
-    let mut sleep = Command::new("sleep");
-    sleep.arg("1000000");
-    // SAFETY: a single syscall, which uses neither the heap nor a lock.
-    unsafe { sleep.pre_exec(|| Ok(unshare(CloneFlags::CLONE_NEWUSER)?)) };
-    let mut sleep = sleep.spawn().unwrap();
-    for map in ["uid_map", "gid_map"] {
-        fs::write(format!("/proc/{}/{map}", sleep.id()), "0 100000 65536").unwrap();
-    }
-    let users = File::open(format!("/proc/{}/ns/user", sleep.id())).unwrap();
-    sleep.kill().unwrap();
-    sleep.wait().unwrap();
-    users
+/// The spec of a container with root as its only user, and of a volume with these ids.
+fn spec(ids: &str) -> String {
+    let own = r#"[{"containerID":0,"hostID":0,"size":1}]"#;
+    format!(
+        r#"{{"linux":{{"namespaces":[{{"type":"user"}}],"uidMappings":{own},"gidMappings":{own}}},
+            "mounts":[{{"destination":"/data","uidMappings":{ids},"gidMappings":{ids}}}]}}"#
+    )
 }
 
-fn refresh(scene: &Scene, container: &Container, spec: &str) -> Refreshed {
-    let spec = SpecUsers::from_spec(spec.as_bytes()).unwrap();
+/// As containerd writes them for the volumes of a pod with `hostUsers: false`.
+const OF_CONTAINER: &str = r#"[{"containerID":0,"hostID":0,"size":1}]"#;
+
+const OTHER: &str = r#"[{"containerID":0,"hostID":100000,"size":65536}]"#;
+
+/// A user that the container does not map, and the number of such a user in an idmapped mount.
+const STRANGER: u32 = 200_000;
+const NOBODY: u32 = 65_534;
+
+/// A container whose volume is idmapped by its user namespace. `None`, with a printed reason, where
+/// the kernel cannot do that.
+fn start(scene: &Scene) -> Option<Container> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let flags = flags | OpenTreeFlags::AT_RECURSIVE;
+    let mapped = open_tree(rustix::fs::CWD, scene.volume(), flags).unwrap();
+    let data = [Inside::tree(scene.volume(), "data")];
+    let container = Container::start_in_user_namespace(scene.root(), &data);
+    let users = File::open(format!("/proc/{}/ns/user", container.process.pid())).unwrap();
+    if let Err(why) = idmap(&mapped, &users) {
+        bindguard_testing::skipped(&format!("no idmapped tmpfs before Linux 6.3: {why}"));
+        return None;
+    }
+    container.run_inside(|| {
+        umount2("/data", MntFlags::MNT_DETACH).unwrap();
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+        move_mount(&mapped, c"", rustix::fs::CWD, "/data", flags).unwrap();
+        live::change("/data".as_ref(), MsFlags::MS_PRIVATE | MsFlags::MS_REC);
+    });
+    assert!(container.mounts_at("/data")[0].1.contains("idmapped"));
+    Some(container)
+}
+
+fn refresh(scene: &Scene, container: &Container, ids: &str) -> Refreshed {
+    let spec = SpecUsers::from_spec(spec(ids).as_bytes()).unwrap();
     let (mounts, act) = (scene.bound_mounts(), RefreshAct::Replace(Notify::None));
     scene.act_on_process(&container.process, &spec, &mounts, act)
 }
@@ -57,32 +77,18 @@ fn an_idmapped_volume_with_a_mount_in_it_arrives_by_propagation() {
     }
     let scene = Scene::of_an_unprivileged_container("rprivate");
     scene.mount_below("1");
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    let flags = flags | OpenTreeFlags::AT_RECURSIVE;
-    let mapped = open_tree(rustix::fs::CWD, scene.volume(), flags).unwrap();
-    if let Err(why) = idmap(&mapped, &users()) {
-        bindguard_testing::skipped(&format!("no idmapped tmpfs before Linux 6.3: {why}"));
+    let Some(container) = start(&scene) else {
         return;
-    }
-    let data = [Inside::tree(scene.volume(), "data")];
-    let container = Container::start_in_user_namespace(scene.root(), &data);
+    };
     let (mounts, host) = (container.mounts(), mounts_of_host().len());
-    container.run_inside(|| {
-        umount2("/data", MntFlags::MNT_DETACH).unwrap();
-        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-        move_mount(&mapped, c"", rustix::fs::CWD, "/data", flags).unwrap();
-        live::change("/data".as_ref(), MsFlags::MS_PRIVATE | MsFlags::MS_REC);
-    });
-    let ids = r#"[{"containerID":0,"hostID":0,"size":1}]"#;
-    let linux = format!(
-        r#"{{"linux":{{"namespaces":[{{"type":"user"}}],"uidMappings":{ids},"gidMappings":{ids}}},"#
-    );
-    let spec = SPEC.replacen('{', &linux, 1);
     for content in ["2", "3"] {
         scene.mount_anew(content);
         live::change(&scene.volume(), MsFlags::MS_SHARED);
         scene.mount_below(content);
-        let refreshed = refresh(&scene, &container, &spec);
+        for file in ["0", "nested/file"] {
+            chown(scene.volume().join(file), Some(STRANGER), None).unwrap();
+        }
+        let refreshed = refresh(&scene, &container, OF_CONTAINER);
         assert_eq!(refreshed.replaced(), 1, "{refreshed:?}");
         for (place, file, is_mapped) in [
             ("/data", "data/0", true),
@@ -95,11 +101,40 @@ fn an_idmapped_volume_with_a_mount_in_it_arrives_by_propagation() {
             assert_eq!(container.read(file).as_deref(), Some(content));
             let inside = format!("/proc/{}/root/{file}", container.process.pid());
             let owner = fs::metadata(inside).unwrap().uid();
-            assert_eq!(owner, if is_mapped { 100_000 } else { 0 }, "{place}");
+            assert_eq!(owner, if is_mapped { NOBODY } else { STRANGER }, "{place}");
         }
         let now = (container.mounts(), mounts_of_host().len());
         assert_eq!(now, (mounts, host));
     }
+}
+
+#[test]
+fn a_volume_with_other_ids_than_the_containers_is_refused() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::of_an_unprivileged_container("rprivate");
+    let Some(container) = start(&scene) else {
+        return;
+    };
+    scene.mount_anew("2");
+    let before = (container.mounts_at("/data"), mounts_of_host());
+    // The last is a form of crun's.
+    let of_crun = spec(OF_CONTAINER).replace(
+        r#""destination":"/data","#,
+        r#""destination":"/data","options":["idmap=uids=0-0-1"],"#,
+    );
+    let unnamed = spec(OF_CONTAINER).replace(r#""mounts""#, r#""other""#);
+    for spec in [spec(OTHER), of_crun, unnamed] {
+        let users = SpecUsers::from_spec(spec.as_bytes()).unwrap();
+        let (mounts, act) = (scene.bound_mounts(), RefreshAct::Replace(Notify::None));
+        let refreshed = scene.act_on_process(&container.process, &users, &mounts, act);
+        assert_eq!(refusal(&refreshed), RefusedReason::OtherIds, "{spec}");
+        let now = (container.mounts_at("/data"), mounts_of_host());
+        assert_eq!(now, before, "{spec}");
+    }
+    let refreshed = refresh(&scene, &container, OF_CONTAINER);
+    assert_eq!(refreshed.replaced(), 1, "{refreshed:?}");
 }
 
 /// fuse(4): a daemon that does not set `FUSE_ALLOW_IDMAP`.
@@ -113,24 +148,13 @@ fn a_new_filesystem_that_cannot_be_idmapped_is_refused() {
         return;
     };
     let scene = Scene::new();
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    let mapped = open_tree(rustix::fs::CWD, scene.volume(), flags).unwrap();
-    if let Err(why) = idmap(&mapped, &users()) {
-        bindguard_testing::skipped(&format!("no idmapped tmpfs before Linux 6.3: {why}"));
+    let Some(container) = start(&scene) else {
         return;
-    }
-    let replace = || {
-        umount2("/data", MntFlags::MNT_DETACH).unwrap();
-        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-        move_mount(&mapped, c"", rustix::fs::CWD, "/data", flags).unwrap();
     };
-    let data = [Inside::of(scene.volume(), "data")];
-    let container = Container::start_keeping(scene.root(), &data, &[mapped.as_fd()], replace);
-    assert!(container.mounts_at("/data")[0].1.contains("idmapped"));
 
     // A filesystem that can be idmapped.
     scene.mount_anew("2");
-    let refreshed = refresh(&scene, &container, SPEC);
+    let refreshed = refresh(&scene, &container, OF_CONTAINER);
     assert_eq!(refreshed.replaced(), 1, "{refreshed:?}");
     assert!(container.mounts_at("/data")[0].1.contains("idmapped"));
 
@@ -144,7 +168,7 @@ fn a_new_filesystem_that_cannot_be_idmapped_is_refused() {
     let _slow_down = slow_fuse::serve_after(Arc::new(device), Duration::ZERO);
     let before = (container.mounts(), container.mounts_at("/data"));
     let host = mounts_of_host();
-    let refreshed = refresh(&scene, &container, SPEC);
+    let refreshed = refresh(&scene, &container, OF_CONTAINER);
     assert!(
         matches!(
             reason(&refreshed),

@@ -29,7 +29,6 @@ use rustix::process::{Signal, pidfd_send_signal};
 use super::child::serve_container;
 use super::descriptor_message::{receive_message, send_message, sockets};
 use super::tree_child::serve_tree;
-use super::user_namespace_child::serve_user_namespace;
 use crate::fault;
 use crate::fork::ChildProcess;
 use crate::hanging_processes::{Registered, hanging};
@@ -50,8 +49,6 @@ const START: &[u8] = b"start";
 pub(super) enum Work {
     /// In the mount namespace of a container, with this number of replacements.
     Container(u16),
-    /// In a new user namespace.
-    UserNamespace,
     /// In a new mount namespace, with this number of changes to a tree of new mounts.
     Tree(u16),
 }
@@ -62,8 +59,7 @@ impl Work {
     fn to_bytes(self) -> [u8; Self::SIZE] {
         let (kind, count) = match self {
             Self::Container(jobs) => (0, jobs),
-            Self::UserNamespace => (1, 0),
-            Self::Tree(parts) => (2, parts),
+            Self::Tree(parts) => (1, parts),
         };
         let [low, high] = count.to_le_bytes();
         [kind, low, high]
@@ -72,8 +68,7 @@ impl Work {
     fn from_bytes([kind, low, high]: [u8; Self::SIZE]) -> Option<Self> {
         match kind {
             0 => Some(Self::Container(u16::from_le_bytes([low, high]))),
-            1 => Some(Self::UserNamespace),
-            2 => Some(Self::Tree(u16::from_le_bytes([low, high]))),
+            1 => Some(Self::Tree(u16::from_le_bytes([low, high]))),
             _ => None,
         }
     }
@@ -119,21 +114,17 @@ impl HelperProcess {
     pub(super) fn start_child(
         &self,
         work: Work,
-        subject: Option<(BorrowedFd<'_>, String)>,
+        (subject, pod): (BorrowedFd<'_>, String),
         until: Instant,
     ) -> io::Result<RemoteChild> {
-        let mut registered = None;
-        if let Some((_, pod)) = &subject {
-            let pod = format!("pod {pod}");
-            if hanging().iter().filter(|known| **known == pod).count() >= MAX_HANGING_IN_POD {
-                return Err(io::Error::other(TooManyInPod));
-            }
-            // Without room in /run the child is not counted: a full disk stops no refresh.
-            registered = Registered::new(&pod).ok();
+        let pod = format!("pod {pod}");
+        if hanging().iter().filter(|known| **known == pod).count() >= MAX_HANGING_IN_POD {
+            return Err(io::Error::other(TooManyInPod));
         }
+        // Without room in /run the child is not counted: a full disk stops no refresh.
+        let mut registered = Registered::new(&pod).ok();
         let (socket, theirs) = sockets()?;
-        let mut descriptors = vec![theirs.as_fd()];
-        descriptors.extend(subject.as_ref().map(|(subject, _)| *subject));
+        let mut descriptors = vec![theirs.as_fd(), subject];
         descriptors.extend(registered.as_ref().and_then(Registered::file));
         send_message(self.socket.as_fd(), &work.to_bytes(), &descriptors)
             .map_err(|_| io::Error::other(HelperEnded))?;
@@ -240,7 +231,7 @@ fn wait(socket: &OwnedFd, children: &[ChildProcess]) -> Result<bool, Errno> {
 fn started(work: Work, descriptors: Vec<OwnedFd>) -> Option<ChildProcess> {
     let mut kept: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
     kept.sort_unstable();
-    let (socket, subject) = (descriptors.first()?, descriptors.get(1));
+    let (socket, subject) = (descriptors.first()?, descriptors.get(1)?);
     let child = start(work, &kept, socket, subject);
     let answer = match &child {
         Ok(child) => child.pid(),
@@ -256,17 +247,15 @@ fn start(
     work: Work,
     kept: &[RawFd],
     socket: &OwnedFd,
-    subject: Option<&OwnedFd>,
+    subject: &OwnedFd,
 ) -> io::Result<ChildProcess> {
     ChildProcess::start(kept, || {
         if rustix::io::read(socket, &mut [0; START.len()]) != Ok(START.len()) {
             return;
         }
-        match (work, subject) {
-            (Work::Container(jobs), Some(namespace)) => serve_container(socket, namespace, jobs),
-            (Work::Tree(parts), Some(tree)) => serve_tree(socket, tree, parts),
-            (Work::Container(_) | Work::Tree(_), None) => {}
-            (Work::UserNamespace, _) => serve_user_namespace(socket),
+        match work {
+            Work::Container(jobs) => serve_container(socket, subject, jobs),
+            Work::Tree(parts) => serve_tree(socket, subject, parts),
         }
     })
 }

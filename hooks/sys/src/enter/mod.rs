@@ -30,8 +30,6 @@ mod tree;
 mod tree_child;
 mod tree_message;
 mod tree_part;
-mod user_namespace;
-mod user_namespace_child;
 
 use std::cell::Cell;
 use std::io;
@@ -56,7 +54,6 @@ pub use self::process::{HeldProcess, mount_namespaces};
 pub use self::process_error::ProcessError;
 pub use self::tree::{TreeError, complete_tree};
 pub use self::tree_part::{TreeChange, TreePart};
-pub use self::user_namespace::user_namespace_of;
 
 /// Limit of requests that wait for the child. They and their replies fit into the buffers of the
 /// socket.
@@ -136,7 +133,7 @@ impl Entered {
         let child = helper
             .start_child(
                 Work::Container(count),
-                Some((namespace.as_fd(), namespace.pod())),
+                (namespace.as_fd(), namespace.pod()),
                 until,
             )
             .map_err(EnterError::NoChild)?;

@@ -66,7 +66,7 @@ pub fn complete_tree(
     let child = helper
         .start_child(
             Work::Tree(count),
-            Some((top.mount.as_fd(), namespace.pod())),
+            (top.mount.as_fd(), namespace.pod()),
             until,
         )
         .map_err(TreeError::NoChild)?;
