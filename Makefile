@@ -7,7 +7,7 @@
 #   make differential  the programs of another build, OLD=, beside today's on the same inputs: two minutes on an idle machine
 #   make mutants  changes in the code of core that no test notices: hours, or minutes for some FILES=
 #   make fuzz     hostile input for the readers of mount tables, specs, paths and configs: ten minutes, or SECONDS= per target
-#   make kernels  the syscalls on Linux 5.10, 6.1, 6.12 and the newest, in virtual machines, with the kernel's NFS and SMB servers, a 9p share and SELinux
+#   make kernels  the syscalls on Linux 6.1, 6.12 and the newest, in virtual machines, with the kernel's NFS and SMB servers, a 9p share and SELinux
 #   make kubelet  volumes of all kinds that need no server under a real kubelet, and the race that it has
 #   make suites   critest of cri-tools against the stock shim and bindguard, as one table; half an hour
 #   make image    the image of the chart, built from these sources by docker; make image-check tries that for both architectures
@@ -361,7 +361,7 @@ SYSCALLS := mounts mount_ids mount_watch descriptors_of_mounts prove replace tar
   refresh_open_descriptors refresh_without_record admit \
   cached_paths hanging_probes program_of_container \
   attributes_of_the_mount cifs dead_kubelet_root dead_sources host_root_binds hostile_volumes \
-  mounts_within_volumes nfs payloads_of_drivers repairers_at_once silent_sources unreadable_paths vanished_directories \
+  mounts_within_volumes nfs older_kernels payloads_of_drivers repairers_at_once silent_sources unreadable_paths vanished_directories \
   volumes_mounted_anew written_by_containers
 SYSCALLS_9P := ninep
 SYSCALLS_SELINUX := refresh_selinux refresh_mounts

@@ -2,8 +2,8 @@
 # Fetches one kernel of each Debian suite. Installs nothing.
 #   fetch.sh DIR
 # Result: DIR/vmlinuz-VERSION, DIR/overlay-VERSION.ko, DIR/fuse-VERSION.ko where it is a module, and DIR/servers-VERSION with
-# what the servers and clients of NFS and SMB are made of, named in the order of loading; for 5.10 (before
-# MOVE_MOUNT_BENEATH and statmount), 6.1, 6.12 and the newest. DIR/9p with a 6.1 that has a client of 9p. And DIR/systemd, a
+# what the servers and clients of NFS and SMB are made of, named in the order of loading; for 6.1 (before
+# MOVE_MOUNT_BENEATH and statmount), 6.12 and the newest. DIR/9p with a 6.1 that has a client of 9p. And DIR/systemd, a
 # root filesystem with the systemd and the message bus of the suite that has 6.12.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -62,7 +62,7 @@ modules() {
   done
 }
 
-for suite in bullseye bookworm trixie sid; do
+for suite in bookworm trixie sid; do
   suite_lists "$suite"
   unpacked "$suite" linux-image-cloud-amd64
   mv "$image" "$dir/vmlinuz-$version"
@@ -70,7 +70,7 @@ for suite in bullseye bookworm trixie sid; do
     found=$(find "$tree" -name "$module.ko*")
     [ -z "$found" ] || plain "$found" "$dir/$module-$version.ko"
   done
-  # What SMB signs and encrypts with is looked for by name once it is needed. 5.10 has no SMB server.
+  # What SMB signs and encrypts with is looked for by name once it is needed.
   modules "$dir/servers-$version" nfsd nfsv4 cmac ctr ccm ghash-generic gcm sha512_generic cifs ksmbd
 done
 

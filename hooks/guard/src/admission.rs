@@ -10,6 +10,7 @@ use bindguard_core::policy::Policy;
 use bindguard_core::report::Report;
 use bindguard_core::spec::{SpecError, SpecView};
 use bindguard_sys::bundle::{BundleError, read_spec};
+use bindguard_sys::{OldKernel, require_calls};
 
 /// Why a bundle could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -20,6 +21,9 @@ pub enum OpenError {
     /// It is not a spec.
     #[error(transparent)]
     Parse(#[from] SpecError),
+    /// Nothing can be compared and repaired on this kernel.
+    #[error(transparent)]
+    Kernel(#[from] OldKernel),
 }
 
 /// A report with the names that the bundle has. A bundle that cannot be read has no names: the runtime
@@ -50,8 +54,9 @@ impl<'b> OpenBundle<'b> {
     /// The bundle at `path`, whose spec has these bytes. Relative sources are relative to `path`.
     ///
     /// # Errors
-    /// If the bytes are no spec.
-    pub fn parse(bytes: &'b [u8], path: &'b Path, node: &'b Policy) -> Result<Self, SpecError> {
+    /// If the kernel is too old, or the bytes are no spec.
+    pub fn parse(bytes: &'b [u8], path: &'b Path, node: &'b Policy) -> Result<Self, OpenError> {
+        require_calls()?;
         let spec = SpecView::from_bytes(bytes)?;
         let (policy, not_followed) = policy_of_pod(node, |name| spec.annotation(name));
         Ok(Self {

@@ -30,7 +30,7 @@ use bindguard_sys::replace::{
     CloneError, NewMount, ReplaceError, attach_beneath, attach_tucked, clone_mount, detach,
 };
 use bindguard_sys::{
-    Handle, MountOf, Mounts, OpenedTarget, make_directories, open_target, stranded,
+    Handle, MountOf, Mounts, OpenedTarget, make_directories, open_target, require_calls, stranded,
 };
 
 use crate::attempts::{Ended, MAX_FAILURES, REPLACE_TIMEOUT, repeat};
@@ -61,6 +61,7 @@ impl From<NotRebound> for Outcome {
 /// Replaces a stale subpath's mount by a bind of its current target. Returns the number of swaps, or
 /// that the mount was current before the first swap. All repairs of a create share `probes`.
 pub fn rebind(order: &Rebind, probes: &Probes) -> Result<Outcome, NotRebound> {
+    require_calls().map_err(not_rebound)?;
     let mut left_behind = BTreeSet::new();
     let result = until_current(order, probes, &mut left_behind);
     fault::reach(FaultPoint::Verified);

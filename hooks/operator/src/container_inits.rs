@@ -95,7 +95,7 @@ pub(crate) fn stale_mounts(
             | RefreshError::Sandbox(_)
             | RefreshError::Locked(_)
             | RefreshError::NoSpec
-            | RefreshError::OldKernel
+            | RefreshError::OldKernel(_)
             | RefreshError::Namespace(_),
         ) => Ok(Vec::new()),
     }

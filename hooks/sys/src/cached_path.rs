@@ -19,8 +19,7 @@ const MAX_WALKS: usize = 4;
 /// answer from a server or a daemon. The file itself may be on a server.
 ///
 /// # Errors
-/// `WouldBlock` if the walk may have to wait; `InvalidInput` before Linux 5.12, which has no
-/// `RESOLVE_CACHED`; otherwise the kernel's error, which is certain.
+/// `WouldBlock` if the walk may have to wait; otherwise the kernel's error, which is certain.
 pub fn open_without_waiting(path: &Path, is_local: impl Fn(&Handle) -> bool) -> io::Result<Handle> {
     let mut walked = walk(path, &is_local);
     for _ in 1..MAX_WALKS {

@@ -7,7 +7,6 @@
 //! * `stop:PLACE` stops it there, as a hung server would
 //! * `panic:PLACE` panics there
 //! * `no-beneath` disables `MOVE_MOUNT_BENEATH`, as before Linux 6.5
-//! * `no-setattr` disables mount_setattr(2), as before Linux 5.12
 //! * `list` prints every place and exits
 //!
 //! There is a place for each state that a killed guard can leave behind. After each step that
@@ -97,18 +96,6 @@ pub fn denies_beneath() -> bool {
 /// Always false: this build has no fault points.
 #[cfg(not(feature = "fault-points"))]
 pub fn denies_beneath() -> bool {
-    false
-}
-
-/// True if a test disables mount_setattr(2).
-#[cfg(feature = "fault-points")]
-pub fn denies_setattr() -> bool {
-    asks_for("no-setattr")
-}
-
-/// Always false: this build has no fault points.
-#[cfg(not(feature = "fault-points"))]
-pub fn denies_setattr() -> bool {
     false
 }
 

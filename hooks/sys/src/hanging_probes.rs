@@ -42,7 +42,7 @@ static NOT_LISTED: Mutex<Vec<(SilentFilesystem, OwnedFd)>> = Mutex::new(Vec::new
 pub(crate) struct SilentFilesystem(String);
 
 impl SilentFilesystem {
-    /// `None` for a local filesystem, and before Linux 5.12, which opens no path from its cache.
+    /// `None` for a local filesystem.
     pub(crate) fn of(path: &Path, mounts: &Mounts) -> Option<Self> {
         let cached = |known| Some((known, Handle::cached(known)?));
         // The root of a mount is always in the cache.

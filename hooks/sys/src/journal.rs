@@ -61,13 +61,16 @@ pub fn append(journal: &Path, line: &str) -> Result<(), JournalError> {
 /// Time limit for a journal on a server: the container waits meanwhile.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// True if the journal and its directory are on a local filesystem. Also true before Linux 5.12,
-/// where that cannot be detected without waiting.
+/// True if the journal and its directory are on a local filesystem. Also true on a kernel that is too
+/// old to detect that without waiting: its creates are recorded too.
 fn cannot_wait(journal: &Path) -> bool {
     let mounts = Mounts::default();
     let folder = match Handle::try_cached(journal.parent().unwrap_or(journal)) {
         Ok(folder) => mounts.is_local(&folder),
-        Err(error) => error.kind() == io::ErrorKind::InvalidInput,
+        Err(error) => matches!(
+            error.kind(),
+            io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported
+        ),
     };
     // The journal may be a symlink to a server's file.
     folder && cached_path::cannot_wait(journal, |handle| mounts.is_local(handle))

@@ -1,14 +1,20 @@
 //! The features of this kernel. They are probed by calls that change nothing, not derived from its
 //! version: distributions backport.
+//!
+//! Bindguard requires the calls of Linux 5.14. [`require_calls`] decides for all repairs and
+//! refreshes; a create on an older kernel goes on, unchecked.
 
+use std::ffi::CStr;
 use std::fs;
 use std::path::Path;
 
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
-use rustix::mount::MoveMountFlags;
+use rustix::mount::{MoveMountFlags, OpenTreeFlags};
 
+use crate::descriptors::probe_close_range;
 use crate::handle::Handle;
+use crate::mount_setattr::probe_mount_setattr;
 use crate::statmount::statmount;
 
 /// The features that a re-bind uses.
@@ -16,15 +22,82 @@ use crate::statmount::statmount;
 pub struct KernelFeatures {
     /// `uname -r`
     pub release: String,
-    /// openat2(2), Linux 5.6: opens targets beneath their volume.
-    pub openat2: bool,
-    /// `STATX_MNT_ID` and mount roots, Linux 5.8: identify the mount of a path.
-    pub mount_ids: bool,
+    /// An error if a call that every repair requires is missing.
+    pub required_calls: Result<(), OldKernel>,
     /// `MOVE_MOUNT_BENEATH`, Linux 6.5: swaps a mount without a gap.
     pub beneath: bool,
     /// statmount(2), Linux 6.8: a query costs the same among 100 and 30,000 mounts.
     pub statmount: bool,
 }
+
+/// A call that repairs and refreshes require is missing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "repairs and live refreshes require Linux 5.14 or newer: this kernel ({release}) has no {missing}"
+)]
+pub struct OldKernel {
+    release: String,
+    missing: &'static str,
+}
+
+/// Probes the calls that every repair and refresh requires.
+///
+/// # Errors
+/// If this kernel, or a seccomp filter that answers `ENOSYS`, lacks a call. A call that is denied is
+/// not missing: the step that needs the call reports the denial.
+pub fn require_calls() -> Result<(), OldKernel> {
+    match missing_call() {
+        None => Ok(()),
+        Some(missing) => Err(OldKernel {
+            release: release(),
+            missing,
+        }),
+    }
+}
+
+/// In each of these calls the kernel checks flags before the path, which leads nowhere.
+fn missing_call() -> Option<&'static str> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let opened = rustix::fs::openat2(CWD, NOWHERE, flags, Mode::empty(), ResolveFlags::CACHED);
+    // Linux 5.12
+    if opened.is_err_and(is_unknown) {
+        return Some("openat2(2) with RESOLVE_CACHED");
+    }
+    let fields = rustix::fs::statx(CWD, c"/", AtFlags::STATX_DONT_SYNC, StatxFlags::MNT_ID);
+    // Linux 5.8. After an error of a seccomp filter or a machine in trouble, nothing is known.
+    let knows_mounts = |fields: &Statx| {
+        let mask = fields.stx_attributes_mask;
+        fields.stx_mask & StatxFlags::MNT_ID.bits() != 0
+            && mask.contains(StatxAttributes::MOUNT_ROOT)
+    };
+    if fields.is_ok_and(|fields| !knows_mounts(&fields)) || fields.is_err_and(is_unknown) {
+        return Some("ids of mounts in statx(2)");
+    }
+    let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    if rustix::mount::open_tree(CWD, NOWHERE, clone).is_err_and(is_unknown) {
+        return Some("open_tree(2)");
+    }
+    let none = MoveMountFlags::empty();
+    if rustix::mount::move_mount(CWD, NOWHERE, CWD, NOWHERE, none).is_err_and(is_unknown) {
+        return Some("move_mount(2)");
+    }
+    let set = probe_mount_setattr(NOWHERE);
+    let set = set.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO));
+    if set.is_err_and(is_unknown) {
+        return Some("mount_setattr(2) with nosymfollow");
+    }
+    if probe_close_range().is_err_and(is_unknown) {
+        return Some("close_range(2)");
+    }
+    None
+}
+
+fn is_unknown(errno: Errno) -> bool {
+    matches!(errno, Errno::NOSYS | Errno::INVAL)
+}
+
+/// A path without a file.
+const NOWHERE: &CStr = c"/proc/self/fd/bindguard-probe";
 
 /// True on Linux 7.1 to 7.2.10, where a mount that propagates beneath a locked mount takes the lock
 /// (CVE-2026-98976). A vendor's kernel with the fix and such a number counts as faulty.
@@ -52,34 +125,19 @@ fn release() -> String {
 /// Probes the kernel.
 pub fn kernel_features() -> KernelFeatures {
     let root = Handle::follow(Path::new("/")).ok();
-    let unique = root
-        .as_ref()
-        .and_then(|root| root.unique_mount_id().ok().flatten());
+    let unique = root.and_then(|root| root.unique_mount_id().ok().flatten());
     KernelFeatures {
         release: release(),
-        openat2: rustix::fs::openat2(
-            CWD,
-            "/",
-            OFlags::PATH | OFlags::CLOEXEC,
-            Mode::empty(),
-            ResolveFlags::NO_SYMLINKS,
-        )
-        .is_ok(),
-        mount_ids: root.is_some_and(|root| root.mount_id().is_ok() && root.is_mount_root().is_ok()),
+        required_calls: require_calls(),
         beneath: knows_beneath(),
         statmount: unique.is_some_and(|id| statmount(id, None).is_ok()),
     }
 }
 
-/// move_mount(2) checks flags before paths: a call with an impossible path shows if the kernel
-/// knows the flag.
 fn knows_beneath() -> bool {
-    let nowhere = "/proc/self/fd/bindguard-probe";
     let flags = MoveMountFlags::MOVE_MOUNT_BENEATH;
-    !matches!(
-        rustix::mount::move_mount(CWD, nowhere, CWD, nowhere, flags),
-        Err(Errno::INVAL | Errno::NOSYS)
-    )
+    let moved = rustix::mount::move_mount(CWD, NOWHERE, CWD, NOWHERE, flags);
+    !moved.is_err_and(is_unknown)
 }
 
 #[cfg(test)]
@@ -105,7 +163,7 @@ mod tests {
     #[test]
     fn this_kernel_is_one_that_bindguard_supports() {
         let features = kernel_features();
-        assert!(features.openat2 && features.mount_ids, "{features:?}");
+        assert_eq!(features.required_calls, Ok(()));
         assert!(!features.release.is_empty());
     }
 }

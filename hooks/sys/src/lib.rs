@@ -54,10 +54,11 @@ pub use heap::trim_heap;
 pub use host_path::{HostWalk, WalkError, WalkedFolder, walk_host_path, walk_path_of_process};
 pub use inherited_state::{inherited_pipe, restore_inherited_state};
 pub use kernel_features::{
-    KernelFeatures, kernel_features, propagation_takes_locks, release_numbers,
+    KernelFeatures, OldKernel, kernel_features, propagation_takes_locks, release_numbers,
+    require_calls,
 };
 pub use mount_ids::next_mount_id;
-pub use mount_setattr::{has_mount_setattr, map_ids};
+pub use mount_setattr::map_ids;
 pub use mount_watch::{MountWatch, MountWatchError};
 pub use mountinfo::{
     MountinfoError, ReadTableError, read_container_table, read_host_table_in_part,

@@ -1,23 +1,20 @@
-//! The syscall mount_setattr(2), Linux 5.12 and newer. No library has it yet.
+//! The syscall mount_setattr(2). No library has it yet.
 //!
 //! Unsafe, because the kernel is handed a request, which lives until it returns.
 #![allow(unsafe_code)]
 
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use bindguard_core::mount_table::MountAttributes;
 use nix::libc;
 use rustix::fs::CWD;
-use rustix::io::Errno;
-
-use crate::fault;
 
 /// Adds these attributes to a mount. Everything that the mount denies already stays denied.
 ///
 /// # Errors
-/// `ENOSYS` before Linux 5.12, `EPERM` under a seccomp filter that does not know the call, `EINVAL`
-/// where nosymfollow is wanted before Linux 5.14.
+/// `EPERM` under a seccomp filter that does not know the call.
 pub(crate) fn mount_setattr(mount: impl AsFd, attributes: MountAttributes) -> io::Result<()> {
     set(mount.as_fd(), 0, &request(attributes))
 }
@@ -102,11 +99,17 @@ pub fn map_ids(tree: impl AsFd, namespace: impl AsFd, read_only: bool) -> io::Re
     set(tree.as_fd(), libc::AT_RECURSIVE, &request)
 }
 
-/// True if the kernel knows the call. The request of this probe changes nothing.
-pub fn has_mount_setattr() -> bool {
-    let probed = set(CWD, 0, &NOTHING);
-    let is_missing = |error: &io::Error| Errno::from_io_error(error) == Some(Errno::NOSYS);
-    !fault::denies_setattr() && !probed.is_err_and(|error| is_missing(&error))
+/// Makes the call with nosymfollow, Linux 5.14's last addition, for a path without a file. The kernel
+/// checks the request before the path.
+///
+/// # Errors
+/// `ENOENT` from a kernel that knows all of it.
+pub(crate) fn probe_mount_setattr(nowhere: &CStr) -> io::Result<()> {
+    let request = libc::mount_attr {
+        attr_set: libc::MOUNT_ATTR_NOSYMFOLLOW,
+        ..NOTHING
+    };
+    set_at(CWD, nowhere, 0, &request)
 }
 
 const NOTHING: libc::mount_attr = libc::mount_attr {
@@ -125,14 +128,23 @@ fn request(attributes: MountAttributes) -> libc::mount_attr {
 }
 
 fn set(mount: BorrowedFd<'_>, flags: libc::c_int, request: &libc::mount_attr) -> io::Result<()> {
+    set_at(mount, c"", libc::AT_EMPTY_PATH | flags, request)
+}
+
+fn set_at(
+    folder: BorrowedFd<'_>,
+    path: &CStr,
+    flags: libc::c_int,
+    request: &libc::mount_attr,
+) -> io::Result<()> {
     // SAFETY: the request is of the size that is passed with it and the path ends with a zero; the
     // kernel keeps neither.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
-            mount.as_raw_fd(),
-            c"".as_ptr(),
-            libc::AT_EMPTY_PATH | flags,
+            folder.as_raw_fd(),
+            path.as_ptr(),
+            flags,
             &raw const *request,
             size_of::<libc::mount_attr>(),
         )

@@ -225,10 +225,7 @@ impl Drop for SeparateProcess {
 #[cfg(test)]
 mod tests {
     use std::process::Command;
-    use std::thread::{self, sleep};
-
-    use bindguard_testing::deny_call;
-    use nix::libc;
+    use std::thread::sleep;
 
     use super::*;
 
@@ -250,16 +247,6 @@ mod tests {
     #[test]
     fn it_holds_nothing_but_its_end_of_the_pipe() {
         assert_eq!(open_descriptors(), 2);
-    }
-
-    /// Linux before 5.9 does not know close_range(2).
-    #[test]
-    fn it_holds_nothing_else_on_a_kernel_without_close_range() {
-        let opened = thread::spawn(|| {
-            deny_call(libc::SYS_close_range, nix::errno::Errno::ENOSYS);
-            open_descriptors()
-        });
-        assert_eq!(opened.join().unwrap(), 2);
     }
 
     /// The number of descriptors in a separate process.

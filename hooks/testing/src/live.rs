@@ -80,16 +80,6 @@ pub fn kernel() -> (u32, u32) {
     (numbers.next().unwrap(), numbers.next().unwrap())
 }
 
-/// An error with the reason if the kernel cannot set the attributes of a new mount before the
-/// attach.
-pub fn has_mount_setattr() -> Result<(), &'static str> {
-    if kernel() >= (5, 12) {
-        Ok(())
-    } else {
-        Err("no mount_setattr(2) before Linux 5.12")
-    }
-}
-
 /// A process with binds.
 pub struct Container {
     pid: Pid,

@@ -18,7 +18,7 @@ const SYS_STATMOUNT: libc::c_long = 457;
 
 /// The calls for reading, judging, repairing and writing. Not poll(2): Rust's start-up calls it
 /// once and aborts when it says what no kernel says.
-const CALLS: [(&str, libc::c_long); 35] = [
+const CALLS: [(&str, libc::c_long); 36] = [
     ("openat", libc::SYS_openat),
     ("open", libc::SYS_open),
     ("openat2", libc::SYS_openat2),
@@ -28,6 +28,7 @@ const CALLS: [(&str, libc::c_long); 35] = [
     ("statmount", SYS_STATMOUNT),
     ("open_tree", libc::SYS_open_tree),
     ("move_mount", libc::SYS_move_mount),
+    ("mount_setattr", libc::SYS_mount_setattr),
     ("mount", libc::SYS_mount),
     ("umount2", libc::SYS_umount2),
     ("flock", libc::SYS_flock),

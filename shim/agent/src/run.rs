@@ -17,6 +17,7 @@ use anyhow::{Context, Result, bail};
 use bindguard_config::{Config, DEFAULT_PATH, FileWarning, Loaded, RefreshMode, keep_valid, load};
 use bindguard_core::error_chain;
 use bindguard_guard::refresh::HelperProcess;
+use bindguard_sys::require_calls;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tracing::{info, warn};
@@ -66,6 +67,9 @@ pub fn run(args: &Args) -> Result<()> {
         Some(named) => named,
     };
     let config = reported(loaded);
+    if let Err(old) = require_calls() {
+        warn!("{old}");
+    }
     let settings = args.over(config.agent());
     let config = config.with_agent(settings);
     let cri = host::cri_socket(args.cri.as_deref(), Path::new("/"))

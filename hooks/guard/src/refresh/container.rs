@@ -30,8 +30,8 @@ use bindguard_sys::enter::{
     ContainerNamespace, Entered, HeldProcess, HelperProcess, MAX_REPLACEMENTS, MountsLock,
     Replacement, complete_tree,
 };
-use bindguard_sys::has_mount_setattr;
 use bindguard_sys::replace::{CloneError, NewMount, clone_like};
+use bindguard_sys::require_calls;
 use rustix::process::Signal;
 
 use super::current_files::CurrentFiles;
@@ -127,6 +127,9 @@ pub fn refresh_container_within(
     act: RefreshAct,
     records: &TuckRecords,
 ) -> Result<Refreshed, RefreshError> {
+    if act != RefreshAct::Look {
+        require_calls()?;
+    }
     let namespace = process.mount_namespace()?;
     refuse_sandbox(process, &namespace)?;
     let spec = spec.ok_or(RefreshError::NoSpec)?;
@@ -140,7 +143,6 @@ pub fn refresh_container_within(
             refresh.look_for_obstacles(&subpaths);
             return Ok(refresh.into_report(subpaths, stale_unless));
         }
-        RefreshAct::Replace(_) if !has_mount_setattr() => return Err(RefreshError::OldKernel),
         RefreshAct::Replace(notify) => notify,
     };
     // Two refreshes at once could each attach a mount, and detach the newer mount first. The lock

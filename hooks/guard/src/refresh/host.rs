@@ -12,6 +12,7 @@ use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_core::plan::{Plan, Rebind};
 use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::report::{BindReport, Outcome, Report};
+use bindguard_sys::require_calls;
 
 use crate::check::planned_outcome;
 use crate::probes::Probes;
@@ -68,7 +69,11 @@ impl VolumeOfPod {
 pub fn rebind_volume(volume: &VolumeOfPod, policy: &Policy) -> Report {
     let start = Instant::now();
     let mut report = Report::default();
-    if policy.stale_subpaths != Mode::Off {
+    if policy.stale_subpaths != Mode::Off
+        && let Err(old) = require_calls()
+    {
+        report.problems.push(old.to_string());
+    } else if policy.stale_subpaths != Mode::Off {
         let findings = judge_subpaths(&volume.subpaths(), &Probes::for_create())
             .into_iter()
             .filter(|finding| !has_no_mount(&finding.verdict));

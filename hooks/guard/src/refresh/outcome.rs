@@ -13,7 +13,7 @@ use bindguard_core::report::{MountResult, Notification, RefreshedMount};
 use bindguard_core::source::KindName;
 use bindguard_sys::enter::{Abandoned, EnterError, NamespaceError, ProcessError, TreeError};
 use bindguard_sys::replace::{CloneError, ReplaceError};
-use bindguard_sys::{MountinfoError, TargetError};
+use bindguard_sys::{MountinfoError, OldKernel, TargetError};
 
 pub use bindguard_core::report::AttachMethod;
 
@@ -149,9 +149,9 @@ pub enum RefreshError {
     /// Its init process is the kernel of gVisor, which has mounts of its own.
     #[error("process {0} is gVisor's sandbox, which is not supported")]
     Sandbox(u32),
-    /// The kernel cannot give a new mount the attributes of the stale mount before it is attached.
-    #[error("live refresh requires Linux 5.12 or newer: the kernel has no mount_setattr(2)")]
-    OldKernel,
+    /// The kernel lacks calls.
+    #[error(transparent)]
+    OldKernel(#[from] OldKernel),
     /// Another refresh works on the container, or the container holds the lock of its own
     /// namespace.
     #[error("another refresh has locked its mount namespace for {} ms", .0.as_millis())]
@@ -171,7 +171,7 @@ impl RefreshError {
             | Self::Namespace(_)
             | Self::MountsOfNode(_)
             | Self::Sandbox(_)
-            | Self::OldKernel => false,
+            | Self::OldKernel(_) => false,
         }
     }
 }

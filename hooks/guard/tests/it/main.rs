@@ -26,6 +26,7 @@ mod names_of_a_kubelet;
 mod nfs;
 mod nfs_server;
 mod ninep;
+mod older_kernels;
 mod payloads_of_drivers;
 mod prove;
 mod prove_honest;

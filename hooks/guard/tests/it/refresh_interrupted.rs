@@ -9,7 +9,6 @@ use bindguard_guard::refresh::{PodVolumes, RefreshAct, RefreshError, refresh_con
 use bindguard_testing::live;
 use bindguard_testing::live::Container;
 use bindguard_testing::{helper, rounds};
-use nix::libc;
 use nix::mount::MsFlags;
 
 use crate::refresh_scene::{Scene, can_run, supervised};
@@ -43,37 +42,6 @@ fn a_container_that_locks_itself_is_told() {
     assert!(matches!(refresh(), Err(RefreshError::Locked(_))));
     drop(lock);
     assert!(refresh().unwrap().is_current());
-}
-
-/// Before Linux 5.12 a new mount could not get the attributes of the stale mount in time.
-#[test]
-fn a_kernel_without_mount_setattr_is_refused() {
-    if !can_run() {
-        return;
-    }
-    let scene = Scene::with_keys(1);
-    let container = scene.start(1);
-    scene.pod.update(1);
-    let refresh = |act| {
-        let volumes = PodVolumes::open(&scene.pod.directory()).unwrap();
-        refresh_container(
-            helper(),
-            &container.process,
-            Some(container.spec()),
-            &volumes,
-            act,
-            &scene.records(),
-        )
-    };
-    let (refused, found) = supervised::without_call(libc::SYS_mount_setattr, || {
-        let refused = refresh(RefreshAct::Replace(Notify::None)).unwrap_err();
-        (refused, refresh(RefreshAct::Look).unwrap())
-    });
-    assert!(
-        refused.to_string().contains("requires Linux 5.12"),
-        "{refused}"
-    );
-    assert_eq!(found.mounts.len(), 1, "a survey still finds the old file");
 }
 
 /// The agent is killed with its child, as by a cgroup's end, at any moment.

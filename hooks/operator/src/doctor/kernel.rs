@@ -10,10 +10,8 @@ use super::kernel_fixes::mount_fixes;
 pub fn kernel(features: &KernelFeatures, kubelet_is_shared: Result<bool, String>) -> Point {
     const NAME: &str = "kernel";
     let release = &features.release;
-    if !features.openat2 || !features.mount_ids {
-        let message = format!(
-            "Linux {release} cannot report the mount of a path: nothing is judged; 5.8 is the oldest that can"
-        );
+    if let Err(old) = &features.required_calls {
+        let message = format!("{old}; containers are created as they are");
         return Point::failed(NAME, message, "uname -r");
     }
     let swap = match (features.beneath, kubelet_is_shared) {
@@ -42,40 +40,49 @@ pub fn kernel(features: &KernelFeatures, kubelet_is_shared: Result<bool, String>
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
+    use bindguard_sys::kernel_features;
+    use bindguard_testing::deny_call;
+    use nix::errno::Errno;
+    use nix::libc;
+
     use super::super::PointStatus;
     use super::*;
 
-    fn features(beneath: bool, mount_ids: bool) -> KernelFeatures {
+    fn features(beneath: bool) -> KernelFeatures {
         KernelFeatures {
             release: "6.1".to_owned(),
-            openat2: true,
-            mount_ids,
+            required_calls: Ok(()),
             beneath,
             statmount: beneath,
         }
     }
 
+    /// Older than all kernels on which the tests run: seccomp(2) answers in its stead.
+    #[test]
+    fn a_kernel_without_a_required_call_is_no_kernel_for_repairs() {
+        let features = || {
+            deny_call(libc::SYS_mount_setattr, Errno::ENOSYS);
+            kernel_features()
+        };
+        let old = thread::spawn(features).join().unwrap();
+        let point = kernel(&old, Ok(true));
+        assert_eq!(point.status, PointStatus::Failed);
+        assert!(point.message.contains("Linux 5.14"), "{}", point.message);
+    }
+
     #[test]
     fn an_older_kernel_needs_a_shared_mount() {
+        assert_eq!(kernel(&features(true), Ok(false)).status, PointStatus::Ok);
+        assert_eq!(kernel(&features(false), Ok(true)).status, PointStatus::Ok);
         assert_eq!(
-            kernel(&features(true, true), Ok(false)).status,
-            PointStatus::Ok
-        );
-        assert_eq!(
-            kernel(&features(false, true), Ok(true)).status,
-            PointStatus::Ok
-        );
-        assert_eq!(
-            kernel(&features(false, true), Err("why".to_owned())).status,
+            kernel(&features(false), Err("why".to_owned())).status,
             PointStatus::Unknown
         );
         assert_eq!(
-            kernel(&features(false, true), Ok(false)).command.as_deref(),
+            kernel(&features(false), Ok(false)).command.as_deref(),
             Some("mount --make-rshared /")
-        );
-        assert_eq!(
-            kernel(&features(true, false), Ok(true)).status,
-            PointStatus::Failed
         );
     }
 }

@@ -126,7 +126,7 @@ impl Job {
         Some(Self {
             mount_point: path(place).to_owned(),
             stale: MountId(number(0)?),
-            new: new.map(NewMount::complete),
+            new: new.map(|mount| NewMount { mount }),
             propagation: propagation(1)?,
             parent,
         })

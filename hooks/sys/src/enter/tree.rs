@@ -70,7 +70,7 @@ pub fn complete_tree(
             until,
         )
         .map_err(TreeError::NoChild)?;
-    completed_by(&child, parts, step_timeout, until).map(NewMount::complete)
+    completed_by(&child, parts, step_timeout, until).map(|mount| NewMount { mount })
 }
 
 fn completed_by(

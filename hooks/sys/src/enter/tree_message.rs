@@ -51,7 +51,7 @@ fn part_of(bytes: &[u8], mount: Option<OwnedFd>) -> Option<TreePart> {
     let (head, path) = bytes.split_at_checked(HEAD)?;
     let (kind, attributes) = head.split_first()?;
     let bits = u64::from_le_bytes(attributes.try_into().ok()?);
-    let new = mount.map(crate::replace::NewMount::complete);
+    let new = mount.map(|mount| crate::replace::NewMount { mount });
     Some(TreePart {
         path: PathBuf::from(OsStr::from_bytes(path)),
         change: match *kind {
@@ -107,7 +107,9 @@ mod tests {
     #[test]
     fn every_message_arrives_as_it_was_sent() {
         let (ours, theirs) = sockets().unwrap();
-        let mount = || NewMount::complete(File::open("/").unwrap().into());
+        let mount = || NewMount {
+            mount: File::open("/").unwrap().into(),
+        };
         let read_only = MountAttributes::from_options("ro".as_ref());
         for (change, kind) in [
             (TreeChange::Restrict(read_only), "Restrict"),

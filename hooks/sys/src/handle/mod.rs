@@ -85,7 +85,7 @@ impl Handle {
 
     /// Opens the file that an absolute path leads to, a final symlink followed, if the kernel has
     /// the whole path in its cache: openat2(2), `RESOLVE_CACHED`. `None` if a disk, a server or a
-    /// daemon would have to answer, and before Linux 5.12.
+    /// daemon would have to answer.
     pub fn cached(path: &Path) -> Option<Self> {
         Self::try_cached(path).ok()
     }
@@ -152,7 +152,7 @@ impl Handle {
     /// The id of the mount that it is on, as mountinfo has it. Valid while this handle is open.
     ///
     /// # Errors
-    /// statx(2)'s, and a kernel before 5.8.
+    /// statx(2)'s, and a kernel that is too old.
     pub fn mount_id(&self) -> Result<MountId, HandleError> {
         if self.is_unqueried() {
             return self.mount_id_of_descriptor();
@@ -175,7 +175,7 @@ impl Handle {
     /// True if the file is the root of its mount: the path is a mount point.
     ///
     /// # Errors
-    /// statx(2)'s, and a kernel before 5.8.
+    /// statx(2)'s, and a kernel that is too old.
     pub fn is_mount_root(&self) -> Result<bool, HandleError> {
         self.lasting()?
             .is_mount_root
@@ -253,7 +253,7 @@ impl Handle {
     fn too_old(&self, what: &str) -> HandleError {
         let source = io::Error::new(
             io::ErrorKind::Unsupported,
-            format!("this kernel does not report {what}: it is older than 5.8"),
+            format!("this kernel does not report {what}: it is too old"),
         );
         HandleError::Stat {
             path: self.path.clone(),

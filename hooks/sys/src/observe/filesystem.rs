@@ -10,7 +10,6 @@
 //! has the attributes of the mount that it was made from. So the source mount has the attributes of
 //! the subpath's mount.
 
-use std::io::ErrorKind;
 use std::path::Path;
 
 use bindguard_core::evidence::Volume;
@@ -72,11 +71,7 @@ fn find_mount(
     let earlier = Mounts::default();
     holding.into_iter().take(TRIED).find_map(|host| {
         let is_local = |handle: &Handle| earlier.is_local(handle);
-        let handle = match open_without_waiting(&host.mount_point, is_local) {
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
-            // Before Linux 5.12, only an ordinary walk is possible.
-            opened => opened.or_else(|_| Handle::of(&host.mount_point)).ok()?,
-        };
+        let handle = open_without_waiting(&host.mount_point, is_local).ok()?;
         let handle = handle.unqueried();
         // By now the path may lead to a different mount, such as a mount that covers the path.
         let found = Mounts::default().mount_of(&handle).ok()?;

@@ -16,9 +16,6 @@ use super::step::{ReplaceError, Step, at};
 /// [`ReplaceError::is_target_gone`] when the file was removed meanwhile,
 /// [`ReplaceError::is_not_possible`] on older kernels.
 pub fn attach_beneath(new: &NewMount, stale: impl AsFd) -> Result<(), ReplaceError> {
-    if new.lacks.is_some() {
-        return Err(ReplaceError::NO_BENEATH);
-    }
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH
         | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH
         | MoveMountFlags::MOVE_MOUNT_BENEATH;

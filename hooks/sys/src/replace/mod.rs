@@ -18,7 +18,6 @@
 mod attach;
 mod detach;
 mod new_mount;
-mod remount;
 mod step;
 mod tuck;
 

@@ -19,8 +19,6 @@ use crate::mounts::Mounts;
 #[derive(Debug)]
 pub struct NewMount {
     pub(crate) mount: OwnedFd,
-    /// Attributes that this kernel gives only to an attached mount.
-    pub(super) lacks: Option<MountAttributes>,
 }
 
 /// The settings of a new mount from its spec: the stale mount does not show them.
@@ -85,22 +83,11 @@ pub enum CloneError {
 pub fn clone_mount(target: &Handle, keep: Option<MountAttributes>) -> Result<NewMount, CloneError> {
     let mount = cloned(target, OpenTreeFlags::empty())?;
     fault::reach(FaultPoint::Cloned);
-    let set = match keep {
-        Some(_) if fault::denies_setattr() => Err(io::ErrorKind::Unsupported.into()),
-        Some(attributes) => mount_setattr(&mount, attributes),
-        None => Ok(()),
-    };
-    let lacks = match set {
-        Ok(()) => None,
-        Err(error) if is_not_possible(&error) => keep,
-        Err(source) => {
-            return Err(CloneError::Attributes {
-                attributes: keep.unwrap_or(MountAttributes::from_bits(0)),
-                source,
-            });
-        }
-    };
-    Ok(NewMount { mount, lacks })
+    if let Some(attributes) = keep {
+        mount_setattr(&mount, attributes)
+            .map_err(|source| CloneError::Attributes { attributes, source })?;
+    }
+    Ok(NewMount { mount })
 }
 
 /// A mount of `target` with the attributes and the propagation of `stale`, the ids of `users`, and
@@ -156,7 +143,7 @@ pub fn clone_like(
         KeptPropagation::Target(_) => Ok(()),
     });
     match set {
-        Ok(()) => Ok(NewMount::complete(mount)),
+        Ok(()) => Ok(NewMount { mount }),
         Err(source) => Err(CloneError::Attributes { attributes, source }),
     }
 }
@@ -224,11 +211,6 @@ impl NewMount {
     pub fn unique_id(&self) -> Option<u64> {
         unique_mount_id(&self.mount)
     }
-
-    /// A mount that lacks nothing.
-    pub(crate) fn complete(mount: OwnedFd) -> Self {
-        Self { mount, lacks: None }
-    }
 }
 
 /// open_tree(2)
@@ -266,15 +248,6 @@ fn is_denied(error: &io::Error) -> bool {
 
 fn is_invalid(error: &io::Error) -> bool {
     Errno::from_io_error(error) == Some(Errno::INVAL)
-}
-
-/// The errors of a kernel, or of a seccomp filter, without mount_setattr(2).
-fn is_not_possible(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::Unsupported
-        || matches!(
-            Errno::from_io_error(error),
-            Some(Errno::INVAL | Errno::NOSYS | Errno::PERM)
-        )
 }
 
 /// The propagation type that mount(2) sets: mount_namespaces(7).

@@ -33,7 +33,7 @@ named_variants! {
     MakePrivate = "making the mounts of that namespace private",
     /// The copy is attached in that namespace.
     AttachCopy = "attaching the copy of the parent mount",
-    /// The new mount gets its attributes by a remount.
+    /// `mount_setattr(2)` of a mount in a tree.
     SetAttributes = "giving the new mount its attributes",
     /// The new mount is attached in the copy, and propagates.
     AttachNew = "attaching the new mount to the copy",

@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::{io, panic, thread};
 
-use bindguard_core::mount_table::{MountAttributes, MountId};
+use bindguard_core::mount_table::MountId;
 use nix::sched::{CloneFlags, unshare};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
@@ -30,7 +30,6 @@ use crate::mounts::Mounts;
 
 use super::detach::detach;
 use super::new_mount::{NewMount, copy_of};
-use super::remount::clone_remounted;
 use super::step::{ReplaceError, Step, at};
 
 /// A copy of the mount of a folder: a peer, if that mount is shared.
@@ -98,21 +97,12 @@ impl FolderCopy {
 /// When the namespace or the copy cannot be made, or another repairer is at work.
 pub fn attach_tucked(new: &NewMount, folder: &Handle, name: &OsStr) -> Result<(), ReplaceError> {
     let copy = FolderCopy::of(folder)?;
-    let scratch = match new.lacks {
-        Some(attributes) => Some((FolderCopy::of(folder)?, attributes)),
-        None => None,
-    };
     let attach = || {
         enter_private_mounts()?;
         fault::reach(FaultPoint::NamespaceUnshared);
-        // Before the copy: a mount on the copy would propagate.
-        let completed = match &scratch {
-            Some((scratch, attributes)) => Some(completed(new, *attributes, scratch, name)?),
-            None => None,
-        };
         copy.attach()?;
         fault::reach(FaultPoint::CopyAttached);
-        copy.attach_directly(completed.as_ref().unwrap_or(new), name)?;
+        copy.attach_directly(new, name)?;
         fault::reach(FaultPoint::Tucked);
         Ok(())
     };
@@ -134,24 +124,6 @@ pub(crate) fn enter_private_mounts() -> Result<(), ReplaceError> {
         .map_err(|errno| at(Step::Unshare)(Errno::from_raw_os_error(errno as i32)))?;
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     rustix::mount::mount_change(c"/", private).map_err(at(Step::MakePrivate))
-}
-
-/// The mount with its attributes. It gets them on a private copy of the folder: only the copy that
-/// is attached afterwards propagates.
-fn completed(
-    new: &NewMount,
-    attributes: MountAttributes,
-    scratch: &FolderCopy,
-    name: &OsStr,
-) -> Result<NewMount, ReplaceError> {
-    scratch.attach()?;
-    let link = Handle::link_of(&scratch.0);
-    rustix::mount::mount_change(&link, MountPropagationFlags::PRIVATE)
-        .map_err(at(Step::MakePrivate))?;
-    scratch.attach_new(new, name)?;
-    clone_remounted(&new.mount, attributes)
-        .map(NewMount::complete)
-        .map_err(at(Step::SetAttributes))
 }
 
 fn errno_of(error: &io::Error) -> Errno {

@@ -303,16 +303,6 @@ fn answer(listener: &OwnedFd, call: &libc::seccomp_notif, has_beneath: bool) {
     assert_eq!(sent, 0, "{}", io::Error::last_os_error());
 }
 
-/// Runs `work` in a thread for which the kernel has no such call.
-pub fn without_call<T: Send>(call: libc::c_long, work: impl FnOnce() -> T + Send) -> T {
-    let filtered = || {
-        let missing = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
-        assert_eq!(set_filter(&[call], missing, 0), 0);
-        work()
-    };
-    thread::scope(|scope| scope.spawn(filtered).join().unwrap())
-}
-
 /// From now on the calls of this process wait for the process with the listener.
 fn supervise_self(calls: &[libc::c_long]) -> io::Result<()> {
     let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;

@@ -72,7 +72,7 @@ impl RefreshResult {
     /// The label of a container that could not be refreshed at all.
     pub fn of_error(error: &RefreshError) -> Self {
         match error {
-            RefreshError::NoSpec | RefreshError::OldKernel | RefreshError::Namespace(_) => {
+            RefreshError::NoSpec | RefreshError::OldKernel(_) | RefreshError::Namespace(_) => {
                 Self::refused
             }
             RefreshError::MountsOfNode(_) | RefreshError::Sandbox(_) => Self::refused,
