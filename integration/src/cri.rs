@@ -473,7 +473,7 @@ impl Cri {
         })
     }
 
-    /// containerd 1.6 serves its socket before the CRI plugin has read its containers.
+    /// containerd serves its socket before the CRI plugin has read its containers.
     fn wait_until_it_is_ready(&self) -> Result<()> {
         let mut client = self.runtime_service();
         let mut last = Ok(());

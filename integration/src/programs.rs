@@ -4,8 +4,7 @@
 //! `integration/matrix/fetch.sh` lays out the matrix. The host's own containerd is never used: the
 //! same generations run everywhere, and the name of a failed story shows the generation. With
 //! `BINDGUARD_CONTAINERD`, a developer's own build in the named folder replaces the newest
-//! generation. With `BINDGUARD_YOUKI`, the named program is that generation's `runc`: no Debian
-//! suite has youki.
+//! generation.
 
 use std::env;
 use std::fmt;
@@ -93,7 +92,6 @@ impl fmt::Display for Oci {
 pub struct Matrix {
     folder: PathBuf,
     own_build: Option<PathBuf>,
-    youki: Option<PathBuf>,
 }
 
 impl Matrix {
@@ -124,30 +122,16 @@ impl Matrix {
                 folder.display()
             );
         }
-        let youki = env::var_os("BINDGUARD_YOUKI")
-            .filter(|program| !program.is_empty())
-            .map(PathBuf::from);
-        if let Some(program) = youki.as_ref().filter(|program| !program.is_file()) {
-            bail!("BINDGUARD_YOUKI={} is no program", program.display());
-        }
-        Ok(Self {
-            folder,
-            own_build,
-            youki,
-        })
+        Ok(Self { folder, own_build })
     }
 
     /// A program of a generation: `containerd`, `ctr`, `containerd-shim-runc-v2`, `runc` or `crun`;
     /// the newest has `criu`.
     pub fn program(&self, generation: Generation, name: &str) -> PathBuf {
-        let is_newest = generation == Generation::NEWEST;
-        if let Some(youki) = self.youki.as_ref().filter(|_| is_newest && name == "runc") {
-            return youki.clone();
-        }
         let own = self
             .own_build
             .as_ref()
-            .filter(|_| is_newest)
+            .filter(|_| generation == Generation::NEWEST)
             .map(|folder| folder.join(name));
         let packaged = || {
             self.folder
@@ -158,11 +142,6 @@ impl Matrix {
         };
         own.filter(|program| program.is_file())
             .unwrap_or_else(packaged)
-    }
-
-    /// True if this runtime is the developer's youki.
-    pub fn is_youki(&self, oci: Oci) -> bool {
-        oci == Oci::Runc(Generation::NEWEST) && self.youki.is_some()
     }
 
     /// The version that a generation's containerd reports, such as `1.7.24`: Debian's newest suite

@@ -11,7 +11,6 @@ use crate::kubelet::{Subpath, VolumeKind};
 use crate::mounts;
 use crate::node::Node;
 use crate::process::Finished;
-use crate::programs::{Generation, Matrix, Oci};
 use crate::runtime::Gate;
 use crate::waiting::until;
 
@@ -137,17 +136,9 @@ pub fn delete_pod(node: &Node, uid: &str) -> Result<()> {
     last
 }
 
-/// True if the newest generation's `runc` is the developer's youki.
-pub fn has_youki() -> bool {
-    Matrix::locate().is_ok_and(|matrix| matrix.is_youki(Oci::Runc(Generation::NEWEST)))
-}
-
-/// True if a runtime's error says that a file is missing. crun begins with a capital letter, and
-/// youki names the error number.
+/// True if a runtime's error says that a file is missing. crun begins with a capital letter.
 pub fn says_no_such_file(error: &str) -> bool {
-    ["o such file or directory", "ENOENT"]
-        .iter()
-        .any(|words| error.contains(words))
+    error.contains("o such file or directory")
 }
 
 /// kubernetes#127602 on a node with an obedient runtime: the configMap of the container `racer`

@@ -55,7 +55,6 @@ pub struct Setup {
     under_test: bool,
     bare: bool,
     fault_points: bool,
-    lack_of_youki: Option<&'static str>,
     policy: String,
     environment: Vec<(String, String)>,
 }
@@ -76,7 +75,6 @@ impl Setup {
             under_test: true,
             bare: false,
             fault_points: false,
-            lack_of_youki: None,
             policy: String::new(),
             environment: Vec::new(),
         }
@@ -119,14 +117,6 @@ impl Setup {
     pub fn systemd(self) -> Self {
         Self {
             systemd: true,
-            ..self
-        }
-    }
-
-    /// A story that youki cannot pass, with the reason: skipped aloud if `runc` is youki.
-    pub fn not_with_youki(self, lack: &'static str) -> Self {
-        Self {
-            lack_of_youki: Some(lack),
             ..self
         }
     }
@@ -200,7 +190,6 @@ impl Setup {
             return privilege::skipped(&why);
         }
         let (generation, mounts_wrongly) = (self.generation, self.mounts_wrongly);
-        let is_youki = self.runs_youki();
         let node = match self.start() {
             Ok(node) => node,
             Err(error) => {
@@ -211,7 +200,7 @@ impl Setup {
         };
         let told = story(&node).and_then(|()| match mounts_wrongly {
             true => Ok(()),
-            false => no_container_is_wrong(is_youki),
+            false => no_container_is_wrong(),
         });
         if let Err(error) = told {
             // the panic makes `Drop` print the post mortem
@@ -313,16 +302,10 @@ impl Setup {
         let without = || format!("no {GUARD}, {AGENT} and {SHIM} with the feature fault-points");
         let without_fault_points = || lacks_fault_points.then(without);
         let without_systemd = || self.systemd.then(systemd::missing).flatten();
-        let lack_of_youki = || self.lack_of_youki.filter(|_| self.runs_youki());
         let here = privilege::missing()
             .or_else(|| self.kubelet_root.unavailable())
-            .or_else(|| lack_of_youki().map(str::to_owned))
             .or_else(without_systemd);
         here.or_else(without_fault_points)
-    }
-
-    fn runs_youki(&self) -> bool {
-        Matrix::locate().is_ok_and(|matrix| matrix.is_youki(self.oci))
     }
 
     fn environment(&self, disk: &Path, kubelet: &Kubelet) -> Result<Vec<(String, String)>> {
@@ -417,20 +400,13 @@ fn in_own_pid_namespace(test: &str) -> Result<()> {
     Ok(())
 }
 
-/// The proof's report about each bind of a shared mount under youki 0.7, which ignores a
-/// propagation of the spec: the bind stays a slave of the host's mount.
-const PROPAGATES: &str = "\"reason\":\"its mount in the container propagates mounts further";
-
 /// A proof that finds a difference where the runtime did what the spec says is a false alarm.
-fn no_container_is_wrong(is_youki: bool) -> Result<()> {
+fn no_container_is_wrong() -> Result<()> {
     for file in [JOURNAL, ROTATED] {
         let text = fs::read_to_string(file).unwrap_or_default();
-        let is_wrong = |line: &&str| {
-            let times = |words| line.matches(words).count();
-            let by_youki = if is_youki { times(PROPAGATES) } else { 0 };
-            times("\"verdict\":\"wrong\"") > by_youki
-        };
-        let wrong = text.lines().find(is_wrong);
+        let wrong = text
+            .lines()
+            .find(|line| line.contains("\"verdict\":\"wrong\""));
         ensure!(
             wrong.is_none(),
             "a false alarm: {}",

@@ -19,7 +19,6 @@ const RUNTIME: [&str; 3] = ["runc", "exe", "true"];
 fn works(generation: Generation) {
     // being traced takes time
     Setup::on(generation)
-        .not_with_youki("strace does not show the paths that youki opens")
         .policy("[guard]\ndeadline-ms = 60000\n")
         .story(story);
 }

@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use bindguard_integration::cri::{Cri, Sandbox, mount};
 use bindguard_integration::leftovers::Leftovers;
-use bindguard_integration::scenes::{has_youki, only_a_current_mount};
+use bindguard_integration::scenes::{only_a_current_mount, says_no_such_file};
 use bindguard_integration::{
     Node, Setup, VolumeKind, on_every_generation, on_every_generation_with_systemd,
 };
@@ -44,13 +44,8 @@ fn stock_handler_fails(node: &Node) -> Result<()> {
     let error = restart(&cri, &sandbox, &app, &mounts)
         .err()
         .context("the stock shim restarted it")?;
-    // crun begins the message with a capital letter. In youki's log the stock shim finds no error.
     let error = format!("{error:#}");
-    let is_of_youki = has_youki() && error.contains("exit status 1\"");
-    ensure!(
-        is_of_youki || error.contains("o such file or directory"),
-        "another error: {error}"
-    );
+    ensure!(says_no_such_file(&error), "another error: {error}");
     cri.remove_pod(&sandbox)?;
     pod.delete()
 }

@@ -22,17 +22,15 @@ const FOR_A_DELETE: Duration = Duration::from_millis(700);
 
 #[test]
 fn newest_containerd() {
-    Setup::on(Generation::NEWEST)
-        .not_with_youki("youki does not wait for the killed init, whose cgroup is then in use")
-        .story(|node| {
-            let before = Leftovers::of(node)?;
-            // bindguard's shim first: a late event of the stock shim would look like an event of
-            // bindguard's shim.
-            let seen = events::during(node, || create_and_delete(node, Runtime::Bindguard))?;
-            ensure!(seen == ["create web", "delete web"], "{seen:?}");
-            create_and_delete(node, Runtime::Stock).context("stock")?;
-            before.are_all(node)
-        });
+    Setup::on(Generation::NEWEST).story(|node| {
+        let before = Leftovers::of(node)?;
+        // bindguard's shim first: a late event of the stock shim would look like an event of
+        // bindguard's shim.
+        let seen = events::during(node, || create_and_delete(node, Runtime::Bindguard))?;
+        ensure!(seen == ["create web", "delete web"], "{seen:?}");
+        create_and_delete(node, Runtime::Stock).context("stock")?;
+        before.are_all(node)
+    });
 }
 
 /// The delete arrives when the program has run and the runtime has not answered the start yet.
@@ -58,15 +56,13 @@ fn during_its_start() {
 /// The delete that is repeated after a failed unmount does not find an exit either.
 #[test]
 fn again_after_a_failed_unmount() {
-    Setup::on(Generation::NEWEST)
-        .not_with_youki("youki does not wait for the killed init, whose cgroup is then in use")
-        .story(|node| {
-            if !privilege::has_program("strace") {
-                privilege::skipped("no strace");
-                return Ok(());
-            }
-            delete_twice(node)
-        });
+    Setup::on(Generation::NEWEST).story(|node| {
+        if !privilege::has_program("strace") {
+            privilege::skipped("no strace");
+            return Ok(());
+        }
+        delete_twice(node)
+    });
 }
 
 fn delete_twice(node: &Node) -> Result<()> {

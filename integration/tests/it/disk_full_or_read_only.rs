@@ -18,24 +18,22 @@ use nix::sys::statvfs::statvfs;
 
 #[test]
 fn newest_containerd() {
-    Setup::on(Generation::NEWEST)
-        .not_with_youki("youki reports a kill as failed if it cannot write its state")
-        .story(|node| {
-            let before = Leftovers::of(node)?;
-            for state in [State::Full, State::ReadOnly] {
-                bundle(node, state).with_context(|| format!("a bundle that is {state:?}"))?;
-                before
-                    .are_all(node)
-                    .with_context(|| format!("a bundle that is {state:?}"))?;
-                runtimes_state(node, state)
-                    .with_context(|| format!("a state of runc that is {state:?}"))?;
-                before
-                    .are_all(node)
-                    .with_context(|| format!("a state of runc that is {state:?}"))?;
-            }
-            log_file(node)?;
-            before.are_all(node)
-        });
+    Setup::on(Generation::NEWEST).story(|node| {
+        let before = Leftovers::of(node)?;
+        for state in [State::Full, State::ReadOnly] {
+            bundle(node, state).with_context(|| format!("a bundle that is {state:?}"))?;
+            before
+                .are_all(node)
+                .with_context(|| format!("a bundle that is {state:?}"))?;
+            runtimes_state(node, state)
+                .with_context(|| format!("a state of runc that is {state:?}"))?;
+            before
+                .are_all(node)
+                .with_context(|| format!("a state of runc that is {state:?}"))?;
+        }
+        log_file(node)?;
+        before.are_all(node)
+    });
 }
 
 #[derive(Clone, Copy, Debug)]

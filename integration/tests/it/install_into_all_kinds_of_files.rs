@@ -171,7 +171,7 @@ fn accepted(node: &Node, text: &str, words: &[&str], effective: &[&str]) -> Resu
 }
 
 /// Issue 16: the options that pods need are those of the node's default runtime, whatever its name.
-/// `--wrapper` has them on 1.6.
+/// `--wrapper` has them, too.
 fn options_of_the_default(node: &Node) -> Result<()> {
     let file = file(node, SHIMPEI)?;
     let said = install(node, &file, &["--wrapper"])?.success()?;
@@ -200,7 +200,7 @@ fn no_file(node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// A main file that leaves the CRI's section to an import. 1.6 and 1.7 take all of it from there.
+/// A main file that leaves the CRI's section to an import. 1.7 takes all of it from there.
 fn imported(node: &Node) -> Result<()> {
     let folder = node.disk().join("conf.d");
     fs::create_dir_all(&folder)?;

@@ -245,7 +245,7 @@ mod the_toolkit_copied_the_handler {
     on_every_config_version!(story);
 }
 
-/// containerd 1.6 and 1.7 use a file's runtimes instead of the built-in runtimes: here runc is none
+/// containerd 1.7 uses a file's runtimes instead of the built-in runtimes: here runc is none
 /// of them. Nothing is written, and the exit status is not 0.
 #[test]
 fn nothing_is_written_without_runc() {

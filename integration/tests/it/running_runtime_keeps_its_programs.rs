@@ -68,7 +68,7 @@ fn story(generation: Generation) {
 
 on_newest_and_older!(story);
 
-/// containerd 1.6 answers no call of the CRI for a moment after its start.
+/// containerd answers no call of the CRI for a moment after its start.
 fn restart_containerd(node: &Node) -> Result<()> {
     node.restart_containerd(Signal::SIGTERM)?;
     node.cri().map(drop)

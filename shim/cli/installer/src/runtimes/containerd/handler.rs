@@ -4,7 +4,7 @@
 //! | kind | `runtime_type` | supervisor | on |
 //! |---|---|---|---|
 //! | shim | `io.containerd.runc.v2` and `runtime_path` | bindguard's shim, with every option of the runtime | 1.7 and newer |
-//! | named shim | `io.containerd.bindguard.v2` | bindguard's shim; 1.6 ignores `runtime_path` and hands no options on (docs/install.md) | 1.6 |
+//! | named shim | `io.containerd.bindguard.v2` | bindguard's shim; 1.6 ignores `runtime_path` and hands no options on | 1.6 |
 //! | wrapper | `io.containerd.runc.v2` and `BinaryName` | containerd's own shim | any |
 
 use std::path::{Path, PathBuf};
