@@ -118,7 +118,7 @@ impl Proved {
         let expected = record::read(path)?;
         let written = record::written_at(path);
         let bytes = bundle::read_spec(path).map_err(OpenError::from)?;
-        let mut bundle = OpenBundle::parse(&bytes, path, policy).map_err(OpenError::from)?;
+        let mut bundle = OpenBundle::parse(&bytes, path, policy)?;
         if let Some(refuses) = expected.refuses {
             let recorded = if refuses {
                 Alarm::Refuse
@@ -147,7 +147,7 @@ impl Proved {
         places: &Places,
     ) -> Result<(), ProveError> {
         let bytes = bundle::read_spec(path).map_err(OpenError::from)?;
-        let bundle = OpenBundle::parse(&bytes, path, policy).map_err(OpenError::from)?;
+        let bundle = OpenBundle::parse(&bytes, path, policy)?;
         if bundle.policy.proof == Alarm::Off {
             return Ok(());
         }

@@ -47,7 +47,7 @@ fn a_create_goes_on_unchanged_with_one_line() {
     let (spec, policy) = (fs::read(pod.config()).unwrap(), pod.policy());
     let strict = Policy {
         unmounted_volumes: Alarm::Refuse,
-        ..policy.clone()
+        ..policy
     };
     for call in CALLS {
         let admitted =
