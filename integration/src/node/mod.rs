@@ -69,6 +69,19 @@ impl Node {
         &self.name
     }
 
+    /// bindguard's drop-in, which containerd 2 reads beside its main file.
+    pub fn containerd_drop_in(&self) -> PathBuf {
+        let folder = self.containerd_config().with_file_name("conf.d");
+        folder.join("zz-bindguard.toml")
+    }
+
+    /// The texts of containerd's main file and of the drop-in.
+    pub fn containerd_files(&self) -> Result<String> {
+        let mut text = fs::read_to_string(self.containerd_config())?;
+        text += &fs::read_to_string(self.containerd_drop_in()).unwrap_or_default();
+        Ok(text)
+    }
+
     /// The generation of its containerd.
     pub fn generation(&self) -> Generation {
         self.generation

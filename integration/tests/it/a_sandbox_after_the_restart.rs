@@ -65,10 +65,11 @@ fn it_fails_and_the_former_default_comes_back() {
             "{failed:?}"
         );
         nothing_is_left(node)?;
-        let file = fs::read_to_string(node.containerd_config())?;
+        let files = node.containerd_files()?;
         ensure!(
-            file.contains("default_runtime_name = \"runc\"") && file.contains("runtimes.bindguard"),
-            "{file}"
+            !files.contains("default_runtime_name = \"bindguard\"")
+                && files.contains("runtimes.bindguard"),
+            "{files}"
         );
         let cri = node.cri()?;
         let pod = cri.run_pod("", "after", "after")?;

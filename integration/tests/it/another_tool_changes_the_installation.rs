@@ -10,10 +10,19 @@ use nix::sys::signal::Signal;
 #[test]
 fn newest_containerd() {
     Setup::on(Generation::NEWEST).cri().bare().story(|node| {
-        let file = node.containerd_config();
+        let file = &node.containerd_drop_in();
+        let main = node.containerd_config();
+        let before = fs::read(main)?;
         node.bindguard(["install", "--default"])?.success()?;
         node.restart_containerd(Signal::SIGTERM)?;
         let edited = fs::read_to_string(file)?;
+        told(node, None)?;
+
+        // without the import the drop-in has no effect
+        let importing = fs::read(main)?;
+        fs::write(main, &before)?;
+        told(node, Some("config.toml is not as install left it"))?;
+        fs::write(main, importing)?;
         told(node, None)?;
 
         let other = edited.replace(
@@ -22,7 +31,7 @@ fn newest_containerd() {
         );
         ensure!(other != edited, "no default in {edited}");
         fs::write(file, &other)?;
-        told(node, Some("config.toml is not as install left it"))?;
+        told(node, Some("zz-bindguard.toml is not as install left it"))?;
         ensure!(fs::read_to_string(file)? == other, "it was repaired");
         fs::write(file, &edited)?;
         told(node, None)?;

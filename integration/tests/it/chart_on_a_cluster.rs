@@ -186,7 +186,7 @@ impl<'n> Fleet<'n> {
         let remove = ["--set", "default=true", "--set", "mode=remove"];
         self.helm(&[&["upgrade", RELEASE, &chart][..], &remove].concat())?;
         self.is_ready(RELEASE)?;
-        let file = fs::read_to_string(self.node.containerd_config())?;
+        let file = self.node.containerd_files()?;
         ensure!(
             !file.contains("default_runtime_name = \"bindguard\""),
             "the default stays: {file}"

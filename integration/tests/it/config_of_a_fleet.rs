@@ -80,7 +80,7 @@ fn a_file_from_before_the_installation_stays() {
         ensure!(kept.code() == 1, "{kept:?}");
         is(mine)?;
         ensure!(
-            fs::read_to_string(node.containerd_config())?.contains("runtimes.bindguard"),
+            node.containerd_files()?.contains("runtimes.bindguard"),
             "the runtime waits for the config"
         );
         node.restart_containerd(Signal::SIGTERM)?;

@@ -38,7 +38,7 @@ fn story() {
         let first = Pod::start(node, &install)?;
         let installed = fs::read_to_string(node.containerd_config())?;
         ensure!(
-            installed.contains("runtimes.bindguard"),
+            node.containerd_files()?.contains("runtimes.bindguard"),
             "nothing was installed"
         );
         is_not_restarted(node)?;

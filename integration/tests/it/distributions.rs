@@ -57,6 +57,8 @@ fn k3s_with_drop_ins() {
     });
 }
 
+/// Before containerd 2 the operator edits the template. The programs are there before the operator
+/// restarts the service, and the installation is unfinished until containerd reads the handler.
 #[test]
 fn k3s_and_rke2_with_templates() {
     on(Generation::V1_7, |root| {
@@ -75,57 +77,41 @@ fn k3s_and_rke2_with_templates() {
             root.write(&config, &generated)?;
             root.write(unit, "[Service]\n")?;
             let template = format!("{folder}/config.toml.tmpl");
-            let refused = root.install(&["--default"])?;
+            let by_default = root.install(&["--default", "--dry-run"])?;
             ensure!(
-                refused.code() == 2 && refused.stderr.contains("default-runtime: bindguard"),
-                "{refused:?}"
+                by_default.code() == 1 && by_default.stdout.contains("default-runtime: bindguard"),
+                "{by_default:?}"
             );
-            let said = root.install(&[])?.success()?;
-            ensure!(said.contains(&format!("create   {template}")), "{said}");
+            let advised = root.install(&[])?;
             ensure!(
-                said.contains(&format!("systemctl restart {service}\n")),
-                "{said}"
+                advised.code() == 1
+                    && advised.stdout.contains(&template)
+                    && advised.stdout.contains("{{ template \"base\" . }}")
+                    && advised
+                        .stdout
+                        .contains(&format!("# Then: systemctl restart {service}\n")),
+                "{advised:?}"
             );
-            let text = root.read(&template)?;
-            let (base, block) = text.split_once('\n').context("two parts")?;
             ensure!(
-                base == "{{ template \"base\" . }}" && block.contains("SystemdCgroup = true"),
-                "{text}"
+                root.read(&config)? == generated && !root.exists(&template),
+                "a file of the distribution was written"
             );
+            let block = advice(&advised.stdout)?;
+            ensure!(block.contains("SystemdCgroup = true"), "{block}");
+            let own = "{{ template \"base\" . }}\n";
+            root.write(&template, &format!("{own}{block}"))?;
             // k3s starts again and generates its file from the template
             root.write(&config, &format!("{generated}{block}"))?;
             ensure!(
                 root.dump(&config)?.contains("runtimes.bindguard"),
                 "containerd does not read it"
             );
-            ensure!(
-                root.install(&[])?
-                    .success()?
-                    .contains("no file has to change"),
-                "not idempotent"
-            );
-            uninstalled(root)?;
-            ensure!(!root.exists(&template), "the template is left");
-
-            // with an operator's template
-            root.write(&config, &generated)?;
-            let own = format!("version = 2\n# {{{{ .NodeConfig }}}}\n{RUNC_V2}");
-            root.write(&template, &own)?;
             root.install(&[])?.success()?;
-            ensure!(
-                root.read(&template)?.starts_with(&own),
-                "the operator's template was changed"
-            );
-            root.write(
-                &template,
-                &format!("{}# edited since\n", root.read(&template)?),
-            )?;
+            stays_while_named(root, &template)?;
+            root.write(&template, own)?;
+            root.write(&config, &generated)?;
             uninstalled(root)?;
-            ensure!(
-                root.read(&template)? == format!("{own}# edited since\n"),
-                "{}",
-                root.read(&template)?
-            );
+            ensure!(root.read(&template)? == own, "the template was changed");
             fs::remove_dir_all(root.path(folder))?;
             fs::remove_file(root.path(unit))?;
         }
@@ -136,56 +122,57 @@ fn k3s_and_rke2_with_templates() {
 #[test]
 fn microk8s() {
     on(Generation::V1_7, |root| {
-        let template = format!(
-            "version = 2\noom_score = 0\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\n  snapshotter = \"${{SNAPSHOTTER}}\"\n  default_runtime_name = \"${{RUNTIME}}\"\n{}",
-            RUNC_V2.replace("io.containerd.runc.v2", "${RUNTIME_TYPE}")
-        );
-        let generated = |template: &str| {
-            let text = template
-                .replace("${SNAPSHOTTER}", "overlayfs")
-                .replace("${RUNTIME}", "runc");
-            text.replace("${RUNTIME_TYPE}", "io.containerd.runc.v2")
-        };
-        root.write(&format!("{MICROK8S}/containerd-template.toml"), &template)?;
-        root.write(
-            &format!("{MICROK8S}/containerd.toml"),
-            &generated(&template),
-        )?;
+        let template = format!("version = 2\noom_score = 0\n{RUNC_V2}");
+        let [config, file] = ["containerd.toml", "containerd-template.toml"]
+            .map(|name| format!("{MICROK8S}/{name}"));
+        root.write(&file, &template)?;
+        root.write(&config, &template)?;
         std::os::unix::fs::symlink("6641", root.path("/var/snap/microk8s/current"))?;
-        let said = root.install(&["--default"])?.success()?;
-        ensure!(
-            said.contains("+++ /var/snap/microk8s/current/args/containerd-template.toml"),
-            "{said}"
-        );
-        ensure!(
-            said.contains("systemctl restart snap.microk8s.daemon-containerd"),
-            "{said}"
-        );
-        let edited = root.read(&format!("{MICROK8S}/containerd-template.toml"))?;
-        ensure!(
-            edited.contains("\"${SNAPSHOTTER}\"") && edited.contains("runtimes.bindguard]"),
-            "{edited}"
-        );
-        root.write(&format!("{MICROK8S}/containerd.toml"), &generated(&edited))?;
-        let dump = root.dump(&format!("{MICROK8S}/containerd.toml"))?;
-        ensure!(
-            dump.contains("default_runtime_name = \"bindguard\""),
-            "containerd does not read it: {dump}"
-        );
-        // snapd refreshes: a new revision with a copy
-        fs::rename(
-            root.path("/var/snap/microk8s/6641"),
-            root.path("/var/snap/microk8s/6700"),
-        )?;
-        fs::remove_file(root.path("/var/snap/microk8s/current"))?;
-        std::os::unix::fs::symlink("6700", root.path("/var/snap/microk8s/current"))?;
+        let advised = root.install(&["--default"])?;
+        for part in [
+            "/var/snap/microk8s/current/args/containerd-template.toml",
+            "Change default_runtime_name in that file to \"bindguard\"",
+            "# Then: systemctl restart snap.microk8s.daemon-containerd\n",
+        ] {
+            ensure!(
+                advised.code() == 1 && advised.stdout.contains(part),
+                "no {part}: {advised:?}"
+            );
+        }
+        let default = "[plugins.\"io.containerd.grpc.v1.cri\".containerd]\ndefault_runtime_name = \"bindguard\"\n";
+        let edited = format!("{template}{default}{}", advice(&advised.stdout)?);
+        root.write(&file, &edited)?;
+        root.write(&config, &edited)?;
+        root.install(&["--default"])?.success()?;
+        stays_while_named(root, "containerd-template.toml")?;
+        root.write(&file, &template)?;
+        root.write(&config, &template)?;
         uninstalled(root)?;
-        ensure!(
-            root.read("/var/snap/microk8s/6700/args/containerd-template.toml")? == template,
-            "not as it was"
-        );
+        ensure!(root.read(&file)? == template, "the template was changed");
         Ok(())
     });
+}
+
+/// The lines that the operator copies.
+fn advice(printed: &str) -> Result<String> {
+    let start = printed.find("[plugins").context("find the table")?;
+    let table = &printed[start..];
+    let end = table.find("\n#").context("find the end of the table")?;
+    Ok(format!("\n{}\n", &table[..end]))
+}
+
+/// The template is the operator's: the programs stay until it does not name them.
+fn stays_while_named(root: &NodeImage<'_>, template: &str) -> Result<()> {
+    let kept = root.bindguard(&["uninstall"])?;
+    ensure!(
+        kept.code() == 1 && kept.stdout.contains(template),
+        "{kept:?}"
+    );
+    ensure!(
+        root.exists("/usr/local/bin/bindguard-runtime"),
+        "a program is gone, and {template} names it"
+    );
+    Ok(())
 }
 
 #[test]
@@ -246,6 +233,69 @@ fn plain_containerd_that_imports_a_folder() {
             Ok(())
         });
     }
+}
+
+/// bindguard's line `imports` made a folder count. Another tool has a file there now: without the
+/// line its runtime would be lost.
+#[test]
+fn another_tool_uses_the_imported_folder() {
+    on(Generation::NEWEST, |root| {
+        let file = "/etc/containerd/config.toml";
+        let main = format!("version = 3\n{RUNC_V3}");
+        root.write(file, &main)?;
+        root.install(&["--default"])?.success()?;
+        let drop_in = "/etc/containerd/conf.d/zz-bindguard.toml";
+        let imports = "imports = [\"/etc/containerd/conf.d/*.toml\"]\n";
+        let importing = main.replace("version = 3\n", &format!("version = 3\n{imports}"));
+        ensure!(root.exists(drop_in) && root.read(file)? == importing);
+        let other = RUNC_V3.replace("runtimes.runc", "runtimes.other");
+        let others = "/etc/containerd/conf.d/99-other.toml";
+        root.write(others, &format!("version = 3\n{other}"))?;
+        ensure!(
+            root.install(&["--default"])?
+                .success()?
+                .contains("no file has to change"),
+            "not idempotent"
+        );
+        root.install(&[])?.success()?;
+        let first = root.bindguard(&["uninstall"])?;
+        ensure!(
+            first.stdout.contains("keeps the import of a folder"),
+            "{first:?}"
+        );
+        uninstalled(root)?;
+        ensure!(
+            root.read(file)? == importing && root.exists(others) && !root.exists(drop_in),
+            "not as it was, and with the other tool's file"
+        );
+        ensure!(
+            root.dump(file)?.contains("runtimes.other"),
+            "the other tool's runtime is lost"
+        );
+        Ok(())
+    });
+}
+
+/// The folder has a file that nothing imports: an import would make the file count.
+#[test]
+fn an_unread_file_is_not_made_to_count() {
+    on(Generation::NEWEST, |root| {
+        let file = "/etc/containerd/config.toml";
+        let main = format!("version = 3\n{RUNC_V3}");
+        root.write(file, &main)?;
+        let unread = "version = 3\noom_score = 7\n";
+        root.write("/etc/containerd/conf.d/old.toml", unread)?;
+        root.install(&["--default"])?.success()?;
+        let dump = root.dump(file)?;
+        ensure!(
+            dump.contains("default_runtime_name = \"bindguard\"")
+                && !dump.contains("oom_score = 7"),
+            "{dump}"
+        );
+        uninstalled(root)?;
+        ensure!(root.read(file)? == main, "not as it was");
+        Ok(())
+    });
 }
 
 /// The files that nodeadm writes for both generations of containerd, on a node with a GPU.

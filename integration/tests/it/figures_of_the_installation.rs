@@ -58,7 +58,7 @@ fn changes_by_other_tools() {
         })?;
         ensure!(drift(node)?.as_deref() == Some("0"), "{:?}", drift(node)?);
 
-        let file = node.containerd_config();
+        let file = &node.containerd_drop_in();
         let text = fs::read_to_string(file)?;
         let edited = text.replace("name = \"bindguard\"", "name = \"runc\"");
         ensure!(edited != text, "no default in {text}");

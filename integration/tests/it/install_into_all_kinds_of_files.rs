@@ -176,7 +176,8 @@ fn options_of_the_default(node: &Node) -> Result<()> {
     let file = file(node, SHIMPEI)?;
     let said = install(node, &file, &["--wrapper"])?.success()?;
     ensure!(said.contains("note     every create fails while"), "{said}");
-    let edited = fs::read_to_string(&file)?;
+    let drop_in = node.disk().join("conf.d/zz-bindguard.toml");
+    let edited = fs::read_to_string(if drop_in.exists() { &drop_in } else { &file })?;
     let (_, added) = edited
         .split_once("runtimes.bindguard]")
         .context("find the handler")?;

@@ -10,7 +10,6 @@ use bindguard_integration::process::{Finished, run, write_program};
 use bindguard_integration::{Generation, Node, Setup};
 
 const SECTION: &str = "plugins.\"io.containerd.cri.v1.runtime\".containerd";
-const RECORD: &str = "/var/lib/bindguard/install.json";
 const CRIO: &str = "/etc/crio/crio.conf.d";
 const PODMAN: &str = "/etc/containers/containers.conf.d";
 
@@ -104,23 +103,6 @@ fn the_drop_in_has_the_main_files_version() {
     });
 }
 
-/// An installation of an older version has its drop-in under the former name.
-#[test]
-fn an_upgrade_moves_the_drop_in() {
-    on_containerd(|scene| {
-        scene.install(&["--default"])?.success()?;
-        let folder = scene.node.disk().join("conf.d");
-        older(&folder, "toml")?;
-        scene.default_is("bindguard")?;
-        scene.install(&["--default"])?.success()?;
-        is_moved(&folder, "toml")?;
-        scene.default_is("bindguard")?;
-        scene.uninstalled()?;
-        ensure!(folder.read_dir()?.next().is_none(), "a drop-in is left");
-        scene.default_is("runc")
-    });
-}
-
 #[test]
 fn crio() {
     Setup::on(Generation::V1_7).bare().story(|node| {
@@ -173,12 +155,6 @@ fn in_order(node: &Node, engine: &str, folder: &str, key: &str, nvidia: &str) ->
     node.bindguard(["install", engine, "--default"])?
         .success()?;
     wins("bindguard")?;
-    older(Path::new(folder), "conf")?;
-    wins("nvidia")?;
-    node.bindguard(["install", engine, "--default"])?
-        .success()?;
-    is_moved(Path::new(folder), "conf")?;
-    wins("bindguard")?;
     let last = Path::new(folder).join("zzz-mine.conf");
     fs::rename(&toolkits, &last)?;
     let refused = node.bindguard(["install", engine, "--default"])?;
@@ -193,26 +169,6 @@ fn in_order(node: &Node, engine: &str, folder: &str, key: &str, nvidia: &str) ->
     );
     node.bindguard(["install", engine])?.success()?;
     Ok(())
-}
-
-/// The state after an installation with the former name.
-fn older(folder: &Path, extension: &str) -> Result<()> {
-    let [former, present] = names(folder, extension);
-    fs::rename(&present, &former).with_context(|| format!("rename {}", present.display()))?;
-    let record = fs::read_to_string(RECORD)?;
-    fs::write(RECORD, record.replace("zz-bindguard", "50-bindguard"))?;
-    Ok(())
-}
-
-fn is_moved(folder: &Path, extension: &str) -> Result<()> {
-    let [former, present] = names(folder, extension);
-    ensure!(!former.exists(), "{} is left", former.display());
-    ensure!(present.exists(), "no {}", present.display());
-    Ok(())
-}
-
-fn names(folder: &Path, extension: &str) -> [PathBuf; 2] {
-    ["50", "zz"].map(|order| folder.join(format!("{order}-bindguard.{extension}")))
 }
 
 struct Scene<'n> {

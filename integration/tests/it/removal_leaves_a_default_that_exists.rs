@@ -175,9 +175,9 @@ mod the_toolkit_came_later {
         on(generation, |scene| {
             scene.write("runc", &[scene.runc()])?;
             scene.bindguard(&["install", "--default"])?.success()?;
-            scene.edit("\"bindguard\"", "\"nvidia\"")?;
+            scene.set_default("nvidia")?;
             fs::write(&scene.file, scene.text()? + &scene.nvidia())?;
-            scene.default_works("nvidia")?;
+            scene.default_works(scene.default_beside_a_drop_in("nvidia"))?;
             scene.bindguard(&["install", "--default"])?.success()?;
             scene.default_works("bindguard")?;
             scene.remove_toolkit()?;
@@ -199,7 +199,7 @@ mod a_default_that_another_tool_left_behind {
         on(generation, |scene| {
             scene.write("runc", &[scene.runc()])?;
             scene.bindguard(&["install", "--default"])?.success()?;
-            scene.edit("\"bindguard\"", "\"nvidia\"")?;
+            scene.set_default("nvidia")?;
             for call in ["first", "second"] {
                 let removed = scene.bindguard(&["uninstall", "--restart"])?;
                 says_the_truth(scene, &removed).with_context(|| format!("the {call} call"))?;
@@ -226,9 +226,9 @@ mod the_toolkit_copied_the_handler {
                 &format!("[{section}.runtimes.nvidia.options]"),
                 &format!("  runtime_path = \"{shim}\"\n[{section}.runtimes.nvidia.options]"),
             );
-            scene.edit("\"bindguard\"", "\"nvidia\"")?;
+            scene.set_default("nvidia")?;
             fs::write(&scene.file, scene.text()? + &copy)?;
-            scene.default_works("nvidia")?;
+            scene.default_works(scene.default_beside_a_drop_in("nvidia"))?;
             for call in ["first", "second"] {
                 let removed = scene.bindguard(&["uninstall", "--restart"])?;
                 let works = scene.effective_default();
@@ -317,11 +317,17 @@ mod a_record_that_was_made_anew {
             for call in ["first", "second"] {
                 let removed = scene.bindguard(&["uninstall", "--restart"])?;
                 says_the_truth(scene, &removed).with_context(|| format!("the {call} call"))?;
+                // who added the line `imports` is lost with the record
+                let text = scene.text()?.replace("/conf.d/*.toml", "");
                 ensure!(
-                    !scene.text()?.contains("bindguard"),
-                    "bindguard is still there after the {call} call: {}{}",
-                    scene.text()?,
+                    !text.contains("runtimes.bindguard") && !text.contains("\"bindguard\""),
+                    "bindguard is still there after the {call} call: {text}{}",
                     shown(&removed)
+                );
+                let drop_in = scene.node.disk().join("conf.d/zz-bindguard.toml");
+                ensure!(
+                    !drop_in.exists(),
+                    "the drop-in is left after the {call} call"
                 );
             }
             Ok(())
@@ -405,11 +411,14 @@ fn a_removal_that_is_killed() {
             command.arg(scene.node.under_test().join("bindguard"));
             command.args(["uninstall", "--restart"]);
             let ended = run(command)?;
-            let text = scene.text()?;
-            ensure!(
-                !text.contains("\"nvidia\""),
-                "killed at change {step}, the default is no runtime: {text}"
-            );
+            // until its first change the default is bindguard, whose program the toolkit has removed
+            if let Err(error) = scene.effective_default() {
+                let error = format!("{error:#}");
+                ensure!(
+                    !error.contains("is none of"),
+                    "killed at change {step}: {error}"
+                );
+            }
             // A child of the killed one may still be running: then the programs stay.
             until("the removal is complete", || {
                 Ok(scene.bindguard(&["uninstall", "--restart"])?.code() == 0)
@@ -728,14 +737,29 @@ impl Scene<'_> {
         fs::read_to_string(&self.file).with_context(|| format!("read {}", self.file.display()))
     }
 
-    /// Another tool edits the default.
-    fn edit(&self, from: &str, to: &str) -> Result<()> {
-        let key = "default_runtime_name = ";
-        let text = self.text()?;
-        let edited = text.replace(&format!("{key}{from}"), &format!("{key}{to}"));
-        ensure!(edited != text, "the default is not {from}: {text}");
+    /// Another tool edits the default of the main file.
+    fn set_default(&self, name: &str) -> Result<()> {
+        let mut edited = String::new();
+        for line in self.text()?.lines() {
+            match line.split_once("default_runtime_name = ") {
+                Some((indent, _)) => {
+                    edited += &format!("{indent}default_runtime_name = \"{name}\"\n")
+                }
+                None => edited += &format!("{line}\n"),
+            }
+        }
+        ensure!(edited.contains(name), "no default in {edited}");
         fs::write(&self.file, edited)?;
         Ok(())
+    }
+
+    /// The effective default after the edit: containerd 2 reads bindguard's drop-in last.
+    fn default_beside_a_drop_in<'d>(&self, edited: &'d str) -> &'d str {
+        if self.version > 2 {
+            "bindguard"
+        } else {
+            edited
+        }
     }
 
     /// The toolkit's own removal.

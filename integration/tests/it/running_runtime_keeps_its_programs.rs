@@ -27,6 +27,9 @@ fn story(generation: Generation) {
         node.bindguard(["install"])?.success()?;
         restart_containerd(node)?;
         fs::write(node.containerd_config(), former)?;
+        if generation >= Generation::V2_1 {
+            fs::remove_file(node.containerd_drop_in())?;
+        }
         let kept = node.bindguard(["uninstall"])?;
         ensure!(
             kept.code() == 1

@@ -68,13 +68,16 @@ fn changed_files(installed: &Installed, record: &Record) -> Result<Vec<Drift>> {
             command: command(owner, options),
         }]);
     }
-    if runtimes::inputs_now(owner, options, record)?
-        .is_some_and(|inputs| inputs == installed.inputs)
-    {
-        return Ok(Vec::new());
-    }
     let plan = runtimes::plan(owner, options, record)?;
     let mut drift = Vec::new();
+    if plan.advice.is_some() {
+        drift.push(Drift {
+            what: "containerd has no handler, and a template of the distribution has to name it: new pods may be unguarded".to_owned(),
+            breaks_pods: false,
+            unguards: false,
+            command: command(owner, options),
+        });
+    }
     for change in plan.changes.iter().filter(|change| !change.is_none()) {
         let path = name(&change.path);
         let present = change::content(&change.path)?;

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use bindguard_config::DEFAULT_PATH;
 use clap::Args;
 
-use crate::change::{Change, Content};
+use crate::change::Content;
 use crate::drift::DriftReporter;
 use crate::kept_name::remember_docker_root;
 use crate::options::CommonOptions;
@@ -219,7 +219,7 @@ impl Install {
             settings::keep()?;
             record.set_node_config(settings.wanted)?;
             for planned in done {
-                record.verify(runtimes::installed(planned, &record)?)?;
+                record.verify(planned)?;
             }
         }
         let installed = record.verified(Owner::Containerd);
@@ -245,9 +245,6 @@ impl Install {
                 }
                 (restarted, _) => restarted,
             };
-        if self.common.restart && !self.common.dry_run {
-            verify_generated_files(&mut record)?;
-        }
         let progress = report.finish(&work, &self.common)?;
         restart::progress_after(restarted, progress, &self.common)
     }
@@ -262,7 +259,7 @@ fn try_sandbox() -> Result<()> {
     match record.verified(Owner::Containerd) {
         Some(installed) => {
             let mut report = InstallReport::default();
-            trial_sandbox::try_restarted(&[], &installed.options, &mut report)
+            trial_sandbox::try_restarted(&[], &installed.options, &record, &mut report)
         }
         None => Ok(()),
     }
@@ -288,7 +285,7 @@ fn take_default_back(
             put(record, &step)?;
         }
     }
-    record.verify(runtimes::installed(planned, record)?)?;
+    record.verify(planned)?;
     if let Some(command) = command {
         restart::run(&command).with_context(|| format!("run {command}"))?;
         record.restarted(&command)?;
@@ -319,28 +316,4 @@ fn runtime_of_all<'p>(
         );
     }
     Ok(Some(runtime))
-}
-
-/// k3s and its kin generate containerd's file when they start. What they made of the edited
-/// template is the next plan's input.
-fn verify_generated_files(record: &mut Record) -> Result<()> {
-    for installed in record.installed().to_vec() {
-        let Some(inputs) = runtimes::inputs_now(installed.owner, &installed.options, record)?
-        else {
-            continue;
-        };
-        let is_new = inputs != installed.inputs;
-        if is_new
-            && runtimes::plan(installed.owner, &installed.options, record)?
-                .changes
-                .iter()
-                .all(Change::is_none)
-        {
-            record.verify(Installed {
-                inputs,
-                ..installed
-            })?;
-        }
-    }
-    Ok(())
 }

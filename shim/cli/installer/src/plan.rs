@@ -39,6 +39,8 @@ pub struct TargetPlan {
     pub needs_programs: Vec<PathBuf>,
     /// The command that activates the changes.
     pub command: Option<String>,
+    /// The operator's own steps, if no file that lasts can be changed.
+    pub advice: Option<String>,
     /// True if the files as they are guard new containers as well, in the way of another version of
     /// the runtime.
     pub guards_already: bool,

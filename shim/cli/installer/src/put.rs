@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 
-use crate::change::{Change, Content, NewAttributes};
+use crate::change::{Change, NewAttributes};
 use crate::plan::PlannedChange;
 use crate::record::Record;
 use crate::runtimes;
@@ -18,21 +18,9 @@ pub fn put(record: &mut Record, step: &PlannedChange) -> Result<()> {
         change.path.display(),
         owner.name()
     );
-    let original = match (record.entry(&change.path), &change.before) {
-        (Some(entry), Some(before)) if entry.is_as_written(before) => entry.original()?,
-        (Some(entry), Some(Content::File(before))) => {
-            let original = entry.original()?;
-            let bytes =
-                runtimes::cleaned(owner, before, original.as_ref().and_then(Content::bytes))?;
-            Some(Content::File(bytes))
-        }
-        // the record was lost: what an earlier install added is no part of the node's own file
-        (None, Some(Content::File(before))) => match runtimes::former(owner, before) {
-            Ok(former) => former.map(Content::File),
-            // a template is no TOML
-            Err(_) => change.before.clone(),
-        },
-        (_, before) => before.clone(),
+    let original = match &change.before {
+        Some(before) => runtimes::without_bindguard(owner, &change.path, before, record)?,
+        None => None,
     };
     let is_new = record.entry(&change.path).is_none();
     record.note(step, original.as_ref())?;

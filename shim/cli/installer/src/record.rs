@@ -119,17 +119,13 @@ pub struct Removal {
     pub programs_kept_for_pods: usize,
 }
 
-/// A finished installation: its options and its inputs.
+/// A finished installation: its options and what it needs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Installed {
     /// The runtime.
     pub owner: Owner,
     /// The options.
     pub options: InstallOptions,
-    /// A hash of the files and programs on which the plan depended.
-    pub inputs: String,
-    /// The notes of the plan.
-    pub notes: Vec<String>,
     /// The OCI runtime that bindguard-runtime must call.
     pub needs_runtime: Option<PathBuf>,
     /// Other programs without which no container would start.
@@ -138,13 +134,11 @@ pub struct Installed {
 }
 
 impl Installed {
-    /// The installation of a plan. Its inputs are known when the plan is done.
+    /// The installation of a plan.
     pub fn planned(owner: Owner, options: &InstallOptions, plan: &TargetPlan) -> Self {
         Self {
             owner,
             options: options.clone(),
-            inputs: String::new(),
-            notes: plan.notes.clone(),
             needs_runtime: plan.needs_runtime.clone(),
             needs_programs: plan.needs_programs.clone(),
         }
@@ -352,7 +346,7 @@ impl Record {
         self.save()
     }
 
-    /// Records an installation. A later installation with equal inputs has nothing to do.
+    /// Records an installation.
     pub fn verify(&mut self, installed: Installed) -> Result<()> {
         if self.installed.contains(&installed) {
             return Ok(());

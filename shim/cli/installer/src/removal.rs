@@ -103,7 +103,7 @@ impl KeptHandler {
             .collect();
         if !common.dry_run {
             steps.iter().try_for_each(|step| put(record, step))?;
-            record.verify(runtimes::installed(planned, record)?)?;
+            record.verify(planned)?;
         }
         Ok(steps)
     }

@@ -21,6 +21,9 @@ pub struct InstallReport {
     files: Vec<FileReport>,
     /// Notes for the operator.
     notes: Vec<String>,
+    /// The operator's own steps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    advice: Option<String>,
     /// The commands to run, in order.
     commands: Vec<String>,
     /// True if they were run.
@@ -70,6 +73,10 @@ impl InstallReport {
         self.notes.extend(plan.notes.iter().cloned());
         if plan.changes.iter().any(|change| !change.is_none()) {
             self.command(plan.command.as_deref());
+        }
+        if let Some(advice) = &plan.advice {
+            self.progress = Progress::Unfinished;
+            self.advice = Some(advice.clone());
         }
     }
 
@@ -168,6 +175,7 @@ impl InstallReport {
         for note in &self.notes {
             let _ = writeln!(out, "{:<8} {}", "note", one_line(note));
         }
+        out.push_str(self.advice.as_deref().unwrap_or_default());
         if self.files.is_empty() && self.progress <= Progress::NameKept {
             let _ = writeln!(out, "{:<8} no file has to change", "nothing");
         }

@@ -118,7 +118,7 @@ fn run_all(
     {
         // until a sandbox ran: this process may be killed, or the sandbox may fail
         record.owe(Owner::Containerd, Some(&owed.command))?;
-        try_restarted(&former, options, report)?;
+        try_restarted(&former, options, record, report)?;
         record.restarted(&owed.command)?;
     }
     Ok(())

@@ -13,6 +13,7 @@ use bindguard_operator::cri::trial::{self, LIMIT};
 use bindguard_operator::root_program::output_within;
 
 use crate::plan::InstallOptions;
+use crate::record::Record;
 use crate::report::InstallReport;
 use crate::running::{Daemon, active_config, containerds, socket_of, wait_until_healthy};
 use crate::runtimes::sandbox_image;
@@ -32,6 +33,7 @@ pub struct SandboxFailed(String);
 pub fn try_restarted(
     former: &[Daemon],
     options: &InstallOptions,
+    record: &Record,
     report: &mut InstallReport,
 ) -> Result<()> {
     wait_until_healthy()?;
@@ -53,7 +55,7 @@ pub fn try_restarted(
             // runc refuses a cgroup that is in no slice
             let is_systemd = handler["options"]["SystemdCgroup"] == true;
             let parent = if is_systemd { "system.slice" } else { "" };
-            match sandbox_image(options) {
+            match sandbox_image(options, record) {
                 Ok(Some(image)) => try_sandbox(&socket_of(&containerd), &image, parent)?,
                 Ok(None) => Some("containerd's config names no image of a sandbox".to_owned()),
                 Err(error) => Some(format!("{error:#}")),

@@ -5,7 +5,7 @@
 //! services that named them were restarted, and when no container needs them.
 
 use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::slice;
 
@@ -116,6 +116,9 @@ impl Uninstall {
         let handlers = kept_handlers(files.iter().map(|entry| entry.owner));
         let has_kept = |entry: &Entry| handlers.iter().any(|kept| kept.owner == entry.owner);
         let mut files: Vec<_> = files.into_iter().filter(|entry| !has_kept(entry)).collect();
+        // containerd's main file before the drop-in that it imports: the former default is effective at
+        // once, and healed
+        files.reverse();
         let mut unread = Vec::new();
         let kept = kept_names(
             &files,
@@ -130,7 +133,7 @@ impl Uninstall {
             names.iter().all(|kept| kept.path() != entry.path) && !unread.contains(&entry.path)
         });
         let mut read: Vec<PathBuf> = Vec::new();
-        for (_, file) in runtimes::files(&record) {
+        for (_, file, _) in runtimes::files(&record) {
             read.push(file);
         }
         read.extend(
@@ -139,7 +142,7 @@ impl Uninstall {
                 .map(|old| old.named_in.clone())
                 .unwrap_or_default(),
         );
-        let mut work = removals(&files, &mut report);
+        let mut work = removals(&files, &record, &mut report);
         work.extend(self.unrecorded(&runtimes, &mut record, &mut report)?);
         keep_defaults(&mut work, &record, &mut report)?;
         take_off(&work, &mut record, &mut report, &self.common)?;
@@ -188,7 +191,7 @@ impl Uninstall {
                     name(file)
                 ));
             } else if can_go {
-                let steps = removals(&programs, &mut report);
+                let steps = removals(&programs, &record, &mut report);
                 take_off(&steps, &mut record, &mut report, &self.common)?;
                 work.extend(steps);
             }
@@ -278,7 +281,7 @@ impl Uninstall {
             kept.report(report);
             return Ok(Vec::new());
         };
-        let mut steps = removals(&[entry], report);
+        let mut steps = removals(&[entry], record, report);
         keep_defaults(&mut steps, record, report)?;
         take_off(&steps, record, report, &self.common)?;
         Ok(steps)
@@ -310,11 +313,15 @@ fn keep_defaults(
             let edit = Change::of(&path, Some(text.into_bytes()), 0o644)?;
             match steps.iter_mut().find(|step| step.change.path == edit.path) {
                 Some(step) => step.change = edit,
-                None => steps.push(PlannedChange {
-                    owner,
-                    change: edit,
-                    command: command.clone(),
-                }),
+                // before the default that takes its place for now is removed
+                None => steps.insert(
+                    0,
+                    PlannedChange {
+                        owner,
+                        change: edit,
+                        command: command.clone(),
+                    },
+                ),
             }
         }
     }
@@ -408,10 +415,10 @@ fn needed_by(users: &[ProgramUser]) -> String {
 
 /// The changes that undo the entries. If an entry cannot be undone, the report names the entry and
 /// the other entries are still undone.
-fn removals(entries: &[Entry], report: &mut InstallReport) -> Vec<PlannedChange> {
+fn removals(entries: &[Entry], record: &Record, report: &mut InstallReport) -> Vec<PlannedChange> {
     let mut steps = Vec::new();
     for entry in entries {
-        let change = match backwards(entry, report) {
+        let change = match backwards(entry, record, report) {
             Ok(change) => change,
             Err(error) => {
                 report.unfinished(stays(&entry.path, &error));
@@ -467,17 +474,8 @@ fn removal_rank(entry: &Entry) -> u8 {
     }
 }
 
-/// The mode of a restored file whose record has none: an older version wrote the record. A program
-/// must stay executable.
-fn mode_of(entry: &Entry) -> u32 {
-    let folder = entry.path.parent().and_then(Path::file_name);
-    let is_program = entry.owner == Owner::Bindguard
-        && folder.is_some_and(|folder| folder == "bin" || folder == "sbin");
-    if is_program { 0o755 } else { 0o644 }
-}
-
 /// The change that undoes an entry of the record.
-fn backwards(entry: &Entry, report: &mut InstallReport) -> Result<Change> {
+fn backwards(entry: &Entry, record: &Record, report: &mut InstallReport) -> Result<Change> {
     let (original, now) = (entry.original()?, change::content(&entry.path)?);
     let path = name(&entry.path);
     let after = match &now {
@@ -485,29 +483,23 @@ fn backwards(entry: &Entry, report: &mut InstallReport) -> Result<Change> {
             report.note(format!("{path} is gone already"));
             None
         }
-        Some(content) if entry.is_as_written(content) => original,
-        Some(_) if now == original => original,
-        Some(Content::File(bytes)) if !matches!(entry.owner, Owner::Agent | Owner::Bindguard) => {
-            let cleaned = runtimes::cleaned(
-                entry.owner,
-                bytes,
-                original.as_ref().and_then(Content::bytes),
-            )
-            .with_context(|| format!("remove bindguard from {path}"))?;
-            report.note(format!(
-                "{path} was changed since the install: only bindguard's own lines are removed"
-            ));
-            Some(Content::File(cleaned))
-        }
-        Some(_) => {
-            report.note(format!("{path} was changed since the install: it stays"));
-            now.clone()
-        }
+        Some(present) => runtimes::without_bindguard(entry.owner, &entry.path, present, record)
+            .with_context(|| format!("remove bindguard from {path}"))?,
     };
-    let is_original = after == entry.original()?;
+    let is_original = after == original;
+    if let Some(present) = now.as_ref().filter(|_| !is_original) {
+        let was_edited = !entry.is_as_written(present);
+        report.note(match was_edited {
+            true if after == now => format!("{path} was changed since the install: it stays"),
+            true => format!(
+                "{path} was changed since the install: only bindguard's own lines are removed"
+            ),
+            false => format!("{path} keeps the import of a folder in which other tools have files"),
+        });
+    }
     let attributes = match entry.attributes.clone().filter(|_| is_original) {
         Some(attributes) => NewAttributes::Former(attributes),
-        None => NewAttributes::Present(mode_of(entry)),
+        None => NewAttributes::Present(0o644),
     };
     Ok(Change {
         path: entry.path.clone(),

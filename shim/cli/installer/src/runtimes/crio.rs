@@ -6,26 +6,23 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use bindguard_core::program_names::{RUNTIME, WRAPPER};
-use toml::Value;
-use toml_edit::{Item, Table, value};
+use toml::{Table, Value};
 
 use super::runtime_drop_in::{
-    FileText, heal, paths_in_order, plan_drop_in, refuse_later_default, runtime_of, texts_after,
-    usual_runtime, without_former,
+    FileText, default_of, drop_in_text, heal, paths_in_order, refuse_later_default, runtime_of,
+    texts_after, usual_runtime,
 };
+use crate::change::Change;
 use crate::owner::Owner;
 use crate::plan::{Healing, InstallOptions, PlannedChange, TargetPlan, USUAL_RUNTIME};
-use crate::record::Record;
 use crate::running::{self, Daemon};
 use crate::search_path::{self, SearchPath, Unusable};
-use crate::toml_text::{self, Place};
+use crate::toml_text::Place;
 
 /// Its drop-in; the last default wins.
 pub const DROP_IN: &str = "/etc/crio/crio.conf.d/zz-bindguard.conf";
-/// The drop-in of older versions.
-pub const FORMER_DROP_IN: &str = "/etc/crio/crio.conf.d/50-bindguard.conf";
 
 const MAIN: &str = "/etc/crio/crio.conf";
 const FOLDER: &str = "/etc/crio/crio.conf.d";
@@ -35,13 +32,19 @@ const BUILT_IN: [&str; 2] = ["crun", "runc"];
 /// The command after which CRI-O reads its files again.
 pub const RESTART: &str = "systemctl restart crio";
 
+const PLACE: Place = Place {
+    section: &["crio", "runtime"],
+    runtimes: "runtimes",
+    default: "default_runtime",
+};
+
 /// Plans the changes for CRI-O.
-pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
+pub fn plan(options: &InstallOptions) -> Result<TargetPlan> {
     let mut others = files();
-    others.retain(|path| path != Path::new(DROP_IN) && path != Path::new(FORMER_DROP_IN));
+    others.retain(|path| path != Path::new(DROP_IN));
     let mut files = texts_after(others, &[])?;
     if options.default {
-        refuse_later_default("CRI-O", &files, Path::new(DROP_IN), &place())?;
+        refuse_later_default("CRI-O", &files, Path::new(DROP_IN), PLACE)?;
     }
     let mut healing = healed(&mut files)?;
     if options.default {
@@ -50,20 +53,14 @@ pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
     }
     let former = Former::of(&files)?;
     let wrapper = options.prefix.join(WRAPPER).display().to_string();
-    let change = plan_drop_in(
-        Path::new(DROP_IN),
-        &place(),
-        &Item::Table(former.with_path(&wrapper)),
-        options,
-    )?;
+    let text = drop_in_text(PLACE, &former.with_path(&wrapper), options)?;
+    let change = Change::of(Path::new(DROP_IN), Some(text.into_bytes()), 0o644)?;
     let mut plan = TargetPlan {
         changes: vec![change],
         needs_runtime: Some(former.runtime()),
         command: Some(RESTART.to_owned()),
         ..TargetPlan::default()
     };
-    plan.changes
-        .extend(without_former(Path::new(FORMER_DROP_IN), &place(), record)?);
     plan.take(healing)?;
     Ok(plan)
 }
@@ -97,24 +94,17 @@ fn healed(files: &mut [FileText]) -> Result<Healing> {
     // CRI-O's built-in default depends on its version, so a configured runtime is better
     let mut usual = None;
     for name in [USUAL_RUNTIME, "crun"] {
-        let entry = runtime_of(files, &place(), name)?;
+        let entry = runtime_of(files, PLACE, name)?;
         if usual.is_none() && entry.is_some() && check(name, entry).is_ok() {
             usual = Some(name);
         }
     }
-    heal("CRI-O", files, &place(), usual, &BUILT_IN, check)
+    heal("CRI-O", files, PLACE, usual, &BUILT_IN, check)
 }
 
 /// The text without bindguard's runtime; `original` has the earlier default.
 pub fn cleaned(text: &str, original: &str) -> Result<String> {
-    Ok(place().without_runtime(text, RUNTIME, original)?)
-}
-
-fn place() -> Place {
-    Place::new(
-        &["crio", "runtime", "runtimes"],
-        &["crio", "runtime", "default_runtime"],
-    )
+    Ok(PLACE.without_runtime(text, RUNTIME, original)?)
 }
 
 /// The runtime that is the default without bindguard.
@@ -128,50 +118,22 @@ impl Former {
     /// The default runtime of CRI-O's files; the last file wins. A built-in runtime has no settings
     /// to copy.
     fn of(files: &[FileText]) -> Result<Self> {
-        let (mut name, mut runtimes) = (None, Table::new());
-        for (path, text) in files {
-            let document =
-                toml_text::parse(text).with_context(|| format!("parse {}", path.display()))?;
-            let Some(runtime) = document.get("crio").and_then(|crio| crio.get("runtime")) else {
-                continue;
-            };
-            let named = runtime
-                .get("default_runtime")
-                .and_then(Item::as_str)
-                .filter(|name| !name.is_empty());
-            name = named.map(str::to_owned).or(name);
-            let more = runtime.get("runtimes").and_then(Item::as_table_like);
-            more.into_iter()
-                .flat_map(|more| more.iter())
-                .for_each(|(name, entry)| {
-                    runtimes.insert(name, entry.clone());
-                });
+        let mut name = default_of(files, PLACE)?.map(|(_, name)| name);
+        for built_in in BUILT_IN {
+            if name.is_none() && runtime_of(files, PLACE, built_in)?.is_some() {
+                name = Some(built_in.to_owned());
+            }
         }
-        let built_in = || {
-            BUILT_IN
-                .into_iter()
-                .find(|name| runtimes.contains_key(name))
-                .map(str::to_owned)
+        let entry = match &name {
+            Some(name) => runtime_of(files, PLACE, name)?,
+            None => None,
         };
-        let name = name.or_else(built_in);
-        let entry = name
-            .as_deref()
-            .and_then(|name| runtimes.get(name))
-            .and_then(Item::as_table_like);
-        let mut settings = Table::new();
-        for (key, setting) in entry.into_iter().flat_map(|entry| entry.iter()) {
-            // without the comments around it
-            settings.insert(
-                key,
-                setting.as_value().map_or(Item::None, |setting| {
-                    value(setting.clone().decorated(" ", ""))
-                }),
-            );
-        }
-        let kind = settings
-            .get("runtime_type")
-            .and_then(Item::as_str)
-            .unwrap_or_default();
+        let settings = match entry {
+            Some(Value::Table(settings)) => settings,
+            _ => Table::new(),
+        };
+        let kind = settings.get("runtime_type").and_then(Value::as_str);
+        let kind = kind.unwrap_or_default();
         if !matches!(kind, "" | "oci" | "pod") {
             let name = name.unwrap_or_default();
             bail!(
@@ -182,28 +144,21 @@ impl Former {
     }
 
     /// The runtime's settings, with this path.
-    fn with_path(&self, path: &str) -> Table {
-        let mut table = Table::new();
-        table["runtime_path"] = value(path);
-        table["runtime_type"] = value("oci");
-        let copied = self
-            .settings
-            .iter()
-            .filter(|(key, _)| !matches!(*key, "runtime_path" | "platform_runtime_paths"));
-        copied.for_each(|(key, setting)| table[key] = setting.clone());
-        table
+    fn with_path(&self, path: &str) -> Value {
+        let mut table = self.settings.clone();
+        table.remove("platform_runtime_paths");
+        table.insert("runtime_path".to_owned(), path.into());
+        table.entry("runtime_type").or_insert("oci".into());
+        Value::Table(table)
     }
 
     /// The program of the runtime, or a name if bindguard-runtime's own search finds the program.
     fn runtime(&self) -> PathBuf {
-        let named = self
-            .settings
-            .get("runtime_path")
-            .and_then(Item::as_str)
-            .filter(|path| !path.is_empty());
-        let found = named
-            .map(PathBuf::from)
-            .or_else(|| search_path::find(self.name.as_deref()?));
+        let named = self.settings.get("runtime_path").and_then(Value::as_str);
+        let found = match named.filter(|path| !path.is_empty()) {
+            Some(path) => Some(PathBuf::from(path)),
+            None => self.name.as_deref().and_then(search_path::find),
+        };
         match found {
             Some(runtime) if search_path::find(USUAL_RUNTIME).as_ref() == Some(&runtime) => {
                 USUAL_RUNTIME.into()
@@ -247,12 +202,8 @@ monitor_path = "/usr/libexec/crio/conmon"
     #[test]
     fn the_monitor_and_the_rest_are_those_of_the_default() {
         let former = Former::of(&[file(PACKAGED)]).unwrap();
-        let text = place()
-            .with_runtime(
-                "",
-                RUNTIME,
-                &Item::Table(former.with_path("/x/bindguard-runtime")),
-            )
+        let text = PLACE
+            .with_runtime("", RUNTIME, &former.with_path("/x/bindguard-runtime"))
             .unwrap();
         for line in [
             "[crio.runtime.runtimes.bindguard]",

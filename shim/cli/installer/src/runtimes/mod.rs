@@ -16,10 +16,10 @@ use bindguard_config::DEFAULT_PATH;
 pub use self::containerd::sandbox_image;
 pub use self::docker::data_root as docker_root;
 use self::runtime_drop_in::HEADING;
-use super::change::{self, Change};
+use super::change::{self, Change, Content};
 use super::owner::Owner;
 use super::plan::{Healing, InstallOptions, PlannedChange, TargetPlan};
-use super::record::{Installed, Record};
+use super::record::{Entry, Record};
 use super::versions::CURRENT;
 
 /// Plans the changes for a runtime.
@@ -27,32 +27,11 @@ pub fn plan(owner: Owner, options: &InstallOptions, record: &Record) -> Result<T
     match owner {
         Owner::Containerd => containerd::plan(options, record),
         Owner::Docker => docker::plan(options, record),
-        Owner::Podman => podman::plan(options, record),
-        Owner::Crio => crio::plan(options, record),
+        Owner::Podman => podman::plan(options),
+        Owner::Crio => crio::plan(options),
         Owner::Agent => agent::plan(options),
         Owner::Bindguard => Ok(TargetPlan::default()),
     }
-}
-
-/// A hash of everything on which the next plan depends, where a plan is costly.
-pub fn inputs_now(
-    owner: Owner,
-    options: &InstallOptions,
-    record: &Record,
-) -> Result<Option<String>> {
-    match owner {
-        Owner::Containerd => containerd::inputs_now(options, record).map(Some),
-        Owner::Docker | Owner::Podman | Owner::Crio | Owner::Agent | Owner::Bindguard => Ok(None),
-    }
-}
-
-/// The installation that was planned, and is done.
-pub fn installed(planned: Installed, record: &Record) -> Result<Installed> {
-    let inputs = inputs_now(planned.owner, &planned.options, record)?;
-    Ok(Installed {
-        inputs: inputs.unwrap_or_default(),
-        ..planned
-    })
 }
 
 /// The edits after which a runtime's default starts containers, once these steps have removed
@@ -74,20 +53,26 @@ pub fn default_after_removal(
     }
 }
 
-/// The files that runtimes read, and in which an installation may have put entries.
-pub fn files(record: &Record) -> Vec<(Owner, PathBuf)> {
+/// The files that runtimes read. `true`: an installation may have put an entry into the file.
+pub fn files(record: &Record) -> Vec<(Owner, PathBuf, bool)> {
     let installed = record.verified(Owner::Containerd);
     let named = installed.and_then(|installed| installed.options.containerd_config.as_deref());
     let mut files = Vec::new();
-    for path in containerd::files(named) {
-        files.push((Owner::Containerd, path));
+    let (edited, templates) = containerd::files(named);
+    for path in edited {
+        files.push((Owner::Containerd, path, true));
     }
-    files.push((Owner::Docker, docker::CONFIG.into()));
+    for path in templates {
+        files.push((Owner::Containerd, path, false));
+    }
+    files.push((Owner::Docker, docker::CONFIG.into(), true));
     for path in podman::files() {
-        files.push((Owner::Podman, path));
+        let is_own = path == Path::new(podman::DROP_IN);
+        files.push((Owner::Podman, path, is_own));
     }
     for path in crio::files() {
-        files.push((Owner::Crio, path));
+        let is_own = path == Path::new(crio::DROP_IN);
+        files.push((Owner::Crio, path, is_own));
     }
     files
 }
@@ -95,30 +80,25 @@ pub fn files(record: &Record) -> Vec<(Owner, PathBuf)> {
 /// The removal of entries that are bindguard's by their content, from files of which there is no
 /// record.
 pub fn unrecorded(record: &Record) -> Vec<PlannedChange> {
-    // the other files of these folders belong to the operator
-    let is_edited = |owner: Owner, path: &Path| match owner {
-        Owner::Podman => [podman::DROP_IN, podman::FORMER_DROP_IN]
-            .map(Path::new)
-            .contains(&path),
-        Owner::Crio => [crio::DROP_IN, crio::FORMER_DROP_IN]
-            .map(Path::new)
-            .contains(&path),
-        Owner::Containerd | Owner::Docker | Owner::Agent | Owner::Bindguard => true,
-    };
-    let lost = files(record).into_iter().filter(|(owner, path)| {
-        is_edited(*owner, path) && record.entry(&change::resolved(path)).is_none()
-    });
-    lost.filter_map(|(owner, path)| without_entries(owner, &path))
-        .collect()
+    let mut steps = Vec::new();
+    for (owner, path, is_edited) in files(record) {
+        let path = change::resolved(&path);
+        if is_edited && record.entry(&path).is_none() {
+            steps.extend(without_entries(owner, &path, record));
+        }
+    }
+    steps
 }
 
 /// `None` if the file has no entry of bindguard's, or cannot be read as the runtime's.
-fn without_entries(owner: Owner, path: &Path) -> Option<PlannedChange> {
-    let present = change::read(path).ok()??;
-    let after = former(owner, &present).ok()?;
-    let change = Change::of(path, after, 0o644)
-        .ok()
-        .filter(|change| !change.is_none())?;
+fn without_entries(owner: Owner, path: &Path, record: &Record) -> Option<PlannedChange> {
+    let present = change::content(path).ok()??;
+    let after = without_bindguard(owner, path, &present, record).ok()?;
+    if after.as_ref() == Some(&present) {
+        return None;
+    }
+    let after = after.as_ref().and_then(Content::bytes);
+    let change = Change::of(path, after.map(<[u8]>::to_vec), 0o644).ok()?;
     let installed = match owner {
         Owner::Containerd => containerd::restart_command(),
         Owner::Crio => Some(crio::RESTART.to_owned()),
@@ -127,17 +107,50 @@ fn without_entries(owner: Owner, path: &Path) -> Option<PlannedChange> {
     Some(PlannedChange {
         owner,
         change,
-        command: removal_command(owner, installed.as_deref(), Some(&present)),
+        command: removal_command(owner, installed.as_deref(), present.bytes()),
     })
 }
 
-/// The content without bindguard of a file that is not in the record; `None` if the whole file is
-/// bindguard's.
-pub fn former(owner: Owner, present: &[u8]) -> Result<Option<Vec<u8>>> {
-    if present.starts_with(HEADING.as_bytes()) {
-        return Ok(None);
+/// The content that a removal leaves at a path: that from before the first install or, of a file that
+/// was edited since then, the present content without bindguard's own lines. `None` for a file that
+/// install made.
+pub fn without_bindguard(
+    owner: Owner,
+    path: &Path,
+    present: &Content,
+    record: &Record,
+) -> Result<Option<Content>> {
+    let entry = record.entry(path);
+    let original = entry.map(Entry::original).transpose()?.flatten();
+    let Content::File(bytes) = present else {
+        let is_own = entry.is_some_and(|entry| entry.is_as_written(present));
+        return Ok(if is_own {
+            original
+        } else {
+            Some(present.clone())
+        });
+    };
+    let before = original.as_ref().and_then(Content::bytes);
+    let mut left = match entry {
+        Some(entry) if entry.is_as_written(present) => original,
+        Some(_) if original.as_ref() == Some(present) => original,
+        // of an original that does not exist, the empty text
+        Some(_) => Some(Content::File(cleaned(
+            owner,
+            bytes,
+            Some(before.unwrap_or_default()),
+        )?)),
+        None if bytes.starts_with(HEADING.as_bytes()) => None,
+        None => Some(Content::File(cleaned(owner, bytes, None)?)),
+    };
+    if owner == Owner::Containerd
+        && left.as_ref() != Some(present)
+        && let Some(Content::File(after)) = &left
+    {
+        let text = containerd::with_imports_of_others(&text_of(after)?, &text_of(bytes)?, path)?;
+        left = Some(Content::File(text.into_bytes()));
     }
-    cleaned(owner, present, None).map(Some)
+    Ok(left)
 }
 
 /// True if an install can write this file. No installer wrote a record that names another file. A link
@@ -152,9 +165,7 @@ pub fn may_write(owner: Owner, path: &Path) -> bool {
     path.is_absolute()
         && is_plain
         && match owner {
-            Owner::Containerd => {
-                name.ends_with(".toml") || name.ends_with(".tmpl") || containerd::is_read(path)
-            }
+            Owner::Containerd => name.ends_with(".toml") || containerd::is_read(path),
             Owner::Docker => is(docker::CONFIG),
             Owner::Podman => {
                 is(podman::DROP_IN) || in_folder("/etc/containers") && name.ends_with(".conf")
@@ -165,17 +176,19 @@ pub fn may_write(owner: Owner, path: &Path) -> bool {
         }
 }
 
-/// The content of an edited file without bindguard. bindguard's own files stay as they were edited.
-pub fn cleaned(owner: Owner, bytes: &[u8], original: Option<&[u8]>) -> Result<Vec<u8>> {
+fn cleaned(owner: Owner, bytes: &[u8], original: Option<&[u8]>) -> Result<Vec<u8>> {
+    let text = text_of(bytes)?;
+    let original = original.map(text_of).transpose()?;
+    let former = original.as_deref().unwrap_or_default();
     let cleaned = match owner {
-        Owner::Containerd => containerd::cleaned,
-        Owner::Docker => docker::cleaned,
-        Owner::Podman => podman::cleaned,
-        Owner::Crio => crio::cleaned,
+        Owner::Containerd => containerd::cleaned(&text, original.as_deref())?,
+        Owner::Docker => docker::cleaned(&text, former)?,
+        Owner::Podman => podman::cleaned(&text, former)?,
+        Owner::Crio => crio::cleaned(&text, former)?,
+        // bindguard's own files stay as they were edited
         Owner::Agent | Owner::Bindguard => return Ok(bytes.to_vec()),
     };
-    let original = text_of(original.unwrap_or_default())?;
-    Ok(cleaned(&text_of(bytes)?, &original)?.into_bytes())
+    Ok(cleaned.into_bytes())
 }
 
 /// The content of a file in which only the runtime's name is left, as that of `runtime`. `None` if

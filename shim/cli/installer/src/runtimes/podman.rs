@@ -6,22 +6,18 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use bindguard_core::program_names::{RUNTIME, WRAPPER};
 use toml::Value;
-use toml_edit::{Array, value};
 
 use super::runtime_drop_in::{
     FileText, HEADING, default_of, drop_in_text, heal, paths_in_order, refuse_later_default,
-    runtime_of, texts_after, usual_runtime, without_former,
+    runtime_of, texts_after, usual_runtime,
 };
 use crate::change::Change;
 use crate::plan::{Healing, InstallOptions, PlannedChange, TargetPlan, USUAL_RUNTIME};
-use crate::record::Record;
 use crate::search_path::{SearchPath, Unusable, find, is_gone};
 use crate::toml_text::{Place, with_value, without_value};
 
 /// Its drop-in; the last default wins.
 pub const DROP_IN: &str = "/etc/containers/containers.conf.d/zz-bindguard.conf";
-/// The drop-in of older versions.
-pub const FORMER_DROP_IN: &str = "/etc/containers/containers.conf.d/50-bindguard.conf";
 
 const MAIN: [&str; 2] = [
     "/usr/share/containers/containers.conf",
@@ -59,21 +55,26 @@ const ABILITIES: [(&str, &[&str]); 3] = [
     ),
 ];
 
+const PLACE: Place = Place {
+    section: &["engine"],
+    runtimes: "runtimes",
+    default: "runtime",
+};
+
 /// Plans the change.
-pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
+pub fn plan(options: &InstallOptions) -> Result<TargetPlan> {
     let mut others = files();
-    others.retain(|path| path != Path::new(DROP_IN) && path != Path::new(FORMER_DROP_IN));
+    others.retain(|path| path != Path::new(DROP_IN));
     let texts = texts_after(others.clone(), &[])?;
     let guarded = guarded(&texts, options)?;
     let path = options.prefix.join(WRAPPER).display().to_string();
-    let mut text = drop_in_text(&place(), &value(Array::from_iter([path])), options)?;
+    let mut text = drop_in_text(PLACE, &Value::from(vec![path]), options)?;
     for (key, built_in) in ABILITIES {
         let mut names = names_in(&texts, key, built_in)?;
         let name = guarded.file_name().and_then(OsStr::to_str);
         if name.is_some_and(|name| names.iter().any(|it| it == name)) {
             names.push(RUNTIME.to_owned());
-            let list = toml_edit::Value::from(Array::from_iter(names)).to_string();
-            text = with_value(&text, &["engine", key], list.trim())?;
+            text = with_value(&text, &["engine", key], &Value::from(names).to_string())?;
         }
     }
     let change = Change::of(Path::new(DROP_IN), Some(text.into_bytes()), 0o644)?;
@@ -82,10 +83,8 @@ pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
         needs_runtime: Some(guarded),
         ..TargetPlan::default()
     };
-    plan.changes
-        .extend(without_former(Path::new(FORMER_DROP_IN), &place(), record)?);
     if options.default {
-        refuse_later_default("Podman", &texts, Path::new(DROP_IN), &place())?;
+        refuse_later_default("Podman", &texts, Path::new(DROP_IN), PLACE)?;
     } else {
         plan.take(healed(others, &[])?)?;
     }
@@ -98,7 +97,7 @@ fn guarded(others: &[FileText], options: &InstallOptions) -> Result<PathBuf> {
     if !options.default {
         return Ok(usual_runtime());
     }
-    let named = default_of(others, &place())?.map(|(_, name)| name);
+    let named = default_of(others, PLACE)?.map(|(_, name)| name);
     let names = match &named {
         Some(name) => vec![name.as_str()],
         None => SEARCHED.to_vec(),
@@ -107,7 +106,7 @@ fn guarded(others: &[FileText], options: &InstallOptions) -> Result<PathBuf> {
         if name.starts_with('/') {
             return Ok(PathBuf::from(name));
         }
-        let entry = runtime_of(others, &place(), name)?;
+        let entry = runtime_of(others, PLACE, name)?;
         let paths = entry.as_ref().and_then(Value::as_array);
         for path in paths.into_iter().flatten().filter_map(Value::as_str) {
             if !is_gone(Path::new(path)) {
@@ -161,7 +160,7 @@ fn healed(files: Vec<PathBuf>, steps: &[PlannedChange]) -> Result<Healing> {
     heal(
         "Podman",
         &mut files,
-        &place(),
+        PLACE,
         None,
         &BUILT_IN,
         |name, entry| {
@@ -185,7 +184,7 @@ fn healed(files: Vec<PathBuf>, steps: &[PlannedChange]) -> Result<Healing> {
 
 /// The text without bindguard's runtime; `original` has the earlier default.
 pub fn cleaned(text: &str, original: &str) -> Result<String> {
-    let mut text = place().without_runtime(text, RUNTIME, original)?;
+    let mut text = PLACE.without_runtime(text, RUNTIME, original)?;
     for (key, _) in ABILITIES {
         let table: toml::Table = toml::from_str(&text)?;
         let list = table
@@ -215,16 +214,12 @@ pub fn with_name_only(text: &str, original: &str, runtime: &Path) -> Result<Opti
     if !paths.iter().any(calls_guard) {
         return Ok(Some(text.to_owned()));
     }
-    let text = place().without_runtime(text, RUNTIME, original)?;
-    let paths = value(Array::from_iter([runtime.display().to_string()]));
-    let text = place().with_runtime(&text, RUNTIME, &paths)?;
+    let text = PLACE.without_runtime(text, RUNTIME, original)?;
+    let paths = Value::from(vec![runtime.display().to_string()]);
+    let text = PLACE.with_runtime(&text, RUNTIME, &paths)?;
     Ok(Some(text.replacen(
         HEADING,
         &format!("{HEADING}{NAME_ONLY}"),
         1,
     )))
-}
-
-fn place() -> Place {
-    Place::new(&["engine", "runtimes"], &["engine", "runtime"])
 }

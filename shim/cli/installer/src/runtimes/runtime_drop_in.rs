@@ -11,54 +11,21 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use bindguard_core::program_names::RUNTIME;
 use toml::Value;
-use toml_edit::Item;
 
-use crate::change::{self, Change, Content};
 use crate::plan::{Healing, InstallOptions, PlannedChange, USUAL_RUNTIME, bytes_after};
-use crate::record::Record;
 use crate::search_path::{self, Unusable};
 use crate::toml_text::Place;
 
 /// The first line of a file that is bindguard's own.
 pub const HEADING: &str = "# Written by `bindguard install`; `bindguard uninstall` removes it.\n";
 
-/// Plans a drop-in with a runtime, on request as the default.
-pub fn plan_drop_in(
-    path: &Path,
-    place: &Place,
-    runtime: &Item,
-    options: &InstallOptions,
-) -> Result<Change> {
-    Change::of(
-        path,
-        Some(drop_in_text(place, runtime, options)?.into_bytes()),
-        0o644,
-    )
-}
-
 /// The text of a drop-in with a runtime, on request as the default.
-pub fn drop_in_text(place: &Place, runtime: &Item, options: &InstallOptions) -> Result<String> {
-    let mut text = place.with_runtime("", RUNTIME, runtime)?;
+pub fn drop_in_text(place: Place, runtime: &Value, options: &InstallOptions) -> Result<String> {
+    let mut text = HEADING.to_owned();
     if options.default {
         text = place.with_default(&text, RUNTIME)?;
     }
-    Ok(format!("{HEADING}{}", text.trim_start()))
-}
-
-/// The removal of a drop-in of an older version, which had another name.
-pub fn without_former(path: &Path, place: &Place, record: &Record) -> Result<Option<Change>> {
-    let (Some(entry), Some(present)) = (record.entry(path), change::content(path)?) else {
-        return Ok(None);
-    };
-    let after = match &present {
-        Content::File(bytes) if !entry.is_as_written(&present) => {
-            let text = String::from_utf8(bytes.clone())
-                .with_context(|| format!("read {}", path.display()))?;
-            Some(place.without_runtime(&text, RUNTIME, "")?.into_bytes())
-        }
-        Content::File(_) | Content::Link(_) => None,
-    };
-    Change::of(path, after, 0o644).map(Some)
+    Ok(place.with_runtime(&text, RUNTIME, runtime)?)
 }
 
 /// Fails if one of these files names a default, and is read after the drop-in.
@@ -66,7 +33,7 @@ pub fn refuse_later_default(
     engine: &str,
     files: &[FileText],
     drop_in: &Path,
-    place: &Place,
+    place: Place,
 ) -> Result<()> {
     for (path, text) in files {
         let named = place.default_in(text);
@@ -122,7 +89,7 @@ pub fn texts_after(paths: Vec<PathBuf>, steps: &[PlannedChange]) -> Result<Vec<F
 }
 
 /// The default runtime of these files, and the index of the file that names it: the last.
-pub fn default_of(files: &[FileText], place: &Place) -> Result<Option<(usize, String)>> {
+pub fn default_of(files: &[FileText], place: Place) -> Result<Option<(usize, String)>> {
     let mut found = None;
     for (at, (path, text)) in files.iter().enumerate() {
         let named = place.default_in(text);
@@ -135,7 +102,7 @@ pub fn default_of(files: &[FileText], place: &Place) -> Result<Option<(usize, St
 }
 
 /// The entry of a runtime; the last file wins.
-pub fn runtime_of(files: &[FileText], place: &Place, name: &str) -> Result<Option<Value>> {
+pub fn runtime_of(files: &[FileText], place: Place, name: &str) -> Result<Option<Value>> {
     let mut found = None;
     for (path, text) in files {
         let entry = place.runtime_in(text, name);
@@ -154,7 +121,7 @@ pub fn runtime_of(files: &[FileText], place: &Place, name: &str) -> Result<Optio
 pub fn heal(
     engine: &str,
     files: &mut [FileText],
-    place: &Place,
+    place: Place,
     usual: Option<&str>,
     built_in: &[&str],
     check: impl Fn(&str, Option<Value>) -> Result<(), Unusable>,

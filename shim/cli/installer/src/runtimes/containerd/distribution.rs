@@ -5,6 +5,7 @@
 
 use std::path::Path;
 
+use super::layout::ContainerdLayout;
 use bindguard_core::program_names::{RUNTIME, SHIM};
 use bindguard_operator::doctor::{os_release, os_release_value};
 
@@ -135,6 +136,36 @@ pub fn node_config(fragment: &str, prefix: &Path, file: &Path) -> Instruction {
         why: "nodeadm writes containerd's file at each boot",
         advice: advice.replace("FRAGMENT", &lines.join("\n")),
     }
+}
+
+/// The steps where a program writes containerd's file from a template at each start.
+pub fn of_template(
+    layout: &ContainerdLayout,
+    template: &Path,
+    table: &str,
+    default: Option<&str>,
+) -> String {
+    let (name, restart) = (layout.distribution.name(), &layout.restart);
+    let file = template.display();
+    let mut text = format!(
+        "# {name} writes containerd's file from a template at each start. Add these lines to the end of\n# {file}"
+    );
+    let is_microk8s = layout.distribution == Distribution::Microk8s;
+    if !is_microk8s {
+        text += ", and begin a new file with the line {{ template \"base\" . }}";
+    }
+    text += &format!("\n{table}");
+    match default {
+        Some(default) if is_microk8s => {
+            text += &format!("# Change default_runtime_name in that file to {default:?}.\n");
+        }
+        Some(default) => {
+            text +=
+                &format!("# Put `default-runtime: {default}` into config.yaml of /etc/rancher.\n");
+        }
+        None => {}
+    }
+    text + &format!("# Then: {restart}\n")
 }
 
 /// The operator's own steps where `install` edits no file.

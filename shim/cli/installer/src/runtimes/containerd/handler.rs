@@ -11,9 +11,8 @@ use std::path::{Path, PathBuf};
 
 use bindguard_core::program_names::{SHIM, SHIM_RUNTIME_TYPE, WRAPPER};
 use toml::{Table, Value};
-use toml_edit::Item;
 
-use super::program::Version;
+use super::files::Version;
 use crate::plan::USUAL_RUNTIME;
 use crate::search_path::is_searched;
 
@@ -139,30 +138,6 @@ impl HandlerKind {
     }
 }
 
-/// A table in the usual order: the type first, the options last.
-pub fn as_item(table: &Table) -> Item {
-    let rank = |key: &str| match key {
-        "runtime_type" => 0,
-        "runtime_path" => 1,
-        "options" => 3,
-        _ => 2,
-    };
-    let mut keys: Vec<&String> = table.keys().collect();
-    keys.sort_by_key(|key| (rank(key), key.as_str()));
-    let mut item = toml_edit::Table::new();
-    for key in keys {
-        item.insert(key, value_item(&table[key]));
-    }
-    Item::Table(item)
-}
-
-fn value_item(value: &Value) -> Item {
-    match value {
-        Value::Table(table) => as_item(table),
-        other => other.to_string().parse().map_or(Item::None, Item::Value),
-    }
-}
-
 fn owned((key, value): (&String, &Value)) -> (String, Value) {
     (key.clone(), value.clone())
 }
@@ -193,9 +168,13 @@ mod tests {
     fn newer_containerds_keep_every_option() {
         let handler = handler((2, 1), false, "/opt/b");
         assert_eq!(
-            toml_edit::DocumentMut::from(as_item(&handler.table).into_table().unwrap()).to_string(),
-            "runtime_type = \"io.containerd.runc.v2\"\nruntime_path = \"/opt/b/containerd-shim-bindguard-v2\"\npod_annotations = [\"a\"]\nsnapshotter = \"s\"\n\n\
-             [options]\nBinaryName = \"/usr/bin/crun\"\nRoot = \"/r\"\nSystemdCgroup = true\n"
+            handler.table,
+            toml::from_str(
+                "runtime_type = 'io.containerd.runc.v2'\nruntime_path = '/opt/b/containerd-shim-bindguard-v2'\n\
+                 pod_annotations = ['a']\nsnapshotter = 's'\n\
+                 [options]\nBinaryName = '/usr/bin/crun'\nRoot = '/r'\nSystemdCgroup = true\n"
+            )
+            .unwrap()
         );
         assert_eq!((handler.needs_runtime, handler.lost.len()), (None, 0));
     }

@@ -1,130 +1,130 @@
 //! containerd's configuration: a runtime handler `bindguard`, on request as the default.
 //!
-//! ```text
-//! layout ──► distribution ──► the file to change ──► trial with `containerd config dump` ──► changes
-//! ```
+//! | edit | where |
+//! |---|---|
+//! | a drop-in of bindguard's own | the main file imports a folder, and this containerd merges what is in it |
+//! | the same, and the line `imports` | containerd 2 whose main file imports no folder |
+//! | the main file | containerd 1.7: an import replaces the whole table of a plugin |
+//! | an import with the CRI plugin's section | containerd 1.7 takes the whole section from it |
 //!
-//! The file to edit is found by trial ([`edit`]): an edit is right if `containerd config dump`
-//! shows the intended change and nothing else ([`effective`]). This module writes no permanent
-//! file.
+//! An edit is right if `containerd config dump` shows the intended change and nothing else
+//! ([`effective`]). This module writes no permanent file.
 
 mod distribution;
-mod edit;
 mod effective;
-mod former;
+mod files;
 mod handler;
 mod layout;
-mod main_file;
-mod program;
-mod template;
 pub mod unit;
 
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail};
 use bindguard_core::program_names::{RUNTIME, WRAPPER};
+use bindguard_core::text::shell_word;
 use bindguard_operator::terminal::print_text;
-use toml::Table;
+use toml::{Table, Value};
 
-use self::distribution::{Distribution, Instruction, node_config};
-use self::edit::{DROP_IN, Edited, FORMER_DROP_IN, Trial};
+use self::distribution::{Distribution, Instruction, node_config, of_template};
 use self::effective::{Effective, Meant, PLUGINS};
-use self::former::FormerTexts;
-use self::handler::{Handler, HandlerKind, as_item};
+use self::files::{Files, Texts, imports_of, matches, patterns, with_import};
+use self::handler::{Handler, HandlerKind};
 use self::layout::ContainerdLayout;
-use self::main_file::{MainFile, with_imports};
-use self::program::Containerd;
 use crate::change::{self, Change};
 use crate::owner::Owner;
 use crate::plan::{Healing, InstallOptions, TargetPlan, USUAL_RUNTIME};
-use crate::record::{self, Entry, Record};
-use crate::search_path::{self, SearchPath, Unusable};
-use crate::toml_text::Place;
+use crate::record::Record;
+use crate::runtimes::runtime_drop_in::HEADING;
+use crate::runtimes::without_bindguard;
+use crate::search_path::{SearchPath, Unusable};
+use crate::toml_text::{Place, find, parse};
 
+/// The name of the drop-in. containerd reads the files of a folder in the order of their names, and
+/// the last default wins: GPU toolkits write `99-nvidia.toml`.
+const DROP_IN: &str = "zz-bindguard.toml";
+/// The folder that the main file is to import, beside that file: the folder of containerd 2.2's own
+/// default.
+const FOLDER: &str = "conf.d";
 /// k0s merges this folder's files into a file that k0s' containerd imports.
 const K0S_FOLDER: &str = "/etc/k0s/containerd.d";
 /// The line by which k0s recognizes a main file of its own.
 const K0S_MANAGED: &str = "k0s_managed=true";
+/// MicroK8s' template.
+const MICROK8S: &str = "/var/snap/microk8s/current/args/containerd-template.toml";
+
+const fn place(section: &'static [&'static str]) -> Place {
+    Place {
+        section,
+        runtimes: "runtimes",
+        default: "default_runtime_name",
+    }
+}
+/// The place of runtimes in version 2 of the file, and in version 3.
+const V2: Place = place(&["plugins", PLUGINS[0], "containerd"]);
+const V3: Place = place(&["plugins", PLUGINS[1], "containerd"]);
+
+/// A file and its new text.
+type Edited = (PathBuf, String);
 
 /// Plans the changes to containerd's files, from any state in which an earlier install left them.
 pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
     let layout = ContainerdLayout::detect(options.containerd_config.as_deref())?;
-    let inputs = inputs(&layout, options, record)?;
-    if let Some(verified) = record
-        .verified(Owner::Containerd)
-        .filter(|verified| verified.inputs == inputs && verified.gone_program().is_none())
-    {
-        return Ok(TargetPlan {
-            command: Some(layout.restart),
-            notes: verified.notes.clone(),
-            needs_runtime: verified.needs_runtime.clone(),
-            needs_programs: verified.needs_programs.clone(),
-            ..TargetPlan::default()
-        });
-    }
+    let distribution = layout.distribution;
     let mut plan = TargetPlan {
         command: Some(layout.restart.clone()),
         ..TargetPlan::default()
     };
-    if options.containerd_config.is_none() {
-        refuse_foreign_files(&layout)?;
+    let is_named = options.containerd_config.is_some();
+    if let Some(instruction) = distribution.instruction().filter(|_| !is_named) {
+        return refuse(distribution, &instruction);
     }
     if let Some(read) = &layout.unread {
         let (named, read) = (layout.config.display(), read.display());
         plan.notes
             .push(format!("the running containerd reads {read}, not {named}"));
     }
-    let containerd = Containerd::locate(options.containerd.as_deref(), layout.program.as_deref())?;
-    let former = FormerTexts(record);
-    let main = MainFile::read(&layout.config, &containerd, &former)?;
-    let before = main.effective_with(&containerd, &main.text)?;
-    let path = layout.search_path(containerd.program());
-    let Wanted {
-        base,
-        guarded,
-        handler,
-        default,
-        programs,
-        note,
-    } = wanted(&before, &containerd, &path, options)?;
-    let meant = Meant {
-        handler: handler.table.clone(),
-        default,
-    };
-    let trial = Trial {
-        containerd: &containerd,
-        main: &main,
-        place: &main.places[0],
-        former: &former,
+    let files = Files::open(layout, options.containerd.as_deref(), record)?;
+    let (version, places) = files.places()?;
+    let before = files.effective(&files.without)?;
+    let wanted = wanted(&before, &files, options)?;
+    let attempt = Attempt {
+        files: &files,
+        place: places[0],
+        version,
         before: &before,
-        meant: &meant,
+        meant: &Meant {
+            handler: wanted.handler.table.clone(),
+            default: wanted.default,
+        },
     };
-    let has_former_name =
-        |entry: &Entry| entry.owner == Owner::Containerd && entry.path.ends_with(FORMER_DROP_IN);
-    let now = effective_now(&layout, &containerd, &main, &before)?;
-    if record.files().iter().any(has_former_name) || !trial.is_done(&now) {
-        if layout.distribution == Distribution::EksAl2023 && options.containerd_config.is_none() {
-            refuse(
-                Distribution::EksAl2023,
-                &instruction_for_eks(&trial, options)?,
-            )?;
+    let now = match files.without.is_empty() {
+        true => before.clone(),
+        false => files.effective(&Texts::new())?,
+    };
+    if !attempt.is_right(&now) {
+        match distribution {
+            Distribution::EksAl2023 if !is_named => {
+                let fragment = attempt.fragment()?;
+                let file = &files.layout.config;
+                return refuse(distribution, &node_config(&fragment, &options.prefix, file));
+            }
+            _ => match attempt.at_any_place(places)? {
+                Some(edits) => plan.changes = changes(edits, &files, record)?,
+                None => plan.advice = Some(attempt.advice()?),
+            },
         }
-        plan.changes = changes(layout.distribution, &trial, record)?;
-        plan.guards_already = HandlerKind::all_on(containerd.version())
-            .iter()
-            .any(|kind| {
-                let handler = kind.handler(&guarded, &options.prefix);
-                handler.is_ok_and(|Handler { table, .. }| {
-                    let meant = Meant {
-                        handler: table,
-                        ..meant.clone()
-                    };
-                    before.surprises(&now, &meant).is_empty()
-                })
-            });
+        for kind in HandlerKind::all_on(files.version) {
+            let Ok(handler) = kind.handler(&wanted.guarded, &options.prefix) else {
+                continue;
+            };
+            let meant = Meant {
+                handler: handler.table,
+                default: attempt.meant.default.clone(),
+            };
+            plan.guards_already |= before.surprises(&now, &meant).is_empty();
+        }
     }
+    let handler = wanted.handler;
     // Both are true of the wrapper alone.
     if handler.needs_runtime.is_some() && handler::is_guarded(&handler.table) {
         let program = options.prefix.join(WRAPPER);
@@ -134,174 +134,294 @@ pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
         ));
     }
     plan.needs_runtime = handler.needs_runtime;
-    plan.needs_programs = programs;
-    plan.notes.extend(note);
+    plan.needs_programs = wanted.programs;
+    plan.notes.extend(wanted.note);
     if !handler.lost.is_empty() {
-        let lost = handler.lost.join(", ");
         plan.notes.push(format!(
-            "containerd 1.6 does not hand these options of {base} to another shim: {lost}; with --wrapper they stay"
+            "containerd 1.6 does not hand these options of {} to another shim: {}; with --wrapper they stay",
+            wanted.base,
+            handler.lost.join(", ")
         ));
     }
     Ok(plan)
 }
 
-/// All inputs of a plan. If they equal the recorded inputs of the last finished plan, nothing is to
-/// do, and containerd need not run.
-pub fn inputs(
-    layout: &ContainerdLayout,
-    options: &InstallOptions,
-    record: &Record,
-) -> Result<String> {
-    let program = options
-        .containerd
-        .as_deref()
-        .or(layout.program.as_deref())
-        .map(Path::to_owned);
-    let program = program.or_else(|| search_path::find("containerd"));
-    let identity = program
-        .as_deref()
-        .and_then(|program| fs::metadata(program).ok());
-    let identity = identity.map(|found| {
-        (
-            found.dev(),
-            found.ino(),
-            found.size(),
-            found.mtime(),
-            found.mtime_nsec(),
+/// An installation that is being planned.
+#[derive(Clone, Copy)]
+struct Attempt<'a> {
+    files: &'a Files,
+    /// The place of the handler in the edited file.
+    place: Place,
+    /// The main file's version.
+    version: i64,
+    /// The effective configuration without bindguard.
+    before: &'a Effective,
+    /// The intended change.
+    meant: &'a Meant,
+}
+
+impl Attempt<'_> {
+    /// True if the files have this effect as they are.
+    fn is_right(&self, now: &Effective) -> bool {
+        self.before.surprises(now, self.meant).is_empty()
+    }
+
+    fn effective_with(&self, edits: &[Edited]) -> Result<Effective> {
+        let mut texts = self.files.without.clone();
+        for (path, text) in edits {
+            texts.insert(path.clone(), Some(text.clone()));
+        }
+        self.files.effective(&texts)
+    }
+
+    /// The edits, with the handler at the first place that containerd reads. `None` if the edit is the
+    /// operator's. If containerd reads no place, the error of the first place.
+    fn at_any_place(&self, places: [Place; 2]) -> Result<Option<Vec<Edited>>> {
+        let first = self.edits();
+        if first.is_ok() {
+            return first;
+        }
+        let place = places[1];
+        Self { place, ..*self }.edits().or(first)
+    }
+
+    fn edits(&self) -> Result<Option<Vec<Edited>>> {
+        let layout = &self.files.layout;
+        let main = self.files.main_text(&self.files.without)?;
+        let mut has_folder = false;
+        for pattern in patterns(&layout.config, &main)? {
+            let path = pattern.with_file_name(DROP_IN);
+            if !matches(&pattern, &path) || pattern == path {
+                continue;
+            }
+            has_folder = true;
+            let edits = vec![(path.clone(), self.drop_in(&path)?)];
+            if self.is_right(&self.effective_with(&edits)?) {
+                return Ok(Some(edits));
+            }
+        }
+        match layout.distribution {
+            // a program writes the main file from a template
+            Distribution::K3s | Distribution::Rke2 | Distribution::Microk8s => return Ok(None),
+            Distribution::K0s if main.contains(K0S_MANAGED) => {
+                // k0s before 1.36.1 merges the drop-ins into a file, and the attempt is on that
+                for import in self.files.imports(&self.files.without)? {
+                    if self.in_file(&import)?.is_some() {
+                        let path = Path::new(K0S_FOLDER).join(DROP_IN);
+                        let text = self.drop_in(&path)?;
+                        return Ok(Some(vec![(path, text)]));
+                    }
+                }
+                bail!("k0s' containerd would not read a runtime {RUNTIME:?}: nothing was changed");
+            }
+            _ => {}
+        }
+        if self.files.version >= (2, 0) && !has_folder {
+            let folder = layout.config.with_file_name(FOLDER);
+            let pattern = folder.join("*.toml").display().to_string();
+            let path = folder.join(DROP_IN);
+            let imports = with_import(&main, &pattern)?;
+            let drop_in = self.drop_in(&path)?;
+            let edits = vec![(path, drop_in), (layout.config.clone(), imports)];
+            if self.is_right(&self.effective_with(&edits)?) {
+                return Ok(Some(edits));
+            }
+        }
+        let mut candidates = vec![layout.config.clone()];
+        candidates.extend(self.files.imports(&self.files.without)?);
+        for path in candidates {
+            if let Some(edited) = self.in_file(&path)? {
+                return Ok(Some(vec![edited]));
+            }
+        }
+        bail!(
+            "no edit of {} or its imports gives containerd a runtime {RUNTIME:?}, so nothing was changed: {}",
+            layout.config.display(),
+            self.next_step()
         )
-    });
-    let main = change::read(&layout.config)?.unwrap_or_default();
-    let imports = String::from_utf8(main).map_or(Ok(Vec::new()), |text| {
-        MainFile::imports_of(&layout.config, &text)
-    });
-    let edited = record
+    }
+
+    /// The drop-in's text: the present text plus the handler, or a new text.
+    fn drop_in(&self, path: &Path) -> Result<String> {
+        let present = self.files.text(&self.files.without, path)?;
+        let text = present.unwrap_or_else(|| format!("{HEADING}version = {}\n", self.version));
+        self.with_handler(&text)
+            .with_context(|| format!("edit {}", path.display()))
+    }
+
+    /// The lines of the handler alone.
+    fn fragment(&self) -> Result<String> {
+        let mut text = String::new();
+        if let Some(default) = &self.meant.default {
+            text = self.place.with_default(&text, default)?;
+        }
+        let handler = Value::Table(self.meant.handler.clone());
+        Ok(self.place.with_runtime(&text, RUNTIME, &handler)?)
+    }
+
+    /// The operator's own steps where a distribution writes containerd's file from a template.
+    fn advice(&self) -> Result<String> {
+        let layout = &self.files.layout;
+        let handler = Value::Table(self.meant.handler.clone());
+        let table = self.place.with_runtime("", RUNTIME, &handler)?;
+        let template = match layout.distribution {
+            Distribution::Microk8s => PathBuf::from(MICROK8S),
+            _ => k3s_template(&layout.config, self.version),
+        };
+        let default = self.meant.default.as_deref();
+        Ok(of_template(layout, &template, &table, default))
+    }
+
+    fn next_step(&self) -> String {
+        if self.files.version < (2, 0) || self.version > 2 {
+            return "edit the file by hand, as docs/install.md of bindguard shows".to_owned();
+        }
+        let path = shell_word(&self.files.layout.config);
+        format!(
+            "replace the file's text by that of `containerd --config {path} config migrate`, and install again"
+        )
+    }
+
+    /// The text with the handler, and with the default if that is meant.
+    fn with_handler(&self, text: &str) -> Result<String> {
+        let mut edited = text.to_owned();
+        if let Some(default) = &self.meant.default
+            && self.before.default() != default
+        {
+            edited = self.place.with_default(&edited, default)?;
+        }
+        if self.before.runtime(RUNTIME).as_ref() != Some(&self.meant.handler) {
+            let handler = Value::Table(self.meant.handler.clone());
+            edited = self.place.with_runtime(&edited, RUNTIME, &handler)?;
+        }
+        Ok(edited)
+    }
+
+    /// An edit of the main file or of an import, with the runtimes that would be lost by naming one.
+    /// `None` if containerd does not take its runtimes from this file.
+    fn in_file(&self, path: &Path) -> Result<Option<Edited>> {
+        let doing = || format!("edit {}", path.display());
+        let main = &self.files.layout.config;
+        let text = match path == main {
+            true => Some(self.files.main_text(&self.files.without)?),
+            false => self.files.text(&self.files.without, path)?,
+        };
+        let Some(text) = text else {
+            return Ok(None);
+        };
+        if path != main && find(&parse(&text)?, self.place.section).is_none() {
+            return Ok(None);
+        }
+        let mut edit = [(
+            path.to_owned(),
+            self.with_handler(&text).with_context(doing)?,
+        )];
+        let mut after = self.effective_with(&edit)?;
+        if after.runtime(RUNTIME).as_ref() != Some(&self.meant.handler) {
+            return Ok(None);
+        }
+        let lost: Vec<_> = self.before.lost_in(&after).collect();
+        for (name, table) in lost {
+            let text = self
+                .place
+                .with_runtime(&edit[0].1, name, &Value::Table(table));
+            edit[0].1 = text.with_context(doing)?;
+            after = self.effective_with(&edit)?;
+        }
+        let meant = self.meant.default.as_deref();
+        if after.default() != meant.unwrap_or(self.before.default())
+            && let Some(later) = self.files.import_with_default()?
+        {
+            bail!(
+                "make bindguard containerd's default: {} names the default {:?}, and containerd reads that file after {}; remove default_runtime_name from the file, or run this without --default",
+                later.display(),
+                after.default(),
+                path.display()
+            );
+        }
+        let surprises = self.before.surprises(&after, self.meant);
+        if !surprises.is_empty() {
+            bail!(
+                "with {} edited, containerd config dump differs in more than was meant ({}), so nothing was changed: {}",
+                path.display(),
+                surprises.join(", "),
+                self.next_step()
+            );
+        }
+        let [edit] = edit;
+        Ok(Some(edit))
+    }
+}
+
+/// The changes: the files to edit, and the files of earlier installs that become what they were.
+fn changes(edits: Vec<Edited>, files: &Files, record: &Record) -> Result<Vec<Change>> {
+    let mut changes = Vec::new();
+    for (path, text) in edits {
+        changes.push(Change::of(&path, Some(text.into_bytes()), 0o644)?);
+    }
+    for entry in record
         .files()
         .iter()
-        .filter(|entry| entry.owner == Owner::Containerd)
-        .map(|entry| entry.path.clone());
-    let files = [layout.config.clone()]
-        .into_iter()
-        .chain(imports.unwrap_or_default())
-        .chain(edited);
-    let mut texts = vec![format!(
-        "{} {options:?} {:?} {:?} {:?} {} {program:?} {identity:?}",
-        env!("CARGO_PKG_VERSION"),
-        layout.distribution,
-        layout.config,
-        layout.unread,
-        layout.restart
-    )];
-    for file in files {
-        texts.push(format!(
-            "{} {:?}",
-            file.display(),
-            change::read(&file)?.as_deref().map(record::hash)
-        ));
+        .filter(|it| it.owner == Owner::Containerd)
+    {
+        if changes.iter().any(|change| change.path == entry.path) {
+            continue;
+        }
+        let Some(present) = change::content(&entry.path)? else {
+            continue;
+        };
+        let without = without_bindguard(Owner::Containerd, &entry.path, &present, record)?;
+        let without = without.as_ref().and_then(change::Content::bytes);
+        // a file of an earlier install on another main file is not read by this one
+        changes.push(Change::of(&entry.path, without.map(<[u8]>::to_vec), 0o644)?);
     }
-    Ok(record::hash(texts.join("\n").as_bytes()))
+    let main = change::resolved(&files.layout.config);
+    // the import before the file that it names, and the file before its import
+    changes.sort_by_key(|change| change.path == main && change.after.is_some());
+    Ok(changes)
 }
 
-/// The inputs of the next plan, if nothing changes until then.
-pub fn inputs_now(options: &InstallOptions, record: &Record) -> Result<String> {
-    inputs(
-        &ContainerdLayout::detect(options.containerd_config.as_deref())?,
-        options,
-        record,
-    )
-}
-
-/// The effect of the files as they are, bindguard in them included.
-fn effective_now(
-    layout: &ContainerdLayout,
-    containerd: &Containerd,
-    main: &MainFile,
-    before: &Effective,
-) -> Result<Effective> {
-    let Some((text, imports)) = main_as_it_is(layout)? else {
-        return Ok(before.clone());
-    };
-    let is_same = text == main.text
-        && main
-            .imports
-            .iter()
-            .map(|import| &import.read)
-            .eq(imports.iter());
-    if is_same {
-        Ok(before.clone())
-    } else {
-        containerd.effective(&layout.config, &with_imports(&text, &imports)?)
+/// The template of k3s and RKE2 for this version of the file.
+fn k3s_template(config: &Path, version: i64) -> PathBuf {
+    let [of_version, older] = k3s_templates(config);
+    match version {
+        3 if of_version.symlink_metadata().is_ok() || older.symlink_metadata().is_err() => {
+            of_version
+        }
+        _ => older,
     }
 }
 
-fn effective_of_files(layout: &ContainerdLayout, containerd: &Containerd) -> Result<Effective> {
-    let (text, imports) = main_as_it_is(layout)?.unwrap_or_default();
-    containerd.effective(&layout.config, &with_imports(&text, &imports)?)
+fn k3s_templates(config: &Path) -> [PathBuf; 2] {
+    ["config-v3.toml.tmpl", "config.toml.tmpl"].map(|name| config.with_file_name(name))
 }
 
 /// The image of a pod's sandbox, by containerd's files. The status of containerd 2.x does not name
 /// the image.
-pub fn sandbox_image(options: &InstallOptions) -> Result<Option<String>> {
+pub fn sandbox_image(options: &InstallOptions, record: &Record) -> Result<Option<String>> {
     let layout = ContainerdLayout::detect(options.containerd_config.as_deref())?;
-    let containerd = Containerd::locate(options.containerd.as_deref(), layout.program.as_deref())?;
-    let effective = effective_of_files(&layout, &containerd)?;
+    let files = Files::open(layout, options.containerd.as_deref(), record)?;
+    let effective = files.effective(&Texts::new())?;
     Ok(effective.sandbox_image().map(str::to_owned))
 }
 
-/// The main file's text and imports; `None` if there is no text.
-fn main_as_it_is(layout: &ContainerdLayout) -> Result<Option<(String, Vec<PathBuf>)>> {
-    let Some(bytes) = change::read(&layout.config)?.filter(|bytes| !bytes.is_empty()) else {
-        return Ok(None);
-    };
-    let text =
-        String::from_utf8(bytes).with_context(|| format!("read {}", layout.config.display()))?;
-    let imports = MainFile::imports_of(&layout.config, &text)?;
-    Ok(Some((text, imports)))
-}
-
-/// The changes: the file to edit, and the files of earlier installs that become what they were.
-fn changes(distribution: Distribution, trial: &Trial<'_>, record: &Record) -> Result<Vec<Change>> {
-    let (path, text) = edited_at_any_place(distribution, trial)?;
-    let mut changes = vec![Change::of(&path, Some(text.into_bytes()), 0o644)?];
-    for entry in record
-        .files()
-        .iter()
-        .filter(|entry| entry.owner == Owner::Containerd)
-    {
-        if entry.path != changes[0].path && change::content(&entry.path)?.is_some() {
-            changes.push(Change::of(
-                &entry.path,
-                trial.former.of(&entry.path)?.map(String::into_bytes),
-                0o644,
-            )?);
-        }
-    }
-    Ok(changes)
-}
-
-/// Every file in which an installation may have put an entry. `named`: the main file that the
-/// operator named.
-pub fn files(named: Option<&Path>) -> Vec<PathBuf> {
+/// The files in which an installation may have put an entry, and the templates in which an operator
+/// may have. `named`: the main file that the operator named.
+pub fn files(named: Option<&Path>) -> (Vec<PathBuf>, Vec<PathBuf>) {
     let Ok(layout) = ContainerdLayout::detect(named) else {
-        return Vec::new();
+        return (Vec::new(), Vec::new());
     };
-    let text = change::read_text(&layout.config)
-        .ok()
-        .flatten()
-        .unwrap_or_default();
-    let imports = MainFile::imports_of(&layout.config, &text).unwrap_or_default();
-    let edited = match layout.distribution {
-        // the main file is generated from these
-        Distribution::K3s | Distribution::Rke2 => template::k3s_templates(&layout.config).to_vec(),
-        Distribution::Microk8s => vec![PathBuf::from(template::MICROK8S)],
-        Distribution::K0s => [DROP_IN, FORMER_DROP_IN]
-            .map(|name| Path::new(K0S_FOLDER).join(name))
-            .to_vec(),
-        _ => vec![layout.config],
-    };
-    let mut files: Vec<PathBuf> = edited.into_iter().chain(imports).collect();
+    let mut files = imports_of(&layout.config).unwrap_or_default();
+    let mut templates = Vec::new();
+    match layout.distribution {
+        Distribution::K3s | Distribution::Rke2 => templates.extend(k3s_templates(&layout.config)),
+        Distribution::Microk8s => templates.push(MICROK8S.into()),
+        Distribution::K0s => files.push(Path::new(K0S_FOLDER).join(DROP_IN)),
+        _ => files.push(layout.config),
+    }
     files.sort();
     files.dedup();
-    files
+    (files, templates)
 }
 
 /// True if containerd reads this file as its main file.
@@ -311,104 +431,34 @@ pub fn is_read(path: &Path) -> bool {
 
 /// The command after which containerd reads its files again.
 pub fn restart_command() -> Option<String> {
-    ContainerdLayout::detect(None)
-        .ok()
-        .map(|layout| layout.restart)
+    let layout = ContainerdLayout::detect(None).ok()?;
+    Some(layout.restart)
 }
 
-/// The text without the handler; `original` has the earlier default.
-pub fn cleaned(text: &str, original: &str) -> Result<String> {
-    if let Some(text) = template::without_block(text) {
-        return Ok(text);
+/// The text without the handler; `original` has the earlier default and imports.
+pub fn cleaned(text: &str, original: Option<&str>) -> Result<String> {
+    let mut text = text.to_owned();
+    for place in [V2, V3] {
+        text = place.without_runtime(&text, RUNTIME, original.unwrap_or_default())?;
     }
-    let without = |text: String, place: &Place| place.without_runtime(&text, RUNTIME, original);
-    Ok(places().iter().try_fold(text.to_owned(), without)?)
+    match original {
+        Some(original) => files::without_import(&text, original),
+        None => Ok(text),
+    }
 }
 
-/// The tables of runtimes in the sections of [`PLUGINS`]. Cleaning a text uses both.
-fn places() -> [Place; 2] {
-    PLUGINS.map(|plugin| {
-        let at = |key| ["plugins", plugin, "containerd", key];
-        Place::new(&at("runtimes"), &at("default_runtime_name"))
-    })
+/// The text that a removal leaves, with an import that files of others need.
+pub fn with_imports_of_others(text: &str, present: &str, path: &Path) -> Result<String> {
+    files::with_imports_of_others(text, present, path)
 }
 
-/// Prints the operator's own steps and fails if an edit would not last.
-fn refuse_foreign_files(layout: &ContainerdLayout) -> Result<()> {
-    layout
-        .distribution
-        .instruction()
-        .map_or(Ok(()), |instruction| {
-            refuse(layout.distribution, &instruction)
-        })
-}
-
-fn refuse(distribution: Distribution, instruction: &Instruction) -> Result<()> {
+fn refuse<T>(distribution: Distribution, instruction: &Instruction) -> Result<T> {
     print_text(&instruction.advice)?;
     bail!(
         "edit containerd's files on {}: {}; see the lines above",
         distribution.name(),
         instruction.why
     )
-}
-
-fn instruction_for_eks(trial: &Trial<'_>, options: &InstallOptions) -> Result<Instruction> {
-    let mut fragment = trial
-        .place
-        .with_runtime("", RUNTIME, &as_item(&trial.meant.handler))?;
-    if let Some(default) = &trial.meant.default {
-        fragment = trial.place.with_default(&fragment, default)?;
-    }
-    Ok(node_config(&fragment, &options.prefix, &trial.main.path))
-}
-
-/// The file to change and its new text, with the handler at the first place that containerd reads.
-/// If containerd reads no place, the error of the first place.
-fn edited_at_any_place(distribution: Distribution, trial: &Trial<'_>) -> Result<Edited> {
-    let first = edited(distribution, trial);
-    if first.is_ok() {
-        return first;
-    }
-    for place in &trial.main.places[1..] {
-        if let Ok(edited) = edited(distribution, &Trial { place, ..*trial }) {
-            return Ok(edited);
-        }
-    }
-    first
-}
-
-/// The first candidate with which containerd reads what is meant.
-fn edited(distribution: Distribution, trial: &Trial<'_>) -> Result<Edited> {
-    match distribution {
-        Distribution::K3s | Distribution::Rke2 => match trial.drop_in()? {
-            Some(edited) => Ok(edited),
-            None => template::of_k3s(trial),
-        },
-        Distribution::Microk8s => template::of_microk8s(trial),
-        Distribution::K0s if trial.main.text.contains(K0S_MANAGED) => of_k0s(trial),
-        _ => match trial.drop_in()? {
-            Some(edited) => Ok(edited),
-            None => trial
-                .main()?
-                .or(trial.import()?)
-                .map_or_else(|| trial.refused(), Ok),
-        },
-    }
-}
-
-/// k0s' drop-in. k0s 1.36.1 and newer import the drop-in folder. Older k0s merges the drop-ins into
-/// a file, which the trial uses.
-fn of_k0s(trial: &Trial<'_>) -> Result<Edited> {
-    if let Some(edited) = trial.drop_in()? {
-        return Ok(edited);
-    }
-    ensure!(
-        trial.import()?.is_some(),
-        "k0s' containerd would not read a runtime {RUNTIME:?}: nothing was changed"
-    );
-    let path = Path::new(K0S_FOLDER).join(DROP_IN);
-    let text = trial.drop_in_text(&path)?;
-    Ok((path, text))
 }
 
 /// A handler to install.
@@ -428,49 +478,42 @@ struct Wanted {
 
 /// The handler for this node. A default that starts no container is replaced by runc, with a note:
 /// a create never runs another runtime than the configured one, so an installation has to.
-fn wanted(
-    before: &Effective,
-    containerd: &Containerd,
-    path: &SearchPath,
-    options: &InstallOptions,
-) -> Result<Wanted> {
+fn wanted(before: &Effective, files: &Files, options: &InstallOptions) -> Result<Wanted> {
+    let path = &files.layout.search_path(files.program());
     let mut default = options.default.then(|| RUNTIME.to_owned());
     let mut base = base_of(before, options).to_owned();
+    let mut note = None;
     let of_default = match options.default {
         true => Ok(Vec::new()),
         false => before.usable_default(path),
     };
-    let all = of_default.and_then(|mut found| {
+    let found = of_default.and_then(|mut found| {
         found.extend(before.oci_runtime(&base, path)?);
         Ok(found)
     });
-    let (programs, note) = match all {
-        Ok(programs) => (programs, None),
+    let programs = match found {
+        Ok(programs) => programs,
         Err(why) => {
-            let (programs, note) = replaced(before, why, path)?;
+            let (programs, replaced) = replaced(before, why, path)?;
+            note = Some(replaced);
             USUAL_RUNTIME.clone_into(&mut base);
             default.get_or_insert(base.clone());
-            (programs, Some(note))
+            programs
         }
     };
-    let table = before.runtime(&base).with_context(|| {
+    let guarded = before.runtime(&base).with_context(|| {
         format!(
             "find the runtime {base:?} in containerd's effective configuration: {}",
             before.names().join(", ")
         )
     })?;
-    let kind = HandlerKind::on(
-        containerd.version(),
-        options.wrapper,
-        options.default,
-        &table,
-    );
+    let kind = HandlerKind::on(files.version, options.wrapper, options.default, &guarded);
     let handler = kind
-        .handler(&table, &options.prefix)
+        .handler(&guarded, &options.prefix)
         .with_context(|| format!("guard the runtime {base:?}"))?;
     Ok(Wanted {
         base,
-        guarded: table,
+        guarded,
         handler,
         default,
         programs,
@@ -488,17 +531,15 @@ fn replaced(
     why: Unusable,
     path: &SearchPath,
 ) -> Result<(Vec<PathBuf>, String)> {
-    match effective.usable(USUAL_RUNTIME, path) {
-        Ok(programs) => Ok((
-            programs,
-            format!(
-                "containerd's default runtime starts no container: {why}; {USUAL_RUNTIME} takes its place"
-            ),
-        )),
-        Err(runc) => bail!(
+    let programs = effective.usable(USUAL_RUNTIME, path).map_err(|runc| {
+        anyhow!(
             "containerd would have no default runtime that starts containers: {why}, and {runc}; nothing was changed, configure a default runtime whose programs exist, then run this again"
-        ),
-    }
+        )
+    })?;
+    let note = format!(
+        "containerd's default runtime starts no container: {why}; {USUAL_RUNTIME} takes its place"
+    );
+    Ok((programs, note))
 }
 
 /// The edit after which containerd's default starts containers, once nothing of bindguard's is in
@@ -510,48 +551,43 @@ pub fn default_after_removal(record: &Record) -> Result<Healing> {
     let options = record.verified(Owner::Containerd).map(|it| &it.options);
     let named = options.and_then(|options| options.containerd_config.as_deref());
     let program = options.and_then(|options| options.containerd.as_deref());
-    let former = FormerTexts(record);
-    let found = || {
-        let layout = ContainerdLayout::detect(named)?;
-        let containerd = Containerd::locate(program, layout.program.as_deref())?;
-        let main = MainFile::read(&layout.config, &containerd, &former)?;
-        anyhow::Ok((layout, containerd, main))
-    };
     let unknown = |error: anyhow::Error| Healing {
         notes: vec![format!(
             "containerd's default runtime after the removal is not known: {error:#}"
         )],
         edits: Vec::new(),
     };
-    let (layout, containerd, main) = match found() {
-        Ok(found) => found,
+    let found = ContainerdLayout::detect(named).and_then(|layout| {
+        let files = Files::open(layout, program, record)?;
+        files.places()?;
+        Ok(files)
+    });
+    let files = match found {
+        Ok(files) => files,
         // a containerd that was removed, or serves no pods, needs no default
         Err(error) => return Ok(unknown(error)),
     };
-    let after = match main.effective_with(&containerd, &main.text) {
+    let after = match files.effective(&files.without) {
         Ok(after) => after,
-        Err(error) if effective_of_files(&layout, &containerd).is_ok() => {
+        Err(error) if files.effective(&Texts::new()).is_ok() => {
             return Err(error.context(
                 "containerd would not read its files after the removal: nothing was changed",
             ));
         }
         Err(error) => return Ok(unknown(error)),
     };
-    let path = layout.search_path(containerd.program());
+    let path = files.layout.search_path(files.program());
     let Err(why) = after.usable_default(&path) else {
         return Ok(Healing::default());
     };
     let gone = after.default();
     let (_, note) = replaced(&after, why, &path)?;
-    let edit = main
-        .with_default_instead_of(gone, USUAL_RUNTIME, &containerd, &former)?
-        .filter(|(file, _)| !layout.is_generated(file));
-    match edit {
-        Some(edit) => Ok(Healing {
+    match files.with_default_instead_of(gone, USUAL_RUNTIME)? {
+        Some(edit) if !files.layout.is_generated(&edit.0) => Ok(Healing {
             notes: vec![note],
             edits: vec![edit],
         }),
-        None => bail!(
+        _ => bail!(
             "containerd's default runtime {gone:?} would start no container, and no file that names this default can be edited: nothing was changed, make {USUAL_RUNTIME} the default, then run this again"
         ),
     }
@@ -560,12 +596,11 @@ pub fn default_after_removal(record: &Record) -> Result<Healing> {
 /// The runtime to guard: the node's default, whatever its name, because pods need its options. If
 /// the default calls no runc, as kata does, pods that request bindguard get runc.
 fn base_of<'e>(before: &'e Effective, options: &InstallOptions) -> &'e str {
-    let default = before.default();
     let is_guarded = |name: &str| {
-        before
-            .runtime(name)
-            .is_some_and(|table| handler::is_guarded(&table))
+        let table = before.runtime(name);
+        table.is_some_and(|table| handler::is_guarded(&table))
     };
+    let default = before.default();
     if options.default || is_guarded(default) || !is_guarded("runc") {
         default
     } else {

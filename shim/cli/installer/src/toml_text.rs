@@ -1,0 +1,607 @@
+//! Edits of a daemon's TOML file at the places that the parser gives. Every other byte stays:
+//! comments, order, quotes, line ends and odd formatting belong to the operator.
+//!
+//! containerd, CRI-O and Podman each keep their runtimes in a table by name. TOML permits tables in
+//! any order, so a new table goes to the end of the text. An edited text that is no longer TOML, as
+//! after a table that dotted keys define, is an error.
+
+use std::ops::Range;
+
+use toml::Value;
+use toml_edit::{Document, Item, Key, Table};
+
+/// The place of runtimes in a program's TOML.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// The table with the two keys.
+    pub section: &'static [&'static str],
+    /// The key of the table with the runtimes.
+    pub runtimes: &'static str,
+    /// The key of the default runtime's name.
+    pub default: &'static str,
+}
+
+/// Why a text was not edited.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum NotEdited {
+    /// Not TOML.
+    #[error("line {line} is not TOML: {what}")]
+    Foreign {
+        /// Counted from 1.
+        line: usize,
+        /// The parser's message.
+        what: String,
+    },
+    /// A value that is not a table, where a table is required.
+    #[error("{0} is not a table")]
+    Occupied(String),
+    /// A table in a form to which nothing can be added.
+    #[error("nothing can be added to {0}: {1}")]
+    Closed(String, String),
+}
+
+impl Place {
+    fn runtime<'n>(&self, name: &'n str) -> Vec<&'n str> {
+        [self.section, &[self.runtimes, name]].concat()
+    }
+
+    fn default(&self) -> Vec<&'static str> {
+        [self.section, &[self.default]].concat()
+    }
+
+    /// The text with the runtime `name`, which replaces an existing runtime `name`.
+    ///
+    /// # Errors
+    /// If the text cannot be edited, or has a value that is no table on the path to the runtimes.
+    pub fn with_runtime(
+        &self,
+        text: &str,
+        name: &str,
+        runtime: &Value,
+    ) -> Result<String, NotEdited> {
+        if self.runtime_in(text, name)?.as_ref() == Some(runtime) {
+            return Ok(text.to_owned());
+        }
+        let path = self.runtime(name);
+        let text = without_value(text, &path)?;
+        let document = parse(&text)?;
+        let (_, above) = deepest(&document, &path)?;
+        match runtime {
+            Value::Table(table) if !above.is_value() => {
+                let mut block = String::new();
+                write_table(&mut block, &spelled(&path), table);
+                appended(&text, &block)
+            }
+            _ => with_value(&text, &path, &runtime.to_string()),
+        }
+    }
+
+    /// The text with `name` as the default runtime.
+    ///
+    /// # Errors
+    /// As [`Place::with_runtime`].
+    pub fn with_default(&self, text: &str, name: &str) -> Result<String, NotEdited> {
+        with_value(text, &self.default(), &Value::from(name).to_string())
+    }
+
+    /// The default runtime that the text names.
+    ///
+    /// # Errors
+    /// If the text is not TOML.
+    pub fn default_in(&self, text: &str) -> Result<Option<String>, NotEdited> {
+        let document = parse(text)?;
+        let named = find(&document, &self.default()).and_then(Item::as_str);
+        Ok(named.map(str::to_owned))
+    }
+
+    /// The runtime `name` of the text, as an array or a table.
+    ///
+    /// # Errors
+    /// If the text is not TOML.
+    pub fn runtime_in(&self, text: &str, name: &str) -> Result<Option<Value>, NotEdited> {
+        parse(text)?;
+        let mut value = toml::from_str(text).ok().map(Value::Table);
+        for key in self.runtime(name) {
+            value = value.and_then(|value| value.get(key).cloned());
+        }
+        Ok(value)
+    }
+
+    /// The text without a default runtime.
+    ///
+    /// # Errors
+    /// As [`Place::with_runtime`].
+    pub fn without_default(&self, text: &str) -> Result<String, NotEdited> {
+        without_value(text, &self.default())
+    }
+
+    /// The text without the runtime `name`. A default that names it is restored from `original`, or
+    /// removed.
+    ///
+    /// # Errors
+    /// If a text cannot be edited.
+    pub fn without_runtime(
+        &self,
+        text: &str,
+        name: &str,
+        original: &str,
+    ) -> Result<String, NotEdited> {
+        let text = without_value(text, &self.runtime(name))?;
+        if self.default_in(&text)?.as_deref() != Some(name) {
+            return Ok(text);
+        }
+        if let Some(former) = self.default_in(original)?.filter(|former| former != name) {
+            return self.with_default(&text, &former);
+        }
+        let mut text = self.without_default(&text)?;
+        // the header came with the default, if nothing else is below it
+        let had_header = header_of(original, &parse(original)?, self.section).is_some();
+        let header = header_of(&text, &parse(&text)?, self.section);
+        if let Some(header) = header.filter(|_| !had_header) {
+            let after = text[header.end..].trim_start();
+            if after.is_empty() || after.starts_with('[') {
+                text.replace_range(header, "");
+            }
+        }
+        Ok(text)
+    }
+}
+
+/// Reads a text as TOML that can be edited.
+///
+/// # Errors
+/// If the text is not TOML, with the line.
+pub fn parse(text: &str) -> Result<Document<&str>, NotEdited> {
+    Document::parse(text).map_err(|error| {
+        let before = &text.as_bytes()[..error.span().map_or(0, |span| span.start)];
+        NotEdited::Foreign {
+            line: 1 + before.iter().filter(|byte| **byte == b'\n').count(),
+            what: error.message().replace('\n', ", "),
+        }
+    })
+}
+
+/// The item at a path.
+pub fn find<'d>(document: &'d Document<&str>, path: &[&str]) -> Option<&'d Item> {
+    let mut item = document.as_item();
+    for name in path {
+        item = item.as_table_like()?.get(name)?;
+    }
+    Some(item)
+}
+
+/// The number of the path's names that exist as tables, the last name aside, and the deepest table.
+fn deepest<'d>(
+    document: &'d Document<&str>,
+    path: &[&str],
+) -> Result<(usize, &'d Item), NotEdited> {
+    let mut item = document.as_item();
+    for (depth, name) in path[..path.len() - 1].iter().enumerate() {
+        let Some(inner) = item.as_table_like().and_then(|table| table.get(name)) else {
+            return Ok((depth, item));
+        };
+        if !inner.is_table_like() {
+            return Err(NotEdited::Occupied(path[..=depth].join(".")));
+        }
+        item = inner;
+    }
+    Ok((path.len() - 1, item))
+}
+
+/// The text with `literal` as the value of the key at `path`.
+///
+/// # Errors
+/// As [`Place::with_runtime`].
+pub fn with_value(text: &str, path: &[&str], literal: &str) -> Result<String, NotEdited> {
+    let document = parse(text)?;
+    if let Some(place) = find(&document, path).and_then(Item::span) {
+        return Ok(spliced(text, place, literal));
+    }
+    let (depth, above) = deepest(&document, path)?;
+    let parent = &path[..path.len() - 1];
+    if let Some(inline) = above.as_inline_table() {
+        let mut value = literal.to_owned();
+        for name in path[depth + 1..].iter().rev() {
+            value = format!("{{ {} = {value} }}", spelled(&[name]));
+        }
+        let member = format!("{} = {value}", spelled(&path[depth..=depth]));
+        let ends = inline.iter().filter_map(|(_, value)| value.span());
+        return Ok(match ends.map(|span| span.end).max() {
+            Some(end) => spliced(text, end..end, &format!(", {member}")),
+            None => {
+                let start = inline.span().unwrap_or_default().start + 1;
+                spliced(text, start..start, &format!(" {member} "))
+            }
+        });
+    }
+    // behind the last key before the first header
+    let values = document.iter().filter(|(_, item)| item.is_value());
+    let ends = values.filter_map(|(_, item)| item.span());
+    let last = ends.map(|span| line_end(text, span.end)).max();
+    let root = last.unwrap_or(line_start(text, 0));
+    let line = format!("{} = {literal}\n", spelled(&path[path.len() - 1..]));
+    if parent.is_empty() {
+        return Ok(with_line(text, root, &line));
+    }
+    if let Some(header) = header_of(text, &document, parent) {
+        return Ok(with_line(text, header.end, &line));
+    }
+    let added = appended(text, &format!("[{}]\n{line}", spelled(parent)));
+    added.or_else(|closed| {
+        // dotted keys before the first header define the table
+        let dotted = with_line(text, root, &format!("{} = {literal}\n", spelled(path)));
+        if parse(&dotted).is_ok() { Ok(dotted) } else { Err(closed) }
+    })
+}
+
+fn with_line(text: &str, at: usize, line: &str) -> String {
+    let is_cut = at > line_start(text, 0) && !text[..at].ends_with('\n');
+    let cut = if is_cut { "\n" } else { "" };
+    spliced(text, at..at, &with_eol(text, &format!("{cut}{line}")))
+}
+
+/// The text without the key or table at `path`, in whatever form the text has it.
+///
+/// # Errors
+/// If the text is not TOML.
+pub fn without_value(text: &str, path: &[&str]) -> Result<String, NotEdited> {
+    let document = parse(text)?;
+    let (Some(item), Some((name, parent))) = (find(&document, path), path.split_last()) else {
+        return Ok(text.to_owned());
+    };
+    let above = find(&document, parent);
+    if let Some(inline) = above.and_then(Item::as_inline_table) {
+        let mut members: Vec<(&str, Range<usize>)> = Vec::new();
+        for (other, value) in inline {
+            let key = inline.key(other).and_then(Key::span).unwrap_or_default();
+            members.push((other, key.start..value.span().unwrap_or_default().end));
+        }
+        members.sort_by_key(|(_, span)| span.start);
+        let at = members.iter().position(|(other, _)| other == name);
+        let at = at.unwrap_or_default();
+        let own = members[at].1.clone();
+        // with the comma that is no longer needed
+        let place = match (at, members.get(at + 1)) {
+            (0, None) => {
+                let whole = inline.span().unwrap_or_default();
+                whole.start + 1..whole.end - 1
+            }
+            (0, Some((_, next))) => own.start..next.start,
+            _ => members[at - 1].1.end..own.end,
+        };
+        return Ok(spliced(text, place, ""));
+    }
+    let key = above
+        .and_then(Item::as_table)
+        .and_then(|table| table.key(name));
+    let mut lines = Vec::new();
+    add_lines(text, key, item, &mut lines);
+    lines.sort_by_key(|line| line.start);
+    let mut text = text.to_owned();
+    for line in lines.into_iter().rev() {
+        text.replace_range(line, "");
+    }
+    Ok(text)
+}
+
+/// The lines of a key, or those of a table's headers and keys.
+fn add_lines(text: &str, key: Option<&Key>, item: &Item, lines: &mut Vec<Range<usize>>) {
+    match item {
+        Item::Table(table) => {
+            lines.extend(header_lines(text, table));
+            for (name, inner) in table {
+                add_lines(text, table.key(name), inner, lines);
+            }
+        }
+        Item::ArrayOfTables(tables) => {
+            for table in tables {
+                add_lines(text, None, &Item::Table(table.clone()), lines);
+            }
+        }
+        Item::Value(_) | Item::None => {
+            if let (Some(key), Some(value)) = (key.and_then(Key::span), item.span()) {
+                lines.push(line_start(text, key.start)..line_end(text, value.end));
+            }
+        }
+    }
+}
+
+/// The line of a table's header with the empty line above it; `None` without a header: the parser
+/// gives the span of a key then.
+fn header_lines(text: &str, table: &Table) -> Option<Range<usize>> {
+    let span = table
+        .span()
+        .filter(|span| text[span.start..].starts_with('['))?;
+    let start = line_start(text, span.start);
+    let empty = with_eol(text, "\n\n");
+    let above = if text[..start].ends_with(&empty) {
+        empty.len() / 2
+    } else {
+        0
+    };
+    Some(start - above..line_end(text, span.end))
+}
+
+fn header_of(text: &str, document: &Document<&str>, path: &[&str]) -> Option<Range<usize>> {
+    header_lines(text, find(document, path)?.as_table()?)
+}
+
+/// The text with a block at its end, an empty line before it.
+fn appended(text: &str, block: &str) -> Result<String, NotEdited> {
+    let cut = if text.is_empty() || text.ends_with('\n') {
+        ""
+    } else {
+        "\n"
+    };
+    let is_empty = text.trim_start_matches('\u{feff}').is_empty();
+    let empty = if is_empty { "" } else { "\n" };
+    let edited = text.to_owned() + &with_eol(text, &format!("{cut}{empty}{block}"));
+    if let Err(error) = parse(&edited) {
+        let header = block.lines().next().unwrap_or_default();
+        return Err(NotEdited::Closed(header.to_owned(), error.to_string()));
+    }
+    Ok(edited)
+}
+
+/// Writes a table and those in it, with an empty line between them.
+fn write_table(out: &mut String, path: &str, table: &toml::Table) {
+    let empty = if out.is_empty() { "" } else { "\n" };
+    out.push_str(&format!("{empty}[{path}]\n"));
+    for (name, value) in table.iter().filter(|(_, value)| !value.is_table()) {
+        out.push_str(&format!("{} = {value}\n", spelled(&[name])));
+    }
+    for (name, value) in table {
+        if let Value::Table(inner) = value {
+            write_table(out, &format!("{path}.{}", spelled(&[name])), inner);
+        }
+    }
+}
+
+/// A dotted key, with quotes where they are necessary.
+fn spelled(path: &[&str]) -> String {
+    let names: Vec<_> = path.iter().map(|name| Key::new(*name)).collect();
+    let names: Vec<_> = names.iter().map(Key::display_repr).collect();
+    names.join(".")
+}
+
+fn spliced(text: &str, place: Range<usize>, new: &str) -> String {
+    format!("{}{new}{}", &text[..place.start], &text[place.end..])
+}
+
+/// Lines with the line end of a text's first line.
+fn with_eol(text: &str, lines: &str) -> String {
+    let first = text.split_inclusive('\n').next().unwrap_or_default();
+    if first.ends_with("\r\n") {
+        lines.replace('\n', "\r\n")
+    } else {
+        lines.to_owned()
+    }
+}
+
+/// The begin of the line of a place, without a byte order mark.
+fn line_start(text: &str, at: usize) -> usize {
+    let start = text[..at].rfind('\n').map_or(0, |newline| newline + 1);
+    let is_marked = text[start..].starts_with('\u{feff}');
+    start + if is_marked { '\u{feff}'.len_utf8() } else { 0 }
+}
+
+/// The end of the line of a place, after its line end.
+fn line_end(text: &str, at: usize) -> usize {
+    let newline = text[at..].find('\n');
+    newline.map_or(text.len(), |newline| at + newline + 1)
+}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MINE: &str = "# my node\nversion = 2 # two\n\n[plugins]\n  [plugins.\"cri\".containerd]\n    default = \"runc\"   # the usual\n\n    [plugins.\"cri\".containerd.runtimes.runc]\n      type = \"runc.v2\" # keep\n      [plugins.\"cri\".containerd.runtimes.runc.options]\n        SystemdCgroup = true\n\n  # an end\n  [plugins.\"other\"]\n    x = [ 1,2 ]\n# the last word\n";
+
+    const PLACE: Place = Place {
+        section: &["plugins", "cri", "containerd"],
+        runtimes: "runtimes",
+        default: "default",
+    };
+
+    fn runtime() -> Value {
+        let text = "type = \"runc.v2\"\noptions = { SystemdCgroup = true }\n";
+        Value::Table(toml::from_str(text).unwrap())
+    }
+
+    #[test]
+    fn a_runtime_goes_to_the_end() {
+        let edited = PLACE.with_runtime(MINE, "guard", &runtime()).unwrap();
+        let added = "\n[plugins.cri.containerd.runtimes.guard]\ntype = \"runc.v2\"\n\n[plugins.cri.containerd.runtimes.guard.options]\nSystemdCgroup = true\n";
+        assert_eq!(edited, format!("{MINE}{added}"));
+        assert_eq!(
+            PLACE.with_runtime(&edited, "guard", &runtime()).unwrap(),
+            edited,
+            "a second time nothing changes"
+        );
+    }
+
+    /// Files of nodes, of which hooks/fuzz/seeds/README.md has the origin.
+    #[test]
+    fn a_runtime_is_added_to_files_that_people_have() {
+        let [aks, stargz] = [
+            include_str!("../../../../hooks/fuzz/seeds/containerd/v2-with-v3-sections.toml"),
+            include_str!("../../../../hooks/fuzz/seeds/containerd/v2-snapshotter-only.toml"),
+        ];
+        const V2: &str = "io.containerd.grpc.v1.cri";
+        const V3: &str = "io.containerd.cri.v1.runtime";
+        const SECTIONS: [&[&str]; 2] = [
+            &["plugins", V3, "containerd"],
+            &["plugins", V2, "containerd"],
+        ];
+        for (text, section) in [aks, stargz].into_iter().zip(SECTIONS) {
+            let place = Place {
+                section,
+                default: "default_runtime_name",
+                ..PLACE
+            };
+            let edited = place.with_runtime(text, "guard", &runtime()).unwrap();
+            let table = format!("plugins.\"{}\".containerd.runtimes.guard", section[1]);
+            let added = [
+                format!("\n[{table}]\ntype = \"runc.v2\"\n"),
+                format!("\n[{table}.options]\nSystemdCgroup = true\n"),
+            ];
+            assert_eq!(edited, format!("{text}{}", added.concat()));
+            let undone = place.without_runtime(&edited, "guard", text).unwrap();
+            assert_eq!(undone, text);
+        }
+    }
+
+    #[test]
+    fn the_default_keeps_its_comment() {
+        let edited = PLACE.with_default(MINE, "guard").unwrap();
+        assert_eq!(
+            edited,
+            MINE.replace("\"runc\"   # the usual", "\"guard\"   # the usual")
+        );
+        assert_eq!(PLACE.without_runtime(&edited, "guard", MINE).unwrap(), MINE);
+    }
+
+    /// Issue 16: removing from a file that has no such table added empty tables.
+    #[test]
+    fn removing_a_runtime_that_is_absent_changes_nothing() {
+        for text in [
+            "version = 2\n",
+            "version = 2\n\n[debug]\n  level = \"warn\"\n",
+            MINE,
+        ] {
+            assert_eq!(PLACE.without_runtime(text, "guard", text).unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn the_header_of_a_default_goes_with_it() {
+        let runc = "version = 2\n[plugins.cri.containerd.runtimes.runc]\n  type = \"x\"\n";
+        let edited = PLACE.with_default(runc, "guard").unwrap();
+        assert!(edited.contains("[plugins.cri.containerd]\n"), "{edited}");
+        assert_eq!(PLACE.without_runtime(&edited, "guard", runc).unwrap(), runc);
+        let commented = edited.replace(
+            "[plugins.cri.containerd]\n",
+            "# mine\n[plugins.cri.containerd]\n",
+        );
+        assert!(
+            PLACE
+                .without_runtime(&commented, "guard", runc)
+                .unwrap()
+                .contains("# mine\n")
+        );
+    }
+
+    #[test]
+    fn what_was_put_in_is_taken_out_again() {
+        for text in [
+            MINE,
+            "",
+            "version = 2\n",
+            "plugins = { cri = { containerd = { runtimes = { runc = {} } } } }\n",
+            "plugins.cri.containerd.runtimes.runc.type = \"x\"\n",
+            "[plugins.cri.containerd]\n",
+            "a = 1",
+        ] {
+            let edited = PLACE
+                .with_default(
+                    &PLACE.with_runtime(text, "guard", &runtime()).unwrap(),
+                    "guard",
+                )
+                .unwrap();
+            assert!(
+                PLACE.runtime_in(&edited, "guard").unwrap().is_some(),
+                "{edited}"
+            );
+            assert_eq!(
+                PLACE.with_runtime(&edited, "guard", &runtime()).unwrap(),
+                edited
+            );
+            let back = PLACE.without_runtime(&edited, "guard", text).unwrap();
+            let (back, before): (toml::Table, toml::Table) = (
+                toml::from_str(&back).unwrap(),
+                toml::from_str(text).unwrap(),
+            );
+            assert_eq!(without_empty(back), without_empty(before), "{edited}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_such_file_is_told_with_its_line() {
+        let told = |text| {
+            PLACE
+                .with_runtime(text, "guard", &runtime())
+                .unwrap_err()
+                .to_string()
+        };
+        assert!(
+            told("a = 1\n{{ template . }}\n").starts_with("line 2 is not TOML"),
+            "{}",
+            told("a = 1\n{{ template . }}\n")
+        );
+        assert_eq!(told("[plugins]\ncri = 7\n"), "plugins.cri is not a table");
+    }
+
+    /// These files were refused. The Amazon AMI for containerd 2 mixes the quotes.
+    #[test]
+    fn every_other_byte_stays_whatever_its_style() {
+        let mixed = "\u{feff}version = 2\r\n[plugins.'cri'.containerd ]\r\n\tx = 'a'\r\n[ plugins.\"cri\".containerd.runtimes . runc ]\r\n\ttype=\"x\"\r\n[plugins.\"cri\".cni]\r\nbin = 'b' # end";
+        for text in [
+            mixed,
+            &mixed.replace('\r', ""),
+            &format!("{mixed}\r\n"),
+            &mixed.replace("[plugins.\"cri\".cni]", "#"),
+        ] {
+            let edited = PLACE
+                .with_default(
+                    &PLACE.with_runtime(text, "guard", &runtime()).unwrap(),
+                    "guard",
+                )
+                .unwrap();
+            let mut rest = edited.as_str();
+            for line in text.split_inclusive('\n') {
+                let at = rest
+                    .find(line)
+                    .unwrap_or_else(|| panic!("{line:?} is gone from {edited:?}"));
+                rest = &rest[at + line.len()..];
+            }
+            let bare = edited.replace("\r\n", "");
+            assert!(
+                !text.contains('\r') || !bare.contains('\n'),
+                "mixed line ends: {edited:?}"
+            );
+            assert_eq!(
+                PLACE
+                    .without_runtime(&edited, "guard", text)
+                    .unwrap()
+                    .trim_end(),
+                text.trim_end(),
+                "from {edited:?}"
+            );
+        }
+    }
+
+    /// Tables that were created on the way may stay, empty.
+    fn without_empty(table: toml::Table) -> toml::Table {
+        let kept = table.into_iter().map(|(key, value)| match value {
+            Value::Table(inner) => (key, Value::Table(without_empty(inner))),
+            other => (key, other),
+        });
+        kept.filter(|(_, value)| value.as_table().is_none_or(|table| !table.is_empty()))
+            .collect()
+    }
+
+    proptest! {
+        /// Every other line of the file is still there afterwards, in order.
+        #[test]
+        fn every_other_line_stays(lines in proptest::collection::vec("[a-z]{1,4}(-[a-z]{1,3})? = [1-9][0-9]{0,2}( # [ -~]{0,12})?|# [ -~]{0,20}|", 0..12)) {
+            let mut seen = std::collections::BTreeSet::new();
+            let fresh = |line: &&String| line.is_empty() || line.starts_with('#') || seen.insert(line.split(' ').next().map(str::to_owned));
+            let text: String = lines.iter().filter(fresh).map(|line| format!("{line}\n")).collect();
+            let edited = PLACE.with_runtime(&text, "guard", &runtime()).unwrap();
+            let mut rest = edited.lines();
+            for line in text.lines() {
+                prop_assert!(rest.any(|other| other == line), "{line:?} is gone from {edited}");
+            }
+        }
+    }
+}
