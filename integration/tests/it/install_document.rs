@@ -163,7 +163,7 @@ fn as_it_says() {
             .prints("kubectl apply -f config/pod.yaml", &["pod/web created"])
             .prints(
                 "bindguard install --default",
-                &["change   /etc/containerd/config.toml"],
+                &["change   /etc/containerd/conf.d/zz-bindguard.toml"],
             )
             .prints(
                 "bindguard install --default --agent",

@@ -144,32 +144,32 @@ const ALLOWED: [(&str, &str, &str); 33] = [
         "of the runtime that serves the socket of the CRI",
     ),
     (
-        "shim/cli/installer/src/program_users.rs",
+        "shim/cli/installer/src/running/containers.rs",
         "exe",
         "a separate process reads it",
     ),
     (
-        "shim/cli/installer/src/root.rs",
+        "shim/cli/installer/src/process.rs",
         "ns",
         "of the node's first process",
     ),
     (
-        "shim/cli/installer/src/running/daemon.rs",
+        "shim/cli/installer/src/running/mod.rs",
         "stat",
         "a separate process reads it; of process 1 only its presence",
     ),
     (
-        "shim/cli/installer/src/running/daemon.rs",
+        "shim/cli/installer/src/running/mod.rs",
         "environ",
         "a separate process reads it",
     ),
     (
-        "shim/cli/installer/src/running/daemon.rs",
+        "shim/cli/installer/src/running/mod.rs",
         "exe",
         "a separate process reads it",
     ),
     (
-        "shim/cli/installer/src/running/daemon.rs",
+        "shim/cli/installer/src/running/mod.rs",
         "ns",
         "a separate process reads it",
     ),

@@ -1,21 +1,28 @@
-//! The current and the planned content of a file or link.
+//! The current and the planned content of a file or link, with the file's attributes.
 //!
-//! The new content is written beside the file and renamed over it, with the same mode and owner: a
-//! reader sees the old bytes or the new bytes. The file is read again just before: an editor or a
-//! configuration tool may have changed it since the diff was shown.
+//! The new content is written beside the file and renamed over it, with the same mode, owner and
+//! extended attributes: a reader sees the old bytes or the new bytes. The file is read again just before:
+//! an editor or a configuration tool may have changed it since the diff was shown. A killed process leaves
+//! its scratch files. Their names contain the pid, so a later process removes the files of dead processes.
 
-use std::fs::{self, Metadata, OpenOptions, Permissions};
+use std::collections::BTreeMap;
+use std::ffi::{CStr, OsStr};
+use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown, symlink};
 use std::path::{Path, PathBuf};
+use std::{env, io, process};
 
 use anyhow::{Context, Result, anyhow, ensure};
+use bindguard_operator::node::is_root;
 use bindguard_sys::make_folders;
-use rustix::fs::OFlags;
+use rustix::fs::{
+    OFlags, Timespec, Timestamps, XattrFlags, fgetxattr, flistxattr, fsetxattr, futimens,
+};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use similar::TextDiff;
-
-use crate::attributes::Attributes;
-use crate::scratch;
+use tempfile::{Builder, TempDir};
 
 /// The size limit of a file: a program has some megabytes.
 const MAX_SIZE: u64 = 256 << 20;
@@ -69,14 +76,12 @@ impl Change {
     pub fn of(path: &Path, after: Option<Vec<u8>>, mode: u32) -> Result<Self> {
         let path = resolved(path);
         let attributes = NewAttributes::Present(mode);
-        let change = Self {
+        Ok(Self {
             before: content(&path)?,
             path,
             after: after.map(Content::File),
             attributes,
-        };
-        change.check_links()?;
-        Ok(change)
+        })
     }
 
     /// The change to a link that leads to `target`.
@@ -95,31 +100,12 @@ impl Change {
         self.before == self.after
     }
 
-    /// Refuses the edit of a file with a second hard link: a rename would separate the names, and
-    /// readers see an edit in place half-way.
-    fn check_links(&self) -> Result<()> {
-        let (Some(Content::File(before)), Some(Content::File(after))) = (&self.before, &self.after)
-        else {
-            return Ok(());
-        };
-        let links = self
-            .path
-            .symlink_metadata()
-            .map_or(1, |found| found.nlink());
-        ensure!(
-            before == after || links == 1,
-            "edit {}: the file has {links} names (hard links), and an edit would separate them; replace it by a copy of its own",
-            self.path.display()
-        );
-        Ok(())
-    }
-
     /// Refuses a change in a folder that cannot be written, such as a folder on a read-only file
     /// system.
     pub fn check_writable(&self) -> Result<()> {
         let folder = nearest(self.path.parent().unwrap_or(&self.path));
         rustix::fs::access(folder, rustix::fs::Access::WRITE_OK)
-            .map_err(std::io::Error::from)
+            .map_err(io::Error::from)
             .with_context(|| {
                 format!(
                     "{} {}: {} is not writable, and nothing was changed",
@@ -175,10 +161,7 @@ impl Change {
             self.path.display()
         );
         match &self.after {
-            Some(Content::File(bytes)) => {
-                self.check_links()?;
-                write(&self.path, bytes, &self.attributes)
-            }
+            Some(Content::File(bytes)) => write(&self.path, bytes, &self.attributes),
             Some(Content::Link(target)) => write_link(&self.path, target),
             None => fs::remove_file(&self.path)
                 .with_context(|| format!("remove {}", self.path.display())),
@@ -246,9 +229,8 @@ pub fn write(path: &Path, bytes: &[u8], attributes: &NewAttributes) -> Result<()
     let doing = || format!("write {}", path.display());
     make_folders(folder, FOLDER_MODE).with_context(|| format!("create {}", folder.display()))?;
     let beside = temporary_folder(folder);
-    scratch::sweep(beside);
-    let mut file =
-        scratch::with_builder(|builder| builder.tempfile_in(beside)).with_context(doing)?;
+    sweep(beside);
+    let mut file = with_builder(|builder| builder.tempfile_in(beside)).with_context(doing)?;
     file.write_all(bytes).with_context(doing)?;
     let present = Attributes::of(path).with_context(doing)?;
     match (attributes, present) {
@@ -285,9 +267,8 @@ fn write_link(path: &Path, target: &Path) -> Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     let doing = || format!("link {} to {}", path.display(), target.display());
     make_folders(folder, FOLDER_MODE).with_context(|| format!("create {}", folder.display()))?;
-    let link =
-        scratch::with_builder(|builder| builder.make_in(folder, |link| symlink(target, link)))
-            .with_context(doing)?;
+    let link = with_builder(|builder| builder.make_in(folder, |link| symlink(target, link)))
+        .with_context(doing)?;
     link.persist(path)
         .map_err(|error| error.error)
         .with_context(doing)?;
@@ -324,8 +305,199 @@ pub fn stays(path: &Path, error: &anyhow::Error) -> String {
     )
 }
 
+/// Signatures of a content: they are wrong for an edited file.
+const SIGNATURES: [&str; 2] = ["security.ima", "security.evm"];
+
+/// The device and the inode of the file to which a path leads.
+pub fn identity(path: &Path) -> Option<(u64, u64)> {
+    let found = fs::metadata(path).ok()?;
+    Some((found.dev(), found.ino()))
+}
+
+/// The attributes of a regular file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attributes {
+    mode: u32,
+    uid: u32,
+    gid: u32,
+    accessed: (i64, i64),
+    modified: (i64, i64),
+    /// The attributes with their values in hexadecimal digits.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    xattrs: BTreeMap<String, String>,
+}
+
+impl Attributes {
+    /// Those of the regular file at a path; `None` if there is no such file.
+    pub fn of(path: &Path) -> io::Result<Option<Self>> {
+        if !path.symlink_metadata().is_ok_and(|found| found.is_file()) {
+            return Ok(None);
+        }
+        let file = File::open(path)?;
+        let found = file.metadata()?;
+        Ok(Some(Self {
+            mode: found.mode() & 0o7777,
+            uid: found.uid(),
+            gid: found.gid(),
+            accessed: (found.atime(), found.atime_nsec()),
+            modified: (found.mtime(), found.mtime_nsec()),
+            xattrs: xattrs_of(&file)?,
+        }))
+    }
+
+    /// The attributes for a different content.
+    #[must_use]
+    pub fn without_signatures(mut self) -> Self {
+        self.xattrs
+            .retain(|name, _| !SIGNATURES.contains(&name.as_str()));
+        self
+    }
+
+    /// Gives the attributes to a file with a different content.
+    pub fn give_to_edited(self, file: &File) -> io::Result<()> {
+        self.without_signatures().give(file)
+    }
+
+    /// Gives them to a file with the same content, times included.
+    pub fn give_to_restored(&self, file: &File) -> io::Result<()> {
+        self.give(file)?;
+        let time = |(seconds, nanoseconds): (i64, i64)| Timespec {
+            tv_sec: seconds,
+            tv_nsec: nanoseconds,
+        };
+        let times = Timestamps {
+            last_access: time(self.accessed),
+            last_modification: time(self.modified),
+        };
+        Ok(futimens(file, &times)?)
+    }
+
+    fn give(&self, file: &File) -> io::Result<()> {
+        fchown(file, Some(self.uid), Some(self.gid))?;
+        file.set_permissions(Permissions::from_mode(self.mode))?;
+        for (name, digits) in &self.xattrs {
+            fsetxattr(file, name.as_str(), &bytes_of(digits), XattrFlags::empty())?;
+        }
+        Ok(())
+    }
+}
+
+fn xattrs_of(file: &File) -> io::Result<BTreeMap<String, String>> {
+    let mut names = vec![0; 64 << 10];
+    let length = match flistxattr(file, &mut names) {
+        Ok(length) => length,
+        Err(Errno::OPNOTSUPP) => return Ok(BTreeMap::new()),
+        Err(errno) => return Err(errno.into()),
+    };
+    let mut value = vec![0; 64 << 10];
+    let mut xattrs = BTreeMap::new();
+    for name in names[..length].split_inclusive(|byte| *byte == 0) {
+        let Some(name) = CStr::from_bytes_until_nul(name)
+            .ok()
+            .and_then(|name| name.to_str().ok())
+        else {
+            continue;
+        };
+        let length = fgetxattr(file, name, &mut value)?;
+        xattrs.insert(
+            name.to_owned(),
+            value[..length]
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect(),
+        );
+    }
+    Ok(xattrs)
+}
+
+fn bytes_of(digits: &str) -> Vec<u8> {
+    let pairs = digits.as_bytes().chunks_exact(2);
+    pairs
+        .filter_map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok())
+        .collect()
+}
+
+/// The folders for root's private copies. The root of an image may lack the first ones.
+const PRIVATE: [&str; 3] = ["/run", "/var/lib", "/"];
+
+const PREFIX: &str = ".bindguard-";
+
+/// The prefix of this process's files.
+pub fn prefix() -> String {
+    format!("{PREFIX}{}-", process::id())
+}
+
+/// Calls `make` with a builder of such files.
+pub fn with_builder<T>(make: impl FnOnce(&mut Builder<'_, '_>) -> T) -> T {
+    make(Builder::new().prefix(&prefix()))
+}
+
+/// A folder of this process for copies of files that may have secrets, which no other user can
+/// read. Removes what killed processes left.
+///
+/// # Errors
+/// If no such folder can be made.
+pub fn private_folder() -> io::Result<TempDir> {
+    let parents = match is_root() {
+        true => PRIVATE.map(PathBuf::from).to_vec(),
+        false => vec![env::temp_dir()],
+    };
+    let mut failed = ErrorKind::NotFound.into();
+    for parent in parents {
+        sweep(&parent);
+        let mut builder = Builder::new();
+        let private = Permissions::from_mode(0o700);
+        match builder
+            .prefix(&prefix())
+            .permissions(private)
+            .tempdir_in(parent)
+        {
+            Ok(folder) => return Ok(folder),
+            Err(error) => failed = error,
+        }
+    }
+    Err(failed)
+}
+
+/// Removes the private copies of processes that have ended.
+pub fn sweep_private() {
+    PRIVATE.iter().for_each(|folder| sweep(Path::new(folder)));
+}
+
+/// Removes the files and private folders of processes that have ended from a folder.
+pub fn sweep(folder: &Path) {
+    let entries = folder.read_dir().into_iter().flatten().flatten();
+    for entry in entries.filter(|entry| is_abandoned(&entry.file_name())) {
+        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        // the next sweep tries again
+        let _ = match is_folder {
+            true => fs::remove_dir_all(entry.path()),
+            false => fs::remove_file(entry.path()),
+        };
+    }
+}
+
+fn is_abandoned(name: &OsStr) -> bool {
+    let pid = || {
+        name.to_str()?
+            .strip_prefix(PREFIX)?
+            .split_once('-')?
+            .0
+            .parse::<u32>()
+            .ok()
+    };
+    pid().is_some_and(|pid| {
+        pid != process::id()
+            && Path::new("/proc")
+                .join(pid.to_string())
+                .symlink_metadata()
+                .is_err()
+    })
+}
+
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
     use super::*;
 
     #[test]
@@ -369,5 +541,24 @@ mod tests {
                 .contains("changed while")
         );
         assert_eq!(fs::read_to_string(&file).unwrap(), "somebody else's");
+    }
+
+    #[test]
+    fn only_the_files_of_ended_processes_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let own = format!("{}x", prefix());
+        let (ended, other) = (".bindguard-4294967295-x", ".bindguard-notes");
+        [own.as_str(), ended, other, "config.toml"]
+            .iter()
+            .for_each(|name| fs::write(folder.path().join(name), "").unwrap());
+        sweep(folder.path());
+        let mut left: Vec<_> = folder
+            .path()
+            .read_dir()
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
+        left.sort();
+        assert_eq!(left, [own.as_str(), other, "config.toml"]);
     }
 }

@@ -14,9 +14,8 @@ use bindguard_operator::drift_count::DRIFT_COUNT;
 use bindguard_operator::terminal::print_remark;
 
 use crate::change::{self, NewAttributes, name};
-use crate::own_program::check_starts;
-use crate::owner::Owner;
-use crate::plan::InstallOptions;
+use crate::options::{InstallOptions, Owner};
+use crate::programs::check_starts;
 use crate::record::{Entry, Installed, Record, hash};
 use crate::runtimes;
 
@@ -45,7 +44,7 @@ pub fn drift() -> (Vec<Drift>, Vec<String>) {
         Ok(other) => found.extend(other),
         Err(error) => problems.push(format!("{error:#}")),
     }
-    for installed in record.installed() {
+    for installed in &record.installed {
         match changed_files(installed, &record) {
             Ok(changed) => found.extend(changed),
             Err(error) => problems.push(format!("{error:#}")),
@@ -107,11 +106,11 @@ fn changed_files(installed: &Installed, record: &Record) -> Result<Vec<Drift>> {
 
 /// The node's config is not the config that the installer was given.
 fn other_config(record: &Record) -> Result<Option<Drift>> {
-    let Some(wanted) = record.node_config() else {
+    let Some(wanted) = &record.node_config else {
         return Ok(None);
     };
     let present = change::read(Path::new(DEFAULT_PATH))?;
-    let is_wanted = present.is_some_and(|bytes| hash(&bytes) == wanted);
+    let is_wanted = present.is_some_and(|bytes| hash(&bytes) == *wanted);
     Ok((!is_wanted).then(|| Drift {
         what: format!("{DEFAULT_PATH} is not the config that install was given"),
         breaks_pods: false,
@@ -158,7 +157,7 @@ impl DriftReporter {
 /// leads nowhere.
 fn broken_programs(record: &Record) -> Vec<Drift> {
     let options = record
-        .installed()
+        .installed
         .first()
         .map(|installed| (installed.owner, installed.options.clone()));
     let command = options.map_or_else(
@@ -166,7 +165,7 @@ fn broken_programs(record: &Record) -> Vec<Drift> {
         |(owner, options)| command(owner, &options),
     );
     let mut found = Vec::new();
-    for entry in record.files() {
+    for entry in &record.files {
         let program = entry.path.file_name().and_then(OsStr::to_str);
         let Some(program) = program.filter(|_| entry.owner == Owner::Bindguard) else {
             continue;
@@ -194,7 +193,7 @@ fn broken_programs(record: &Record) -> Vec<Drift> {
 
 /// True if a file of a runtime names `bindguard-runtime`.
 fn is_a_runtime(record: &Record) -> bool {
-    let mut files = record.files().iter();
+    let mut files = record.files.iter();
     files.any(|entry| {
         let names_it = |bytes: &[u8]| String::from_utf8_lossy(bytes).contains(WRAPPER);
         let is_of_runtime = ![Owner::Bindguard, Owner::Agent].contains(&entry.owner);

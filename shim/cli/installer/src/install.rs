@@ -10,20 +10,19 @@ use clap::Args;
 
 use crate::change::Content;
 use crate::drift::DriftReporter;
-use crate::kept_name::remember_docker_root;
-use crate::options::CommonOptions;
-use crate::owner::Owner;
-use crate::plan::{InstallOptions, PlannedChange};
-use crate::programs::Programs;
-use crate::put::put;
+use crate::options::{
+    CommonOptions, InstallOptions, InstallReport, Owner, PlannedChange, Progress,
+};
+use crate::process::{Stay, enter, lock};
+use crate::programs::{Programs, remove_unneeded, store};
 use crate::record::{Installed, Record};
-use crate::report::{InstallReport, Progress};
-use crate::restart_slot::RestartSlot;
+use crate::removal::remember_docker_root;
+use crate::restart::{
+    self, NodeLabel, RestartSlot, SandboxFailed, run_trial_sandbox, try_restarted,
+};
 use crate::running::AGENT_RESTART;
-use crate::settings::NodeConfig;
-use crate::stay::Stay;
-use crate::trial_sandbox::{self, SandboxFailed};
-use crate::{lock, restart, root, runtimes, search_path, settings, versions};
+use crate::settings::{self, NodeConfig};
+use crate::{runtimes, search_path};
 
 /// Arguments of `install`.
 #[derive(Debug, Args)]
@@ -71,12 +70,12 @@ impl Install {
     /// Runs it.
     pub fn run(self) -> Result<ExitCode> {
         if !self.try_sandbox.is_empty() {
-            trial_sandbox::run(&self.try_sandbox)?;
+            run_trial_sandbox(&self.try_sandbox)?;
             return Ok(ExitCode::SUCCESS);
         }
         // before signals are blocked, which a child inherits
-        let mut slot = self.common.start_slot()?;
-        let label = RefCell::new(self.common.start_label()?);
+        let mut slot = RestartSlot::start(&self.common)?;
+        let label = RefCell::new(NodeLabel::start(&self.common)?);
         let stay = self.common.stay.then(Stay::prepare).transpose()?;
         let programs = Programs::beside_this_one()?;
         // in another root there may be no /proc
@@ -90,7 +89,7 @@ impl Install {
             .as_deref()
             .map(|file| NodeConfig::read(file, self.force_node_config))
             .transpose()?;
-        root::enter(self.common.root.as_deref())?;
+        enter(self.common.root.as_deref())?;
         let options = InstallOptions {
             prefix,
             default: self.default,
@@ -128,7 +127,7 @@ impl Install {
         slot: Option<&mut RestartSlot>,
     ) -> Result<Progress> {
         programs.check_folder(&options.prefix, self.agent)?;
-        programs.check_folder(&versions::store(&options.prefix), self.agent)?;
+        programs.check_folder(&store(&options.prefix), self.agent)?;
         let owners = if self.runtimes.is_empty() {
             &[Owner::Containerd][..]
         } else {
@@ -137,7 +136,7 @@ impl Install {
         let _lock = if self.common.dry_run {
             None
         } else {
-            Some(lock::lock()?)
+            Some(lock()?)
         };
         let mut record = Record::load(runtimes::may_write)?;
         // a version without its program would end the agent
@@ -160,7 +159,7 @@ impl Install {
             .iter()
             .filter_map(|new| Some((new.owner, new.needs_runtime.as_deref()?)));
         let recorded = record
-            .installed()
+            .installed
             .iter()
             .filter(|old| done.iter().all(|new| new.owner != old.owner))
             .filter_map(|old| Some((old.owner, old.needs_runtime.as_deref()?)));
@@ -206,21 +205,22 @@ impl Install {
             };
             let files = work.iter().take_while(is_file).count();
             for step in &work[..files] {
-                put(&mut record, step)?;
+                runtimes::put(&mut record, step)?;
             }
             // before a link selects them, or a runtime's file names them
             programs.check_installed(&options.prefix, with_agent)?;
             for step in &work[files..] {
-                put(&mut record, step)?;
+                runtimes::put(&mut record, step)?;
             }
-            record.set_removal(None)?;
+            record.removal = None;
             remember_docker_root(&mut record, &self.common)?;
-            versions::remove_unneeded(&mut record, &options.prefix)?;
+            remove_unneeded(&mut record, &options.prefix)?;
             settings::keep()?;
-            record.set_node_config(settings.wanted)?;
+            record.node_config = settings.wanted;
             for planned in done {
-                record.verify(planned)?;
+                record.verify(planned);
             }
+            record.save()?;
         }
         let installed = record.verified(Owner::Containerd);
         let installed = installed.map(|installed| installed.options.clone());
@@ -259,7 +259,7 @@ fn try_sandbox() -> Result<()> {
     match record.verified(Owner::Containerd) {
         Some(installed) => {
             let mut report = InstallReport::default();
-            trial_sandbox::try_restarted(&[], &installed.options, &record, &mut report)
+            try_restarted(&[], &installed.options, &record, &mut report)
         }
         None => Ok(()),
     }
@@ -282,10 +282,11 @@ fn take_default_back(
     let planned = Installed::planned(Owner::Containerd, &options, &plan);
     for step in plan.into_steps(Owner::Containerd) {
         if !step.change.is_none() {
-            put(record, &step)?;
+            runtimes::put(record, &step)?;
         }
     }
-    record.verify(planned)?;
+    record.verify(planned);
+    record.save()?;
     if let Some(command) = command {
         restart::run(&command).with_context(|| format!("run {command}"))?;
         record.restarted(&command)?;

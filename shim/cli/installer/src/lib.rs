@@ -10,42 +10,25 @@
 
 #![forbid(unsafe_code)]
 
-mod attributes;
 mod change;
 pub mod drift;
-mod helper;
 mod install;
-mod json_text;
-mod kept_name;
-mod lock;
-mod node_label;
 mod options;
-mod own_program;
-mod owner;
-mod plan;
-mod program_users;
+pub mod process;
 mod programs;
-mod put;
 pub mod record;
 pub mod removal;
-mod report;
 mod restart;
-mod restart_slot;
-pub mod root;
 pub mod running;
 mod runtimes;
-mod scratch;
 mod search_path;
 mod settings;
-mod stay;
 mod toml_text;
-mod trial_sandbox;
 mod uninstall;
-mod versions;
 
+pub use self::change::private_folder;
 pub use self::install::Install;
 pub use self::runtimes::agent::has_agent_unit;
-pub use self::scratch::private_folder;
 pub use self::uninstall::Uninstall;
 
 /// The record of the node's installation.

@@ -4,10 +4,9 @@
 //! it has their former content, named by SHA-256. The record is written before a file is changed:
 //! uninstall can also undo an install that was killed half-way.
 
-use std::fs;
 use std::io::{self, ErrorKind};
-use std::mem;
 use std::path::{Path, PathBuf};
+use std::{fs, mem};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use bindguard_config::KEPT_PATH;
@@ -16,16 +15,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::attributes::Attributes;
-use crate::change::{self, Content, NewAttributes};
-use crate::owner::Owner;
-use crate::plan::{InstallOptions, PlannedChange, TargetPlan};
+use crate::change::{self, Attributes, Content, NewAttributes, sweep};
+use crate::options::{InstallOptions, Owner, PlannedChange, TargetPlan};
 use crate::running::{self, Daemon};
-use crate::scratch;
 use crate::search_path::is_gone;
 
 /// The folder of a node's record.
 pub const FOLDER: &str = "/var/lib/bindguard";
+
+/// The first line of a file that is bindguard's own.
+pub const HEADING: &str = "# Written by `bindguard install`; `bindguard uninstall` removes it.\n";
 
 /// A changed file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,7 +56,8 @@ pub struct Entry {
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Record {
     version: u32,
-    files: Vec<Entry>,
+    /// The files, in the order in which they were changed.
+    pub files: Vec<Entry>,
     /// Folders that installs made; parents come first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     folders: Vec<PathBuf>,
@@ -66,16 +66,16 @@ pub struct Record {
     owed: Vec<OwedRestart>,
     /// The last installation of each runtime.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    installed: Vec<Installed>,
+    pub installed: Vec<Installed>,
     /// An uninstall that is not complete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    removal: Option<PendingRemoval>,
+    pub removal: Option<PendingRemoval>,
     /// SHA-256 of the config that the last install was to put on this node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    node_config: Option<String>,
+    pub node_config: Option<String>,
     /// Docker's data root, as the running dockerd named it last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    docker_root: Option<PathBuf>,
+    pub docker_root: Option<PathBuf>,
     /// The parts that are not used. They stay in the record.
     #[serde(skip)]
     refused: Vec<RefusedPart>,
@@ -289,76 +289,10 @@ impl Record {
             .find(|installed| installed.owner == owner)
     }
 
-    /// The last installation of each runtime.
-    pub fn installed(&self) -> &[Installed] {
-        &self.installed
-    }
-
-    /// An uninstall that is not complete.
-    pub fn removal(&self) -> Option<&PendingRemoval> {
-        self.removal.as_ref()
-    }
-
-    /// Remembers, or forgets, an uninstall that is not complete. The programs of a package can be
-    /// all that is left: then the record has no files.
-    pub fn set_removal(&mut self, removal: Option<PendingRemoval>) -> Result<()> {
-        if self.removal == removal {
-            return Ok(());
-        }
-        self.removal = removal;
-        self.save()
-    }
-
-    /// The hash of the config that the last install was to put on this node.
-    pub fn node_config(&self) -> Option<&str> {
-        self.node_config.as_deref()
-    }
-
-    /// Remembers that hash, or that the node has a config of its own.
-    pub fn set_node_config(&mut self, hash: Option<String>) -> Result<()> {
-        if self.node_config == hash {
-            return Ok(());
-        }
-        self.node_config = hash;
-        self.save()
-    }
-
-    /// Docker's data root, as a running dockerd named it.
-    pub fn docker_root(&self) -> Option<&Path> {
-        self.docker_root.as_deref()
-    }
-
-    /// Remembers Docker's data root: only a running dockerd knows it.
-    pub fn set_docker_root(&mut self, root: PathBuf) -> Result<()> {
-        if self.docker_root.as_ref() == Some(&root) {
-            return Ok(());
-        }
-        self.docker_root = Some(root);
-        self.save()
-    }
-
-    /// Forgets the installation of a runtime of which only the name stays.
-    pub fn forget_installation(&mut self, owner: Owner) -> Result<()> {
-        if self.verified(owner).is_none() {
-            return Ok(());
-        }
-        self.installed.retain(|installed| installed.owner != owner);
-        self.save()
-    }
-
-    /// Records an installation.
-    pub fn verify(&mut self, installed: Installed) -> Result<()> {
-        if self.installed.contains(&installed) {
-            return Ok(());
-        }
+    /// Replaces the last installation of a runtime.
+    pub fn verify(&mut self, installed: Installed) {
         self.installed.retain(|old| old.owner != installed.owner);
         self.installed.push(installed);
-        self.save()
-    }
-
-    /// The files, in the order in which they were changed.
-    pub fn files(&self) -> &[Entry] {
-        &self.files
     }
 
     /// True if an install changed a file of this owner.
@@ -369,6 +303,39 @@ impl Record {
     /// The entry of a file.
     pub fn entry(&self, path: &Path) -> Option<&Entry> {
         self.files.iter().find(|entry| entry.path == path)
+    }
+
+    /// The content that a removal leaves at a path: that from before the first install or, of a file
+    /// that was edited since then, the present text without bindguard's own lines, which `cleaned`
+    /// makes of that text and the former one. `None` for a file that install made.
+    ///
+    /// # Errors
+    /// If a text cannot be read or edited.
+    pub fn content_without(
+        &self,
+        path: &Path,
+        present: &Content,
+        cleaned: impl FnOnce(&str, Option<&str>) -> Result<String>,
+    ) -> Result<Option<Content>> {
+        let entry = self.entry(path);
+        let original = entry.map(Entry::original).transpose()?.flatten();
+        let is_own = entry.is_some_and(|entry| entry.is_as_written(present));
+        let bytes = match present {
+            _ if is_own || entry.is_some() && original.as_ref() == Some(present) => {
+                return Ok(original);
+            }
+            Content::File(bytes) if entry.is_none() && bytes.starts_with(HEADING.as_bytes()) => {
+                return Ok(None);
+            }
+            Content::File(bytes) => bytes,
+            Content::Link(_) => return Ok(Some(present.clone())),
+        };
+        let before = original.as_ref().and_then(Content::bytes);
+        // of an original that does not exist, the empty text
+        let before = entry.map(|_| before.unwrap_or_default());
+        let before = before.map(text_of).transpose()?;
+        let text = cleaned(text_of(bytes)?, before)?;
+        Ok(Some(Content::File(text.into_bytes())))
     }
 
     /// Records a planned change. `original` is the content that an uninstall restores.
@@ -459,7 +426,7 @@ impl Record {
     /// Removes an empty record, also if an earlier process began the removal.
     pub fn remove_if_empty(&self) -> Result<()> {
         if self.is_empty() {
-            scratch::sweep(Path::new(FOLDER));
+            sweep(Path::new(FOLDER));
             there_or_not(fs::remove_dir_all(originals()))
                 .with_context(|| format!("remove {}", originals().display()))?;
             there_or_not(fs::remove_file(KEPT_PATH))
@@ -486,7 +453,11 @@ impl Record {
         self.folders = stay;
     }
 
-    fn save(&self) -> Result<()> {
+    /// Writes the record, if it differs from the written one.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn save(&self) -> Result<()> {
         let mut json = serde_json::to_value(self)?;
         for RefusedPart { list, part, .. } in &self.refused {
             match json.get_mut(*list).and_then(Value::as_array_mut) {
@@ -498,6 +469,9 @@ impl Record {
             true => serde_json::to_string_pretty(self)?,
             false => serde_json::to_string_pretty(&json)?,
         } + "\n";
+        if change::read(&file())?.as_deref() == Some(text.as_bytes()) {
+            return Ok(());
+        }
         change::write(&file(), text.as_bytes(), &NewAttributes::Present(0o600))
     }
 }
@@ -594,6 +568,14 @@ fn file() -> PathBuf {
 
 fn originals() -> PathBuf {
     Path::new(FOLDER).join("originals")
+}
+
+/// The text of a file's content.
+///
+/// # Errors
+/// If it is not text.
+pub fn text_of(bytes: &[u8]) -> Result<&str> {
+    std::str::from_utf8(bytes).map_err(|_| anyhow!("it is not text"))
 }
 
 /// Success for a path that was removed, or is not there.

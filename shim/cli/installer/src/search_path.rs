@@ -1,10 +1,8 @@
 //! Programs as services find them: on `PATH`, or in systemd's default folders.
 
-use std::env;
 use std::ffi::{OsStr, OsString};
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{env, fs, io};
 
 use bindguard_operator::root_program::{PROGRAM_FOLDERS, RootProgram};
 use rustix::fs::{Access, access};

@@ -13,7 +13,7 @@ use bindguard_core::error_chain;
 use bindguard_operator::root_program::open_of_root;
 
 use crate::change::{self, Change, Content};
-use crate::plan::USUAL_RUNTIME;
+use crate::options::USUAL_RUNTIME;
 use crate::record::{self, Record};
 use crate::search_path::is_gone;
 use crate::toml_text::with_value;
@@ -98,7 +98,7 @@ fn of_the_fleet(
     let hash = record::hash(text.as_bytes());
     let mistakes: Vec<String> = warnings.iter().map(ToString::to_string).collect();
     // After a rollback: the newer version knew every key.
-    let was_valid = record.node_config() == Some(&*hash);
+    let was_valid = record.node_config.as_ref() == Some(&hash);
     if !mistakes.is_empty() && !was_valid {
         let mut plan = match (present, runtime) {
             // The defaults would repair. With a mistake the text repairs nothing.
@@ -109,7 +109,7 @@ fn of_the_fleet(
             (Some(present), Some(runtime)) => of_the_node(present, Some(runtime))?,
             (Some(_), None) => SettingsPlan::default(),
         };
-        plan.wanted = record.node_config().map(str::to_owned);
+        plan.wanted = record.node_config.clone();
         plan.kept = Some(format!(
             "the config of the fleet has a mistake, and this node keeps its {DEFAULT_PATH}: {}; correct the config, or install a version that knows the key",
             mistakes.join("; ")

@@ -230,7 +230,11 @@ pub fn with_value(text: &str, path: &[&str], literal: &str) -> Result<String, No
     added.or_else(|closed| {
         // dotted keys before the first header define the table
         let dotted = with_line(text, root, &format!("{} = {literal}\n", spelled(path)));
-        if parse(&dotted).is_ok() { Ok(dotted) } else { Err(closed) }
+        if parse(&dotted).is_ok() {
+            Ok(dotted)
+        } else {
+            Err(closed)
+        }
     })
 }
 

@@ -14,21 +14,20 @@ use bindguard_core::program_names::CLI;
 use bindguard_operator::terminal::print_remark;
 use clap::Args;
 
-use crate::change::{self, Change, Content, NewAttributes, name, stays};
-use crate::kept_name::{KeptName, keep, kept_names};
-use crate::node_label::NodeLabel;
-use crate::options::CommonOptions;
-use crate::owner::Owner;
-use crate::plan::{PlannedChange, bytes_after};
-use crate::program_users::{ProgramUser, users_of};
+use crate::change::{self, Change, Content, NewAttributes, name, stays, sweep};
+use crate::options::{CommonOptions, InstallReport, Owner, PlannedChange, Progress, bytes_after};
+use crate::process::{Stay, enter, lock};
+use crate::programs::CURRENT;
 use crate::record::{Entry, PendingRemoval, Record, Removal};
-use crate::removal::{KeptHandler, counted, is_meant, kept_handlers, pods_of, programs_to_go};
-use crate::report::{InstallReport, Progress};
-use crate::restart_slot::RestartSlot;
-use crate::running::{daemon_that_names, is_in_text, leave_own_sandbox, sees_processes};
-use crate::stay::Stay;
-use crate::versions::CURRENT;
-use crate::{lock, restart, root, runtimes, scratch};
+use crate::removal::{
+    KeptHandler, KeptName, counted, is_meant, keep, kept_handlers, kept_names, pods_of,
+    programs_to_go,
+};
+use crate::restart::{self, NodeLabel, RestartSlot};
+use crate::running::{
+    ProgramUser, daemon_that_names, is_in_text, leave_own_sandbox, sees_processes, users_of,
+};
+use crate::runtimes;
 
 /// Arguments of `uninstall`.
 #[derive(Debug, Args)]
@@ -58,10 +57,10 @@ pub struct Uninstall {
 impl Uninstall {
     /// Runs it.
     pub fn run(self) -> Result<ExitCode> {
-        let mut slot = self.common.start_slot()?;
-        let mut label = self.common.start_label()?;
+        let mut slot = RestartSlot::start(&self.common)?;
+        let mut label = NodeLabel::start(&self.common)?;
         let stay = self.common.stay.then(Stay::prepare).transpose()?;
-        root::enter(self.common.root.as_deref())?;
+        enter(self.common.root.as_deref())?;
         let mut uninstall = || {
             // or the cluster would go on to send pods of the handler here
             if let Some(Err(error)) = label.as_mut().map(NodeLabel::remove) {
@@ -94,20 +93,20 @@ impl Uninstall {
         let _lock = if self.common.dry_run {
             None
         } else {
-            Some(lock::lock()?)
+            Some(lock()?)
         };
         let mut record = Record::load(runtimes::may_write)?;
         let mut report = InstallReport::default();
         record
             .refused()
             .for_each(|refused| report.unfinished(refused));
-        let runtimes = match record.removal() {
+        let runtimes = match &record.removal {
             _ if !self.pending => self.runtimes.clone(),
             Some(removal) => removal.runtimes.clone(),
             None => return report.finish(&[], &self.common),
         };
         let (mut programs, files): (Vec<_>, Vec<_>) = record
-            .files()
+            .files
             .iter()
             .filter(|entry| is_meant(&runtimes, entry.owner))
             .cloned()
@@ -138,7 +137,8 @@ impl Uninstall {
         }
         read.extend(
             record
-                .removal()
+                .removal
+                .as_ref()
                 .map(|old| old.named_in.clone())
                 .unwrap_or_default(),
         );
@@ -214,8 +214,10 @@ impl Uninstall {
                 runtimes: runtimes.clone(),
                 named_in,
             });
-            if !record.removal().is_some_and(|old| old.is_wider(&runtimes)) {
-                record.set_removal(pending)?;
+            let is_wider = |old: &PendingRemoval| old.is_wider(&runtimes);
+            if record.removal != pending && !record.removal.as_ref().is_some_and(is_wider) {
+                record.removal = pending;
+                record.save()?;
             }
             record.remove_if_empty()?;
         }
@@ -447,7 +449,7 @@ fn take_off(
         steps
             .iter()
             .filter_map(|step| step.change.path.parent())
-            .for_each(|folder| scratch::sweep(change::temporary_folder(folder)));
+            .for_each(|folder| sweep(change::temporary_folder(folder)));
     }
     for step in steps {
         let command = step.command.as_deref().filter(|_| !step.change.is_none());

@@ -9,31 +9,48 @@
 //! | containerd | `Status` with `verbose` of the CRI: `containerd config dump` would read the files |
 //! | dockerd | `GET /info` |
 //! | CRI-O | `GET /config` on its own socket |
+//!
+//! Each runtime has its own keys for paths, and versions add more. So any value that is a path to the
+//! program's file, or the `runtime_type` by which containerd finds the shim, names a program.
+//!
+//! A daemon is a process of root with the `/run` of this process. A mount namespace does not identify a
+//! node: a pod that works in the node's root has a separate mount namespace. A container has a separate
+//! `/run`, and so has the root of an image. A process of a container can have any name. So `/run` is
+//! compared through the process's mount table: a path walk could hang on a filesystem of the container.
+//! The command line is read with a time limit.
 
-mod cri_status;
-mod daemon;
-mod engine_containers;
-mod names;
-mod sandboxes;
+mod containers;
 
+use std::ffi::OsString;
+use std::io::{self, ErrorKind};
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, thread};
 
-use anyhow::{Context, Result, bail};
-use bindguard_core::program_names::{AGENT, RUNTIME, WRAPPER};
+use anyhow::{Context, Error, Result, bail};
+use bindguard_core::mount_table::{Device, MountTable};
+use bindguard_core::process_stat::{PARENT, START_TIME, number};
+use bindguard_core::program_names::{AGENT, RUNTIME, SHIM, SHIM_RUNTIME_TYPE, WRAPPER};
+use bindguard_operator::cri::of_node::{is_unimplemented, query};
+use bindguard_operator::cri::{CriError, PodSandbox};
 use bindguard_operator::guarded_runtimes::GuardedRuntimes;
+use bindguard_operator::node::{pids_named, root_pids_named, uid_of};
 use bindguard_operator::unix_http;
+use bindguard_sys::enter::HeldProcess;
+use bindguard_sys::process_files::{ProcessFile, arguments_of, contents, inodes, links};
+use bindguard_sys::read_mount_table;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use self::names::is_in;
-pub use self::names::is_in_text;
-use super::owner::Owner;
+use crate::change::{identity, read_text};
+use crate::options::Owner;
+use crate::search_path;
 
-pub use self::cri_status::{active_config, socket_of};
-pub use self::daemon::{Daemon, option, place_of, sees_processes};
-pub use self::engine_containers::{docker_containers, docker_root, podman_containers};
-pub use self::sandboxes::{leave_own_sandbox, pods_with_handler};
+pub use self::containers::{
+    ProgramUser, docker_containers, docker_root, leave_own_sandbox, podman_containers,
+    pods_with_handler, users_of,
+};
 
 /// The time in which a restarted runtime has to answer. k3s also starts the kubelet.
 const HEALTHY_TIMEOUT: Duration = Duration::from_secs(120);
@@ -227,4 +244,516 @@ fn socket_option(daemon: &str, names: &[&str]) -> Option<PathBuf> {
     let value = option(&daemon.arguments(), names)?;
     let path = value.strip_prefix("unix://").unwrap_or(&value);
     path.starts_with('/').then(|| PathBuf::from(path))
+}
+
+/// True if a string in this configuration names the program.
+pub fn is_in(config: &Value, program: &Path) -> bool {
+    match config {
+        Value::String(text) => is_named(text, program),
+        Value::Array(items) => items.iter().any(|item| is_in(item, program)),
+        Value::Object(members) => members.values().any(|member| is_in(member, program)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+    }
+}
+
+/// True if a TOML or JSON file with this text names the program. A template is neither: there the
+/// path counts wherever it is.
+pub fn is_in_text(text: &str, program: &Path) -> bool {
+    if let Ok(config) = toml::from_str(text) {
+        return is_in(&config, program);
+    }
+    match serde_json::from_str(text) {
+        Ok(config) => is_in(&config, program),
+        Err(_) => text.contains(&program.display().to_string()),
+    }
+}
+
+fn is_named(text: &str, program: &Path) -> bool {
+    let named = Path::new(text);
+    named == program
+        || text == SHIM_RUNTIME_TYPE
+            && is_found_by_type(program, search_path::find(SHIM).as_deref())
+        || named.is_absolute()
+            && named.file_name() == program.file_name()
+            && is_same_file(named, program)
+}
+
+/// True if containerd may find this program by the shim's type. containerd searches its own `PATH`;
+/// where that search cannot be repeated, every installed shim counts as found.
+fn is_found_by_type(program: &Path, found: Option<&Path>) -> bool {
+    program.file_name().is_some_and(|name| name == SHIM)
+        && found.is_none_or(|found| is_same_file(found, program))
+}
+
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    identity(one).is_some_and(|found| identity(other) == Some(found))
+}
+
+const CONFIG: &str = "/etc/containerd/config.toml";
+const SOCKET: &str = "/run/containerd/containerd.sock";
+/// The time that a containerd has to initialize its CRI plugin after a restart.
+const START_LIMIT: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// The configuration as of containerd's start. `None` if containerd has no CRI.
+pub fn active_config(containerd: &Daemon) -> Result<Option<Value>> {
+    let socket = socket_of(containerd);
+    match unless_it_starts(|| query(&socket, async |cri| cri.active_config().await)) {
+        Ok(config) => serde_json::from_str(&config)
+            .context("read the answer's config as JSON")
+            .map(Some),
+        Err(error) if is_unimplemented(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Every sandbox of containerd, in any state. Empty if containerd has no CRI.
+pub fn sandboxes_of(containerd: &Daemon) -> Result<Vec<PodSandbox>> {
+    let socket = socket_of(containerd);
+    match unless_it_starts(|| query(&socket, async |cri| cri.sandboxes().await)) {
+        Err(error) if is_unimplemented(&error) => Ok(Vec::new()),
+        answer => answer,
+    }
+}
+
+/// The first process of a sandbox.
+pub fn pid_of_sandbox(containerd: &Daemon, sandbox: &str) -> Result<i32> {
+    let socket = socket_of(containerd);
+    let info = unless_it_starts(|| info_of_sandbox(&socket, sandbox))?;
+    let pid = info["pid"].as_i64().context("the info has no pid")?;
+    i32::try_from(pid).context("the pid is too large")
+}
+
+/// The runtime's own facts about a sandbox.
+pub fn info_of_sandbox(socket: &Path, sandbox: &str) -> Result<Value> {
+    let info = query(socket, async |cri| cri.sandbox_info(sandbox).await)?;
+    serde_json::from_str(&info).context("read the answer's info as JSON")
+}
+
+/// Repeats the call while containerd starts.
+fn unless_it_starts<A>(call: impl Fn() -> Result<A>) -> Result<A> {
+    let start = Instant::now();
+    loop {
+        match call() {
+            Err(error) if is_starting(&error) && start.elapsed() < START_LIMIT => {
+                thread::sleep(PAUSE)
+            }
+            answer => return answer,
+        }
+    }
+}
+
+/// A restart takes the socket away for a moment.
+fn is_starting(error: &Error) -> bool {
+    error
+        .downcast_ref::<CriError>()
+        .is_some_and(|error| error.is_starting() || matches!(error, CriError::Connect(_)))
+}
+
+/// The socket from containerd's arguments, from its file, or the default socket.
+pub fn socket_of(containerd: &Daemon) -> PathBuf {
+    let of_file = || {
+        let config = containerd.config();
+        let text = read_text(config.as_deref().unwrap_or(Path::new(CONFIG)));
+        address_in(&text.ok()??)
+    };
+    containerd
+        .address()
+        .or_else(of_file)
+        .unwrap_or_else(|| Path::new(SOCKET).to_owned())
+}
+
+/// The address in containerd's file: in the section of version 4, or of older versions.
+fn address_in(text: &str) -> Option<PathBuf> {
+    let file: toml::Table = toml::from_str(text).ok()?;
+    let server = file
+        .get("plugins")
+        .and_then(|plugins| plugins.get("io.containerd.server.v1.grpc"));
+    Some(PathBuf::from(
+        server
+            .or_else(|| file.get("grpc"))?
+            .get("address")?
+            .as_str()?,
+    ))
+}
+
+const RUN: &str = "/run";
+/// The verbs and flags with which the programs of containerd, Docker, CRI-O and the agent end soon.
+const COMMANDS: [&str; 16] = [
+    "-h",
+    "--help",
+    "help",
+    "-v",
+    "--version",
+    "version",
+    "--validate",
+    "config",
+    "publish",
+    "oci-hook",
+    "check",
+    "status",
+    "wipe",
+    "complete",
+    "man",
+    "restart-slot",
+];
+
+/// A running process. Its pid alone could belong to a later one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Daemon {
+    /// Its pid.
+    pub pid: u32,
+    /// Clock ticks from the boot to its start: `starttime` in proc_pid_stat(5).
+    started: u64,
+    /// The id of that boot.
+    boot: String,
+}
+
+/// False in a root without `/proc`: of an image.
+pub fn sees_processes() -> bool {
+    Path::new("/proc/1/stat").symlink_metadata().is_ok()
+}
+
+impl Daemon {
+    /// Root's processes with this name and this `/run`, the oldest first.
+    pub fn named(name: &str) -> Vec<Self> {
+        let mut pids = root_pids_named(name);
+        if pids.is_empty() {
+            return Vec::new();
+        }
+        let own = read_mount_table()
+            .ok()
+            .and_then(|table| place_of(Path::new(RUN), &table));
+        pids.retain(|pid| match &own {
+            Some(own) => run_of_process(*pid).as_ref() == Some(own),
+            // If this process cannot read its own `/run` mount, each daemon may have the same `/run`.
+            None => namespace_of(*pid).is_ok(),
+        });
+        // between fork and exec a child still has the parent's name
+        let is_child = |pid: &u32| parent_of(*pid).is_some_and(|parent| pids.contains(&parent));
+        let mut found: Vec<Self> = pids
+            .iter()
+            .copied()
+            .filter(|pid| !is_child(pid))
+            .filter_map(Self::of)
+            .filter(Self::is_no_command)
+            .collect();
+        found.sort_by_key(|daemon| (daemon.started, daemon.pid));
+        found
+    }
+
+    /// False if this is a command of the daemon's program, such as `containerd config dump`, or has
+    /// ended.
+    fn is_no_command(&self) -> bool {
+        let words = arguments_of(&[self.pid]).pop();
+        // a later process of this pid may be a user's
+        if !self.still_runs() {
+            return false;
+        }
+        match words {
+            // at the begin of an exec a process has its new name and no arguments yet
+            Some(Ok(words)) => {
+                !words.is_empty()
+                    && !words[1..]
+                        .iter()
+                        .any(|word| COMMANDS.contains(&word.as_str()))
+            }
+            // it blocks its readers
+            Some(Err(_)) | None => true,
+        }
+    }
+
+    /// True if a process has this name and only root may read to which root it belongs.
+    pub fn is_hidden(name: &str) -> bool {
+        let mut pids = pids_named(name);
+        pids.retain(|pid| uid_of(*pid) == Some(0));
+        pids.into_iter().any(|pid| {
+            namespace_of(pid).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
+        })
+    }
+
+    /// The process with this pid, if the process exists.
+    pub fn of(pid: u32) -> Option<Self> {
+        let started = stat_field(pid, START_TIME)?;
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")
+            .ok()?
+            .trim_end()
+            .to_owned();
+        Some(Self { pid, started, boot })
+    }
+
+    /// True if it has not ended.
+    pub fn still_runs(&self) -> bool {
+        Self::of(self.pid).as_ref() == Some(self)
+    }
+
+    /// The path of the daemon's program, which a replaced program keeps. In this mount namespace the
+    /// path may lead to another file.
+    pub fn program(&self) -> Option<PathBuf> {
+        let link = links(&[ProcessFile::of(self.pid, "exe")]).pop()?.ok()?;
+        let path = link.to_str()?;
+        let path = Path::new(path.strip_suffix(" (deleted)").unwrap_or(path));
+        path.is_absolute().then(|| path.to_owned())
+    }
+
+    /// The daemon's arguments, with its name first. Empty if the daemon cannot be read: then the
+    /// default configuration counts.
+    pub fn arguments(&self) -> Vec<String> {
+        let words = arguments_of(&[self.pid]).into_iter().flatten().flatten();
+        let words = words.collect();
+        // a later process of this pid may be a user's
+        if self.still_runs() { words } else { Vec::new() }
+    }
+
+    /// The `PATH` of its environment, which its shims and runtimes inherit.
+    pub fn search_path(&self) -> Option<OsString> {
+        let environment = contents(&[ProcessFile::of(self.pid, "environ")])
+            .pop()?
+            .ok()?;
+        let mut variables = environment.split(|byte| *byte == 0);
+        let path = variables.find_map(|variable| variable.strip_prefix(b"PATH="))?;
+        Some(OsString::from_vec(path.to_vec()))
+    }
+
+    /// The file that `--config` or `-c` names.
+    pub fn config(&self) -> Option<PathBuf> {
+        option(&self.arguments(), &["config", "c"]).map(PathBuf::from)
+    }
+
+    /// The socket that `--address` or `-a` names.
+    pub fn address(&self) -> Option<PathBuf> {
+        option(&self.arguments(), &["address", "a"]).map(PathBuf::from)
+    }
+
+    /// The systemd service of the daemon: `/system.slice/containerd.service` in proc_pid_cgroup(5).
+    pub fn service(&self) -> Option<String> {
+        let text = fs::read_to_string(format!("/proc/{}/cgroup", self.pid)).ok()?;
+        service_in(&text)
+    }
+}
+
+/// The value of an option, in each form that Go's flag packages accept.
+pub fn option(words: &[String], names: &[&str]) -> Option<String> {
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let Some(name) = word.strip_prefix('-') else {
+            continue;
+        };
+        let name = name.strip_prefix('-').unwrap_or(name);
+        match name.split_once('=') {
+            Some((name, value)) if names.contains(&name) => return Some(value.to_owned()),
+            None if names.contains(&name) => return words.next().cloned(),
+            _ => {}
+        }
+    }
+    None
+}
+
+fn service_in(cgroup: &str) -> Option<String> {
+    let paths = cgroup.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    paths
+        .flat_map(|path| path.rsplit('/'))
+        .find_map(|part| part.strip_suffix(".service"))
+        .map(str::to_owned)
+}
+
+fn parent_of(pid: u32) -> Option<u32> {
+    stat_field(pid, PARENT)?.try_into().ok()
+}
+
+/// A number of proc_pid_stat(5), by the field's number there.
+fn stat_field(pid: u32, field: usize) -> Option<u64> {
+    let stat = contents(&[ProcessFile::of(pid, "stat")]).pop()?.ok()?;
+    number(&String::from_utf8_lossy(&stat), field)
+}
+
+/// The filesystem and the place in it that a path shows.
+pub fn place_of(path: &Path, table: &MountTable) -> Option<(Device, PathBuf)> {
+    let mount = table.mount_over(path)?;
+    Some((mount.device, mount.place_in_filesystem(path)?))
+}
+
+/// The place of a process's `/run`. `None` if only root may inspect the process.
+fn run_of_process(pid: u32) -> Option<(Device, PathBuf)> {
+    namespace_of(pid).ok()?;
+    place_of(Path::new(RUN), &HeldProcess::open(pid).ok()?.mounts().ok()?)
+}
+
+fn namespace_of(pid: u32) -> io::Result<u64> {
+    inodes(&[ProcessFile::of(pid, "ns/mnt")])
+        .pop()
+        .unwrap_or_else(|| Err(ErrorKind::NotFound.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+    use super::*;
+    use bindguard_testing::held_memory::{Holder, Unwritable, blocks_readers};
+    use serde_json::json;
+    use std::fs;
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_path_another_path_to_it_and_the_type_are_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let (real, link) = (folder.path().join(SHIM), folder.path().join("link"));
+        fs::write(&real, "").unwrap();
+        std::os::unix::fs::symlink(folder.path(), &link).unwrap();
+        let in_link = link.join(SHIM);
+        for text in [real.to_str().unwrap(), in_link.to_str().unwrap()] {
+            let config = json!({ "runtimes": [{ "x": { "runtimePath": text } }] });
+            assert!(is_in(&config, &real), "{text}");
+        }
+        for text in [
+            "/usr/bin/runc",
+            "/elsewhere/containerd-shim-bindguard-v2",
+            "containerd-shim-runc-v2",
+            "",
+        ] {
+            assert!(!is_in(&json!([text]), &real), "{text}");
+        }
+        let other = folder.path().join("other");
+        fs::write(&other, "").unwrap();
+        assert!(is_found_by_type(&real, None) && is_found_by_type(&real, Some(&in_link)));
+        assert!(!is_found_by_type(&real, Some(&other)), "another version");
+        assert!(!is_found_by_type(
+            Path::new("/usr/local/bin/bindguard-runtime"),
+            None
+        ));
+    }
+
+    /// A pod that removes bindguard restarts containerd, and then looks for its own sandbox.
+    #[test]
+    fn a_containerd_without_a_socket_may_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("containerd.sock");
+        let called = || query(&socket, async |cri| cri.sandboxes().await);
+        assert!(is_starting(&called().unwrap_err()));
+        // As after a kill: the socket has no server.
+        drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+        assert!(is_starting(&called().unwrap_err()));
+    }
+
+    #[test]
+    fn the_address_is_found_in_every_version_of_the_file() {
+        let old = "version = 3\n[grpc]\naddress = '/run/a.sock'\n";
+        let new =
+            "version = 4\n[plugins.'io.containerd.server.v1.grpc']\naddress = '/run/a.sock'\n";
+        assert_eq!(
+            [old, new].map(address_in),
+            [(); 2].map(|()| Some(PathBuf::from("/run/a.sock")))
+        );
+        assert_eq!(address_in("version = 4\n"), None);
+    }
+
+    #[test]
+    fn a_process_is_recognized_until_it_ends() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let daemon = Daemon::of(child.id()).unwrap();
+        assert!(daemon.still_runs());
+        assert!(
+            !Daemon {
+                started: daemon.started + 1,
+                ..daemon.clone()
+            }
+            .still_runs(),
+            "a later process of that pid"
+        );
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!daemon.still_runs());
+    }
+
+    #[test]
+    fn a_daemon_that_holds_its_memory_is_found_without_its_arguments() {
+        // A part of the name of this program: the name of a daemon is in that of its program.
+        let Some(holder) = Holder::start(c"bindguard_ins", || {}) else {
+            return;
+        };
+        assert!(
+            blocks_readers(holder.pid()),
+            "the process does not hold its memory"
+        );
+        let mut found = Daemon::named("bindguard_ins");
+        found.retain(|daemon| daemon.pid == holder.pid());
+        assert_eq!((found[0].config(), found[0].address()), (None, None));
+    }
+
+    /// A container has a filesystem of its own at `/run`, whose daemon never answers.
+    #[test]
+    fn another_run_is_recognized_without_a_walk() {
+        let Some(files) = Unwritable::mounted() else {
+            return;
+        };
+        let run = files.file();
+        let script = format!(
+            "mount --bind {} /run 2>/dev/null || exit 1; echo there; read end",
+            run.parent().unwrap().display()
+        );
+        let bin = tempfile::tempdir().unwrap();
+        // cp is a separate process: a program that a child has open for writing cannot be run
+        let copied = Command::new("cp")
+            .arg("/bin/sh")
+            .arg(bin.path().join("other-run"))
+            .status();
+        assert!(copied.unwrap().success());
+        let mut other = Command::new("unshare");
+        other
+            .args(["--mount", "--propagation", "private"])
+            .arg(bin.path().join("other-run"))
+            .args(["-c", &script]);
+        let mut other = other
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = String::new();
+        BufReader::new(other.stdout.take().unwrap())
+            .read_line(&mut said)
+            .unwrap();
+        assert_eq!(said, "there\n");
+        files.stop_answering();
+        assert!(Daemon::named("other-run").is_empty());
+        assert!(root_pids_named("other-run").contains(&other.id()));
+        other.kill().unwrap();
+        other.wait().unwrap();
+    }
+
+    #[test]
+    fn options_of_both_forms_are_read() {
+        let of = |line: &str, names: &[&str]| {
+            option(
+                &line.split(' ').map(str::to_owned).collect::<Vec<_>>(),
+                names,
+            )
+        };
+        for line in [
+            "containerd -c /x",
+            "containerd --config /x",
+            "containerd --config=/x -a /y",
+            "containerd -config=/x",
+        ] {
+            assert_eq!(of(line, &["config", "c"]).as_deref(), Some("/x"), "{line}");
+        }
+        assert_eq!(
+            of("containerd --config=/x -a /y", &["address", "a"]).as_deref(),
+            Some("/y")
+        );
+        assert_eq!(of("containerd config", &["config", "c"]), None);
+    }
+
+    #[test]
+    fn the_service_is_in_the_cgroups_path() {
+        assert_eq!(
+            service_in("0::/system.slice/k3s.service\n").as_deref(),
+            Some("k3s")
+        );
+        assert_eq!(
+            service_in("1:name=systemd:/system.slice/containerd.service\n0::/\n").as_deref(),
+            Some("containerd")
+        );
+        assert_eq!(service_in("0::/user.slice\n"), None);
+    }
 }

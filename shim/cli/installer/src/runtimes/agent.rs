@@ -7,10 +7,10 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::containerd::unit;
 use crate::change::Change;
-use crate::plan::{InstallOptions, TargetPlan};
+use crate::options::{InstallOptions, TargetPlan};
 use crate::running::AGENT_RESTART;
+use crate::runtimes::containerd::unit_exists;
 
 const UNIT: &str = include_str!("../../../../../config/systemd/bindguard-agent.service");
 /// The name of the unit.
@@ -32,7 +32,7 @@ pub const STOP: &str = "systemctl stop bindguard-agent";
 
 /// True if systemd knows a unit of the agent.
 pub fn has_agent_unit() -> bool {
-    unit::exists(Path::new("/"), "bindguard-agent")
+    unit_exists(Path::new("/"), "bindguard-agent")
 }
 
 /// Plans the unit, unless a package has one, and the link.

@@ -10,15 +10,14 @@ use anyhow::{Result, bail};
 use bindguard_core::program_names::{RUNTIME, WRAPPER};
 use toml::{Table, Value};
 
-use super::runtime_drop_in::{
+use crate::change::Change;
+use crate::options::{Healing, InstallOptions, Owner, PlannedChange, TargetPlan, USUAL_RUNTIME};
+use crate::running::{self, Daemon};
+use crate::runtimes::runtime_drop_in::{
     FileText, default_of, drop_in_text, heal, paths_in_order, refuse_later_default, runtime_of,
     texts_after, usual_runtime,
 };
-use crate::change::Change;
-use crate::owner::Owner;
-use crate::plan::{Healing, InstallOptions, PlannedChange, TargetPlan, USUAL_RUNTIME};
-use crate::running::{self, Daemon};
-use crate::search_path::{self, SearchPath, Unusable};
+use crate::search_path::{SearchPath, Unusable, find};
 use crate::toml_text::Place;
 
 /// Its drop-in; the last default wins.
@@ -157,12 +156,10 @@ impl Former {
         let named = self.settings.get("runtime_path").and_then(Value::as_str);
         let found = match named.filter(|path| !path.is_empty()) {
             Some(path) => Some(PathBuf::from(path)),
-            None => self.name.as_deref().and_then(search_path::find),
+            None => self.name.as_deref().and_then(find),
         };
         match found {
-            Some(runtime) if search_path::find(USUAL_RUNTIME).as_ref() == Some(&runtime) => {
-                USUAL_RUNTIME.into()
-            }
+            Some(runtime) if find(USUAL_RUNTIME).as_ref() == Some(&runtime) => USUAL_RUNTIME.into(),
             Some(runtime) => runtime,
             None => usual_runtime(),
         }

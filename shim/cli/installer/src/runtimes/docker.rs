@@ -1,15 +1,20 @@
-//! Docker's daemon.json: a runtime `bindguard`, on request as the default.
+//! Docker's daemon.json: a runtime `bindguard`, on request as the default; every other byte is unchanged.
+//!
+//! JSON has no comments to lose, but a daemon.json has an order, an indentation and forms of
+//! numbers to keep. So members are spliced into the text, as the guard does with specs
+//! (docs/decisions/0002). The syntax tree of `jsonc-parser` 0.34 would not do: it rewrites an
+//! object on one line over several lines.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
 use bindguard_core::program_names::{RUNTIME, WRAPPER};
+use bindguard_core::spec::RawObject;
 use serde_json::{Value, json};
 
 use crate::change::{self, Change, Content};
-use crate::json_text;
-use crate::owner::Owner;
-use crate::plan::{Healing, InstallOptions, PlannedChange, TargetPlan, USUAL_RUNTIME};
+use crate::options::{Healing, InstallOptions, Owner, PlannedChange, TargetPlan, USUAL_RUNTIME};
 use crate::record::{Entry, Record};
 use crate::running::{self, DOCKER_RELOAD, Daemon, option};
 use crate::search_path::{SearchPath, Unusable};
@@ -47,7 +52,7 @@ pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
         }
     }
     if let Err(why) = usable_default(&former).with_context(doing)? {
-        former = json_text::without(&former, &DEFAULT).with_context(doing)?;
+        former = without_member(&former, &DEFAULT).with_context(doing)?;
         plan.notes.push(replaced(&why));
     }
     let after = if options.default { &before } else { &former };
@@ -84,7 +89,7 @@ pub fn default_after_removal(steps: &[PlannedChange]) -> Result<Healing> {
     let Err(why) = usable_default(&text).with_context(doing)? else {
         return Ok(Healing::default());
     };
-    let text = json_text::without(&text, &DEFAULT).with_context(doing)?;
+    let text = without_member(&text, &DEFAULT).with_context(doing)?;
     Ok(Healing {
         notes: vec![replaced(&why)],
         edits: vec![(CONFIG.into(), text)],
@@ -99,11 +104,11 @@ fn replaced(why: &Unusable) -> String {
 
 /// An error in the result if no container starts under the default that the text names.
 fn usable_default(text: &str) -> Result<Result<(), Unusable>> {
-    let default = json_text::at(text, &DEFAULT)?;
+    let default = member(text, &DEFAULT)?;
     let Some(name) = default.as_ref().and_then(Value::as_str) else {
         return Ok(Ok(()));
     };
-    let Some(runtime) = json_text::at(text, &["runtimes", name])? else {
+    let Some(runtime) = member(text, &["runtimes", name])? else {
         let daemon = running::daemon_of(Owner::Docker);
         let adds_more = |daemon: Daemon| option(&daemon.arguments(), &["add-runtime"]).is_some();
         let is_built_in = name == USUAL_RUNTIME || name.starts_with("io.containerd.");
@@ -122,13 +127,13 @@ fn usable_default(text: &str) -> Result<Result<(), Unusable>> {
 
 /// The text without install's additions; `original` has the earlier default.
 pub fn cleaned(text: &str, original: &str) -> Result<String> {
-    let has_entry = json_text::at(text, &ENTRY)?.is_some();
-    let mut text = json_text::without(text, &ENTRY)?;
+    let has_entry = member(text, &ENTRY)?.is_some();
+    let mut text = without_member(text, &ENTRY)?;
     if has_entry
-        && json_text::at(&text, &ENTRY[..1])? == Some(json!({}))
-        && json_text::at(original, &ENTRY[..1])?.is_none()
+        && member(&text, &ENTRY[..1])? == Some(json!({}))
+        && member(original, &ENTRY[..1])?.is_none()
     {
-        text = json_text::without(&text, &ENTRY[..1])?;
+        text = without_member(&text, &ENTRY[..1])?;
     }
     if is_default(&text)? {
         with_former_default(&text, original)
@@ -140,13 +145,13 @@ pub fn cleaned(text: &str, original: &str) -> Result<String> {
 /// The text in which only the name is left, as that of `runtime`; `original` has the earlier
 /// default. `None` if the text has no entry of the name.
 pub fn with_name_only(text: &str, original: &str, runtime: &Path) -> Result<Option<String>> {
-    let Some(entry) = json_text::at(text, &ENTRY)? else {
+    let Some(entry) = member(text, &ENTRY)? else {
         return Ok(None);
     };
     let mut text = text.to_owned();
     if calls_guard(&entry) {
         let path = [ENTRY[0], ENTRY[1], "path"];
-        text = json_text::with(&text, &path, &json!(runtime))?;
+        text = with_member(&text, &path, &json!(runtime))?;
     }
     if is_default(&text)? {
         text = with_former_default(&text, original)?;
@@ -158,14 +163,14 @@ pub fn with_name_only(text: &str, original: &str, runtime: &Path) -> Result<Opti
 pub fn data_root() -> PathBuf {
     let text = change::read(Path::new(CONFIG)).ok().flatten();
     let text = String::from_utf8_lossy(&text.unwrap_or_default()).into_owned();
-    let named = json_text::at(&text, &["data-root"]).ok().flatten();
+    let named = member(&text, &["data-root"]).ok().flatten();
     let root = named.as_ref().and_then(Value::as_str);
     root.unwrap_or("/var/lib/docker").into()
 }
 
 /// True if dockerd needs a restart to forget bindguard: a name of the real runtime does no harm.
 pub fn needs_restart(text: &str) -> Result<bool> {
-    let entry = json_text::at(text, &ENTRY)?;
+    let entry = member(text, &ENTRY)?;
     Ok(entry.is_some_and(|entry| calls_guard(&entry)) || is_default(text)?)
 }
 
@@ -175,36 +180,36 @@ fn calls_guard(entry: &Value) -> bool {
 }
 
 fn is_default(text: &str) -> Result<bool> {
-    Ok(!text.trim().is_empty() && json_text::at(text, &DEFAULT)? == Some(json!(RUNTIME)))
+    Ok(!text.trim().is_empty() && member(text, &DEFAULT)? == Some(json!(RUNTIME)))
 }
 
 fn with_former_default(text: &str, original: &str) -> Result<String> {
     let former = if original.trim().is_empty() {
         None
     } else {
-        json_text::at(original, &DEFAULT)?
+        member(original, &DEFAULT)?
     };
     Ok(match former.filter(|former| *former != json!(RUNTIME)) {
-        Some(former) => json_text::with(text, &DEFAULT, &former)?,
-        None => json_text::without(text, &DEFAULT)?,
+        Some(former) => with_member(text, &DEFAULT, &former)?,
+        None => without_member(text, &DEFAULT)?,
     })
 }
 
 fn edited(text: &str, guard: &Path, default: bool) -> Result<String> {
     let runtime = json!({ "path": guard });
     let mut text = text.to_owned();
-    if json_text::at(&text, &ENTRY)?.as_ref() != Some(&runtime) {
-        text = json_text::with(&text, &ENTRY, &runtime)?;
+    if member(&text, &ENTRY)?.as_ref() != Some(&runtime) {
+        text = with_member(&text, &ENTRY, &runtime)?;
     }
-    if default && json_text::at(&text, &DEFAULT)? != Some(json!(RUNTIME)) {
-        text = json_text::with(&text, &DEFAULT, &json!(RUNTIME))?;
+    if default && member(&text, &DEFAULT)? != Some(json!(RUNTIME)) {
+        text = with_member(&text, &DEFAULT, &json!(RUNTIME))?;
     }
     Ok(text)
 }
 
 /// The path of the runtime that was the default, unless it is Docker's own runc.
 fn former_default(text: &str) -> Result<Option<PathBuf>> {
-    let Some(name) = json_text::at(text, &DEFAULT)?
+    let Some(name) = member(text, &DEFAULT)?
         .as_ref()
         .and_then(Value::as_str)
         .map(str::to_owned)
@@ -214,7 +219,7 @@ fn former_default(text: &str) -> Result<Option<PathBuf>> {
     if name == RUNTIME || name == "runc" || name.starts_with("io.containerd.runc") {
         return Ok(None);
     }
-    let path = json_text::at(text, &["runtimes", &name, "path"])?;
+    let path = member(text, &["runtimes", &name, "path"])?;
     let path = path
         .as_ref()
         .and_then(Value::as_str)
@@ -222,9 +227,204 @@ fn former_default(text: &str) -> Result<Option<PathBuf>> {
     Ok(Some(path.into()))
 }
 
+/// Why a text was not edited.
+#[derive(Debug, thiserror::Error)]
+pub enum NotEdited {
+    /// Not JSON, or not an object.
+    #[error("it is not a JSON object: {0}")]
+    Foreign(serde_json::Error),
+    /// A value that is not an object, where an object is required.
+    #[error("{0:?} in it is not an object")]
+    Member(String),
+}
+
+/// The text with `value` as the member at `path`. Missing objects on the way are created.
+///
+/// # Errors
+/// If the text, or a value on the way, is not an object.
+fn with_member(text: &str, path: &[&str], value: &Value) -> Result<String, NotEdited> {
+    let text = if text.trim().is_empty() { "{}\n" } else { text };
+    let (object, rest) = deepest(text, path)?;
+    let Some((name, missing)) = rest.split_first() else {
+        return Ok(text.to_owned());
+    };
+    let value = missing.iter().rev().fold(
+        value.clone(),
+        |inner, name| serde_json::json!({ *name: inner }),
+    );
+    let depth = path.len() - rest.len();
+    Ok(
+        match object
+            .members
+            .iter()
+            .rev()
+            .find(|member| member.name == *name)
+        {
+            Some(member) if missing.is_empty() => {
+                spliced(text, member.value.clone(), &value.to_string())
+            }
+            _ => object.with_added(text, name, &value, depth),
+        },
+    )
+}
+
+/// The text without the member at `path`, if it has one.
+///
+/// # Errors
+/// If the text is not an object.
+fn without_member(text: &str, path: &[&str]) -> Result<String, NotEdited> {
+    let (object, rest) = deepest(text, path)?;
+    let [name] = rest else {
+        return Ok(text.to_owned());
+    };
+    let Some(at) = object
+        .members
+        .iter()
+        .position(|member| member.name == *name)
+    else {
+        return Ok(text.to_owned());
+    };
+    let member = &object.members[at];
+    // from the end of the member before or, for the first member, up to the beginning of the next
+    let range = match (
+        at.checked_sub(1).map(|before| &object.members[before]),
+        object.members.get(at + 1),
+    ) {
+        (Some(before), _) => before.value.end..member.value.end,
+        (None, Some(next)) => member.key..next.key,
+        (None, None) => object.inside.clone(),
+    };
+    Ok(spliced(text, range, ""))
+}
+
+/// The value at `path`.
+///
+/// # Errors
+/// If the text is not JSON.
+fn member(text: &str, path: &[&str]) -> Result<Option<Value>, NotEdited> {
+    if text.trim().is_empty() {
+        return Ok(None);
+    }
+    let whole: Value = serde_json::from_str(text).map_err(NotEdited::Foreign)?;
+    Ok(path
+        .iter()
+        .try_fold(&whole, |value, name| value.get(name))
+        .cloned())
+}
+
+struct Object {
+    /// Between the braces.
+    inside: Range<usize>,
+    members: Vec<Member>,
+}
+
+struct Member {
+    name: String,
+    /// The offset of its key's opening quote.
+    key: usize,
+    value: Range<usize>,
+}
+
+/// The deepest object along `path`, and the rest of the path, for which there is no object.
+fn deepest<'p>(text: &str, path: &'p [&'p str]) -> Result<(Object, &'p [&'p str]), NotEdited> {
+    let mut object = Object::read(
+        text,
+        text.len() - text.trim_start().len()..text.trim_end().len(),
+    )
+    .map_err(NotEdited::Foreign)?;
+    for (depth, name) in path.iter().enumerate() {
+        let inner = object
+            .members
+            .iter()
+            .rev()
+            .find(|member| member.name == *name)
+            .map(|member| member.value.clone());
+        match inner {
+            Some(value) if depth + 1 < path.len() => {
+                object =
+                    Object::read(text, value).map_err(|_| NotEdited::Member((*name).to_owned()))?;
+            }
+            _ => return Ok((object, &path[depth..])),
+        }
+    }
+    Ok((object, &[]))
+}
+
+impl Object {
+    fn read(text: &str, range: Range<usize>) -> serde_json::Result<Self> {
+        let object: RawObject<'_> = serde_json::from_str(&text[range.clone()])?;
+        let base = text.as_ptr().addr();
+        let mut read: Vec<Member> = Vec::new();
+        for (name, raw) in object.entries() {
+            let start = raw.get().as_ptr().addr() - base;
+            let after = read.last().map_or(range.start + 1, |last| last.value.end);
+            let key = after + text[after..start].find('"').unwrap_or(0);
+            read.push(Member {
+                name: name.to_owned(),
+                key,
+                value: start..start + raw.get().len(),
+            });
+        }
+        Ok(Self {
+            inside: range.start + 1..range.end - 1,
+            members: read,
+        })
+    }
+
+    /// The text with an added member, formatted like its neighbours.
+    fn with_added(&self, text: &str, name: &str, value: &Value, depth: usize) -> String {
+        let key = Value::from(name);
+        match (self.members.last(), self.indent(text)) {
+            (Some(last), Some(indent)) => {
+                let member = format!(",{indent}{key}: {}", pretty(value, &indent));
+                spliced(text, last.value.end..last.value.end, &member)
+            }
+            (Some(last), None) => spliced(
+                text,
+                last.value.end..last.value.end,
+                &format!(", {key}: {value}"),
+            ),
+            (None, _) => {
+                let (outer, indent) = (
+                    format!("\n{}", "  ".repeat(depth)),
+                    format!("\n{}", "  ".repeat(depth + 1)),
+                );
+                spliced(
+                    text,
+                    self.inside.clone(),
+                    &format!("{indent}{key}: {}{outer}", pretty(value, &indent)),
+                )
+            }
+        }
+    }
+
+    /// The text between the end of a line and the last key, newline included.
+    fn indent(&self, text: &str) -> Option<String> {
+        let key = self.members.last()?.key;
+        let line = text[..key].rfind('\n')?;
+        text[line + 1..key]
+            .chars()
+            .all(char::is_whitespace)
+            .then(|| text[line..key].to_owned())
+    }
+}
+
+fn spliced(text: &str, range: Range<usize>, with: &str) -> String {
+    format!("{}{with}{}", &text[..range.start], &text[range.end..])
+}
+
+/// A value over several lines, each behind `indent`, which begins with the newline.
+fn pretty(value: &Value, indent: &str) -> String {
+    serde_json::to_string_pretty(value)
+        .unwrap_or_default()
+        .replace('\n', indent)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
 
     const MINE: &str = "{\n    \"default-runtime\": \"nvidia\",\n    \"runtimes\": { \"nvidia\": { \"path\": \"/usr/bin/nv\" } },\n    \"mtu\": 1450.0\n}\n";
 
@@ -264,5 +464,67 @@ mod tests {
     fn a_file_that_was_empty_is_empty_again() {
         let text = edited("", Path::new("/b"), true).unwrap();
         assert_eq!(cleaned(&text, "").unwrap().trim(), "{}");
+    }
+
+    const PATH: [&str; 2] = ["runtimes", "guard"];
+
+    #[test]
+    fn members_are_added_where_and_how_people_write_them() {
+        let value = json!({ "path": "/g" });
+        for (before, after) in [
+            (
+                "",
+                "{\n  \"runtimes\": {\n    \"guard\": {\n      \"path\": \"/g\"\n    }\n  }\n}\n",
+            ),
+            (
+                "{ \"a\": 1.50 }",
+                "{ \"a\": 1.50, \"runtimes\": {\"guard\":{\"path\":\"/g\"}} }",
+            ),
+            (
+                "{\n\t\"runtimes\": {\n\t\t\"x\": {}\n\t}\n}",
+                "{\n\t\"runtimes\": {\n\t\t\"x\": {},\n\t\t\"guard\": {\n\t\t  \"path\": \"/g\"\n\t\t}\n\t}\n}",
+            ),
+            (
+                "{\"runtimes\":{\"guard\":{\"path\":\"/old\"}},\"b\":2}",
+                "{\"runtimes\":{\"guard\":{\"path\":\"/g\"}},\"b\":2}",
+            ),
+        ] {
+            assert_eq!(with_member(before, &PATH, &value).unwrap(), after);
+        }
+    }
+
+    #[test]
+    fn what_is_no_such_file_is_refused() {
+        for text in ["[]", "{", "{\"runtimes\": 3}", "version = 2"] {
+            assert!(with_member(text, &PATH, &json!(1)).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_first_the_last_and_the_only_member_can_go() {
+        for (before, after) in [
+            ("{ \"k\": {\"a\": 1}, \"b\": [1 ,2] }", "{ \"b\": [1 ,2] }"),
+            ("{ \"b\" : 2 , \"k\": 1 }", "{ \"b\" : 2 }"),
+            ("{ \"k\": 1 }", "{}"),
+            ("{ \"b\": 2 }", "{ \"b\": 2 }"),
+        ] {
+            assert_eq!(without_member(before, &["k"]).unwrap(), after);
+        }
+    }
+
+    proptest! {
+        /// With any members: adding and removing the runtime keeps the file's meaning.
+        #[test]
+        fn nothing_else_changes(members in proptest::collection::btree_map("[a-z\"\\\\ ]{1,5}", 0..9_u32, 0..6), space in "[ \n\t]{0,3}", at_end in any::<bool>()) {
+            let body: Vec<String> = members.iter().map(|(name, n)| format!("{space}{}{space}:{space}{{\"n\":{n}.0}}", Value::from(name.as_str()))).collect();
+            let text = format!("{{{}{}}}", body.join(","), if at_end { "\n" } else { "" });
+            let edited = with_member(&text, &PATH, &json!({ "path": "/g" })).unwrap();
+            let mut expected: Value = serde_json::from_str(&text).unwrap();
+            prop_assert_eq!(member(&edited, &PATH).unwrap(), Some(json!({ "path": "/g" })));
+            let back = without_member(&edited, &["runtimes"]).unwrap();
+            prop_assert_eq!(serde_json::from_str::<Value>(&back).unwrap(), expected.clone());
+            expected["runtimes"] = json!({ "guard": { "path": "/g" } });
+            prop_assert_eq!(serde_json::from_str::<Value>(&edited).unwrap(), expected);
+        }
     }
 }

@@ -10,17 +10,16 @@ mod runtime_drop_in;
 
 use std::path::{Component, Path, PathBuf};
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, ensure};
 use bindguard_config::DEFAULT_PATH;
+
+use crate::change::{self, Change, Content, NewAttributes};
+use crate::options::{Healing, InstallOptions, Owner, PlannedChange, TargetPlan};
+use crate::programs::CURRENT;
+use crate::record::{Record, text_of};
 
 pub use self::containerd::sandbox_image;
 pub use self::docker::data_root as docker_root;
-use self::runtime_drop_in::HEADING;
-use super::change::{self, Change, Content};
-use super::owner::Owner;
-use super::plan::{Healing, InstallOptions, PlannedChange, TargetPlan};
-use super::record::{Entry, Record};
-use super::versions::CURRENT;
 
 /// Plans the changes for a runtime.
 pub fn plan(owner: Owner, options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
@@ -111,46 +110,65 @@ fn without_entries(owner: Owner, path: &Path, record: &Record) -> Option<Planned
     })
 }
 
-/// The content that a removal leaves at a path: that from before the first install or, of a file that
-/// was edited since then, the present content without bindguard's own lines. `None` for a file that
-/// install made.
+/// The content that a removal leaves at a path: see [`Record::content_without`].
 pub fn without_bindguard(
     owner: Owner,
     path: &Path,
     present: &Content,
     record: &Record,
 ) -> Result<Option<Content>> {
-    let entry = record.entry(path);
-    let original = entry.map(Entry::original).transpose()?.flatten();
-    let Content::File(bytes) = present else {
-        let is_own = entry.is_some_and(|entry| entry.is_as_written(present));
-        return Ok(if is_own {
-            original
-        } else {
-            Some(present.clone())
-        });
+    let cleaned: fn(&str, &str) -> Result<String> = match owner {
+        Owner::Containerd => return containerd::without_bindguard(path, present, record),
+        Owner::Docker => docker::cleaned,
+        Owner::Podman => podman::cleaned,
+        Owner::Crio => crio::cleaned,
+        // bindguard's own files stay as they were edited
+        Owner::Agent | Owner::Bindguard => |text, _| Ok(text.to_owned()),
     };
-    let before = original.as_ref().and_then(Content::bytes);
-    let mut left = match entry {
-        Some(entry) if entry.is_as_written(present) => original,
-        Some(_) if original.as_ref() == Some(present) => original,
-        // of an original that does not exist, the empty text
-        Some(_) => Some(Content::File(cleaned(
-            owner,
-            bytes,
-            Some(before.unwrap_or_default()),
-        )?)),
-        None if bytes.starts_with(HEADING.as_bytes()) => None,
-        None => Some(Content::File(cleaned(owner, bytes, None)?)),
+    record.content_without(path, present, |text, original| {
+        cleaned(text, original.unwrap_or_default())
+    })
+}
+
+/// Records a change, then makes it. Uninstall restores the content from before the *first* install.
+/// If the file was edited since then, uninstall restores the edited file without bindguard in it.
+pub fn put(record: &mut Record, step: &PlannedChange) -> Result<()> {
+    let (owner, change) = (step.owner, &step.change);
+    ensure!(
+        may_write(owner, &change.path),
+        "{} {}: `uninstall` would refuse to write such a file for {}; a file of containerd needs a name that ends in .toml",
+        change.word(),
+        change.path.display(),
+        owner.name()
+    );
+    let original = match &change.before {
+        Some(before) => without_bindguard(owner, &change.path, before, record)?,
+        None => None,
     };
-    if owner == Owner::Containerd
-        && left.as_ref() != Some(present)
-        && let Some(Content::File(after)) = &left
-    {
-        let text = containerd::with_imports_of_others(&text_of(after)?, &text_of(bytes)?, path)?;
-        left = Some(Content::File(text.into_bytes()));
+    let is_new = record.entry(&change.path).is_none();
+    record.note(step, original.as_ref())?;
+    record.owe(owner, step.command.as_deref())?;
+    let former = record
+        .entry(&change.path)
+        .and_then(|entry| entry.attributes.clone());
+    let applied = match former {
+        // a restored file also gets its former modification time
+        Some(former) if change.after == original => {
+            let attributes = NewAttributes::Former(former);
+            let change = change.clone();
+            Change {
+                attributes,
+                ..change
+            }
+            .apply()
+        }
+        _ => change.apply(),
+    };
+    let is_gone = applied.is_ok() && change.after.is_none();
+    if is_gone || applied.is_err() && is_new {
+        record.forget(&change.path)?;
     }
-    Ok(left)
+    applied
 }
 
 /// True if an install can write this file. No installer wrote a record that names another file. A link
@@ -176,21 +194,6 @@ pub fn may_write(owner: Owner, path: &Path) -> bool {
         }
 }
 
-fn cleaned(owner: Owner, bytes: &[u8], original: Option<&[u8]>) -> Result<Vec<u8>> {
-    let text = text_of(bytes)?;
-    let original = original.map(text_of).transpose()?;
-    let former = original.as_deref().unwrap_or_default();
-    let cleaned = match owner {
-        Owner::Containerd => containerd::cleaned(&text, original.as_deref())?,
-        Owner::Docker => docker::cleaned(&text, former)?,
-        Owner::Podman => podman::cleaned(&text, former)?,
-        Owner::Crio => crio::cleaned(&text, former)?,
-        // bindguard's own files stay as they were edited
-        Owner::Agent | Owner::Bindguard => return Ok(bytes.to_vec()),
-    };
-    Ok(cleaned.into_bytes())
-}
-
 /// The content of a file in which only the runtime's name is left, as that of `runtime`. `None` if
 /// the content has no entry of the name.
 pub fn with_name_only(
@@ -205,12 +208,8 @@ pub fn with_name_only(
         Owner::Containerd | Owner::Crio | Owner::Agent | Owner::Bindguard => return Ok(None),
     };
     let original = text_of(original.unwrap_or_default())?;
-    let text = with_name_only(&text_of(bytes)?, &original, runtime)?;
+    let text = with_name_only(text_of(bytes)?, original, runtime)?;
     Ok(text.map(String::into_bytes))
-}
-
-fn text_of(bytes: &[u8]) -> Result<String> {
-    String::from_utf8(bytes.to_vec()).map_err(|_| anyhow!("it is not text"))
 }
 
 /// The command that activates the removal from a file with this content. `installed` is the command
@@ -223,7 +222,7 @@ pub fn removal_command(
     match owner {
         Owner::Docker => {
             let text = text_of(before.unwrap_or_default());
-            let is_needed = text.and_then(|text| docker::needs_restart(&text));
+            let is_needed = text.and_then(docker::needs_restart);
             is_needed
                 .unwrap_or(true)
                 .then(|| docker::RESTART.to_owned())

@@ -7,12 +7,13 @@ use anyhow::{Context, Result};
 use bindguard_core::program_names::{RUNTIME, WRAPPER};
 use toml::Value;
 
-use super::runtime_drop_in::{
-    FileText, HEADING, default_of, drop_in_text, heal, paths_in_order, refuse_later_default,
-    runtime_of, texts_after, usual_runtime,
-};
 use crate::change::Change;
-use crate::plan::{Healing, InstallOptions, PlannedChange, TargetPlan, USUAL_RUNTIME};
+use crate::options::{Healing, InstallOptions, PlannedChange, TargetPlan, USUAL_RUNTIME};
+use crate::record::HEADING;
+use crate::runtimes::runtime_drop_in::{
+    FileText, default_of, drop_in_text, heal, paths_in_order, refuse_later_default, runtime_of,
+    texts_after, usual_runtime,
+};
 use crate::search_path::{SearchPath, Unusable, find, is_gone};
 use crate::toml_text::{Place, with_value, without_value};
 

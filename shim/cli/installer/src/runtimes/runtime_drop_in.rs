@@ -12,12 +12,10 @@ use anyhow::{Context, Result, bail};
 use bindguard_core::program_names::RUNTIME;
 use toml::Value;
 
-use crate::plan::{Healing, InstallOptions, PlannedChange, USUAL_RUNTIME, bytes_after};
-use crate::search_path::{self, Unusable};
+use crate::options::{Healing, InstallOptions, PlannedChange, USUAL_RUNTIME, bytes_after};
+use crate::record::HEADING;
+use crate::search_path::{Unusable, find};
 use crate::toml_text::Place;
-
-/// The first line of a file that is bindguard's own.
-pub const HEADING: &str = "# Written by `bindguard install`; `bindguard uninstall` removes it.\n";
 
 /// The text of a drop-in with a runtime, on request as the default.
 pub fn drop_in_text(place: Place, runtime: &Value, options: &InstallOptions) -> Result<String> {
@@ -52,7 +50,7 @@ pub fn refuse_later_default(
 
 /// runc, or crun on a node without runc.
 pub fn usual_runtime() -> PathBuf {
-    let crun = search_path::find("crun").filter(|_| search_path::find(USUAL_RUNTIME).is_none());
+    let crun = find("crun").filter(|_| find(USUAL_RUNTIME).is_none());
     crun.unwrap_or_else(|| USUAL_RUNTIME.into())
 }
 

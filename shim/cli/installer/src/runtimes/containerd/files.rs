@@ -15,18 +15,12 @@ use bindguard_sys::write_new_file;
 use tempfile::TempDir;
 use toml_edit::{Array, Item};
 
-use super::effective::Effective;
-use super::layout::ContainerdLayout;
-use super::{DROP_IN, V2, V3};
-use crate::change::{self, Content, read_text};
-use crate::owner::Owner;
+use crate::change::{self, Content, private_folder, read_text};
 use crate::record::Record;
-use crate::runtimes::without_bindguard;
-use crate::scratch;
+use crate::runtimes::containerd::handler::{Effective, Version};
+use crate::runtimes::containerd::node::ContainerdLayout;
+use crate::runtimes::containerd::{DROP_IN, V2, V3, without_bindguard};
 use crate::toml_text::{Place, find, parse, with_value, without_value};
-
-/// Major and minor.
-pub type Version = (u32, u32);
 
 /// The files whose texts differ from those on the disk; `None` for a missing file.
 pub type Texts = BTreeMap<PathBuf, Option<String>>;
@@ -78,7 +72,7 @@ impl Files {
             let Some(present) = change::content(&file)? else {
                 continue;
             };
-            let without = without_bindguard(Owner::Containerd, &file, &present, record)
+            let without = without_bindguard(&file, &present, record)
                 .with_context(|| format!("parse {}", path.display()))?;
             if without.as_ref() != Some(&present) {
                 let bytes = without.as_ref().and_then(Content::bytes);
@@ -159,8 +153,7 @@ impl Files {
     /// A file in a folder of this process's own. containerd's file may have the password of a registry.
     fn copy(&self, text: &str) -> Result<PathBuf> {
         if self.folder.get().is_none() {
-            let folder =
-                scratch::private_folder().context("create a folder for files to try out")?;
+            let folder = private_folder().context("create a folder for files to try out")?;
             let _ = self.folder.set(folder);
         }
         let folder = self

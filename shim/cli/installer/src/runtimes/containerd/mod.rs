@@ -10,12 +10,9 @@
 //! An edit is right if `containerd config dump` shows the intended change and nothing else
 //! ([`effective`]). This module writes no permanent file.
 
-mod distribution;
-mod effective;
 mod files;
 mod handler;
-mod layout;
-pub mod unit;
+mod node;
 
 use std::path::{Path, PathBuf};
 
@@ -25,19 +22,23 @@ use bindguard_core::text::shell_word;
 use bindguard_operator::terminal::print_text;
 use toml::{Table, Value};
 
-use self::distribution::{Distribution, Instruction, node_config, of_template};
-use self::effective::{Effective, Meant, PLUGINS};
-use self::files::{Files, Texts, imports_of, matches, patterns, with_import};
-use self::handler::{Handler, HandlerKind};
-use self::layout::ContainerdLayout;
-use crate::change::{self, Change};
-use crate::owner::Owner;
-use crate::plan::{Healing, InstallOptions, TargetPlan, USUAL_RUNTIME};
-use crate::record::Record;
-use crate::runtimes::runtime_drop_in::HEADING;
-use crate::runtimes::without_bindguard;
+use crate::change::{self, Change, Content};
+use crate::options::{Healing, InstallOptions, Owner, TargetPlan, USUAL_RUNTIME};
+use crate::record::{HEADING, Record, text_of};
+use crate::runtimes::containerd::files::{
+    Files, Texts, imports_of, matches, patterns, with_import, with_imports_of_others,
+    without_import,
+};
+use crate::runtimes::containerd::handler::{
+    Effective, Handler, HandlerKind, Meant, PLUGINS, is_guarded,
+};
+use crate::runtimes::containerd::node::{
+    ContainerdLayout, Distribution, Instruction, node_config, of_template,
+};
 use crate::search_path::{SearchPath, Unusable};
 use crate::toml_text::{Place, find, parse};
+
+pub use self::node::unit_exists;
 
 /// The name of the drop-in. containerd reads the files of a folder in the order of their names, and
 /// the last default wins: GPU toolkits write `99-nvidia.toml`.
@@ -126,7 +127,7 @@ pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
     }
     let handler = wanted.handler;
     // Both are true of the wrapper alone.
-    if handler.needs_runtime.is_some() && handler::is_guarded(&handler.table) {
+    if handler.needs_runtime.is_some() && is_guarded(&handler.table) {
         let program = options.prefix.join(WRAPPER);
         plan.notes.push(format!(
             "every create fails while {} is missing: `bindguard install --wrapper` puts it back",
@@ -360,7 +361,7 @@ fn changes(edits: Vec<Edited>, files: &Files, record: &Record) -> Result<Vec<Cha
         changes.push(Change::of(&path, Some(text.into_bytes()), 0o644)?);
     }
     for entry in record
-        .files()
+        .files
         .iter()
         .filter(|it| it.owner == Owner::Containerd)
     {
@@ -370,8 +371,8 @@ fn changes(edits: Vec<Edited>, files: &Files, record: &Record) -> Result<Vec<Cha
         let Some(present) = change::content(&entry.path)? else {
             continue;
         };
-        let without = without_bindguard(Owner::Containerd, &entry.path, &present, record)?;
-        let without = without.as_ref().and_then(change::Content::bytes);
+        let without = without_bindguard(&entry.path, &present, record)?;
+        let without = without.as_ref().and_then(Content::bytes);
         // a file of an earlier install on another main file is not read by this one
         changes.push(Change::of(&entry.path, without.map(<[u8]>::to_vec), 0o644)?);
     }
@@ -435,21 +436,33 @@ pub fn restart_command() -> Option<String> {
     Some(layout.restart)
 }
 
+/// The content that a removal leaves at a path: see [`Record::content_without`]. An import that files
+/// of others need stays.
+pub fn without_bindguard(
+    path: &Path,
+    present: &Content,
+    record: &Record,
+) -> Result<Option<Content>> {
+    let left = record.content_without(path, present, cleaned)?;
+    match (&left, present) {
+        (Some(Content::File(after)), Content::File(before)) if after != before => {
+            let text = with_imports_of_others(text_of(after)?, text_of(before)?, path)?;
+            Ok(Some(Content::File(text.into_bytes())))
+        }
+        _ => Ok(left),
+    }
+}
+
 /// The text without the handler; `original` has the earlier default and imports.
-pub fn cleaned(text: &str, original: Option<&str>) -> Result<String> {
+fn cleaned(text: &str, original: Option<&str>) -> Result<String> {
     let mut text = text.to_owned();
     for place in [V2, V3] {
         text = place.without_runtime(&text, RUNTIME, original.unwrap_or_default())?;
     }
     match original {
-        Some(original) => files::without_import(&text, original),
+        Some(original) => without_import(&text, original),
         None => Ok(text),
     }
-}
-
-/// The text that a removal leaves, with an import that files of others need.
-pub fn with_imports_of_others(text: &str, present: &str, path: &Path) -> Result<String> {
-    files::with_imports_of_others(text, present, path)
 }
 
 fn refuse<T>(distribution: Distribution, instruction: &Instruction) -> Result<T> {
@@ -598,7 +611,7 @@ pub fn default_after_removal(record: &Record) -> Result<Healing> {
 fn base_of<'e>(before: &'e Effective, options: &InstallOptions) -> &'e str {
     let is_guarded = |name: &str| {
         let table = before.runtime(name);
-        table.is_some_and(|table| handler::is_guarded(&table))
+        table.is_some_and(|table| is_guarded(&table))
     };
     let default = before.default();
     if options.default || is_guarded(default) || !is_guarded("runc") {

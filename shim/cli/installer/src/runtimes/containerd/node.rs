@@ -1,13 +1,118 @@
-//! The Kubernetes distribution of a node. Some distributions write containerd's files, so an
-//! installation edits their templates or drop-ins.
+//! A node's containerd: its config file, program and restart command, and the Kubernetes distribution.
+//!
+//! A running containerd's arguments decide, then its unit, then the files that distributions write.
+//! The default path comes last: an edit of a file that containerd does not read would report
+//! success and change nothing. Some distributions write containerd's files themselves.
 //!
 //! docs/distributions.md has the table for operators.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use super::layout::ContainerdLayout;
+use anyhow::{Result, bail};
 use bindguard_core::program_names::{RUNTIME, SHIM};
 use bindguard_operator::doctor::{os_release, os_release_value};
+
+use crate::change::read_text;
+use crate::running::{Daemon, containerds, option};
+use crate::search_path::SearchPath;
+
+const DEFAULT: &str = "/etc/containerd/config.toml";
+/// The files that distributions generate for containerd.
+const GENERATED: [&str; 4] = [
+    "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+    "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
+    "/var/snap/microk8s/current/args/containerd.toml",
+    "/etc/k0s/containerd.toml",
+];
+
+/// A node's containerd.
+pub struct ContainerdLayout {
+    /// The distribution that owns containerd's files.
+    pub distribution: Distribution,
+    /// The file that it reads.
+    pub config: PathBuf,
+    /// The program of the running containerd.
+    pub program: Option<PathBuf>,
+    /// The command after which containerd reads its files again.
+    pub restart: String,
+    /// The config file of the running containerd, if it differs from `config`.
+    pub unread: Option<PathBuf>,
+    daemon: Option<Daemon>,
+}
+
+impl ContainerdLayout {
+    /// The containerd that serves pods in this root, or the containerd that reads the named file.
+    ///
+    /// # Errors
+    /// If several containerds run and no file is named.
+    pub fn detect(named: Option<&Path>) -> Result<Self> {
+        let root = Path::new("/");
+        let running = containerds();
+        let reads = |daemon: &Daemon| daemon.config().unwrap_or_else(|| DEFAULT.into());
+        let daemon = match (named, running.as_slice()) {
+            (Some(named), _) => running
+                .iter()
+                .find(|daemon| reads(daemon) == named)
+                .or(running.first()),
+            (None, [] | [_]) => running.first(),
+            (None, [first, second, ..]) => bail!(
+                "choose a containerd: process {} reads {} and process {} reads {}; name one of the files with --containerd-config",
+                first.pid,
+                reads(first).display(),
+                second.pid,
+                reads(second).display()
+            ),
+        };
+        let of_daemon = daemon.map(reads);
+        let config = named
+            .map(Path::to_owned)
+            .or(of_daemon.clone())
+            .unwrap_or_else(|| config_of_files(root));
+        let distribution = Distribution::of(root, &config);
+        Ok(Self {
+            distribution,
+            program: daemon
+                .and_then(Daemon::program)
+                .filter(|program| program.symlink_metadata().is_ok()),
+            restart: format!("systemctl restart {}", service(root, distribution, daemon)),
+            unread: of_daemon.filter(|read| *read != config),
+            config,
+            daemon: daemon.cloned(),
+        })
+    }
+
+    /// True if the distribution generates this file anew at each start.
+    pub fn is_generated(&self, file: &Path) -> bool {
+        use Distribution::{K0s, K3s, Microk8s, Rke2};
+        file == self.config && matches!(self.distribution, K3s | Rke2 | Microk8s | K0s)
+    }
+
+    /// The folders in which this containerd searches shims and runtimes.
+    pub fn search_path(&self, program: &Path) -> SearchPath {
+        let path = self.daemon.as_ref().and_then(Daemon::search_path);
+        SearchPath::of(path, Some(program))
+    }
+}
+
+/// The file that a containerd would read if it were started.
+fn config_of_files(root: &Path) -> PathBuf {
+    let below = |path: &&str| root.join(&path[1..]).symlink_metadata().is_ok();
+    let generated = GENERATED.iter().find(|path| below(path)).map(PathBuf::from);
+    generated
+        .or_else(|| config_of(root, "containerd"))
+        .unwrap_or_else(|| DEFAULT.into())
+}
+
+/// The service of the running containerd, or of the distribution if there is such a unit.
+fn service(root: &Path, distribution: Distribution, daemon: Option<&Daemon>) -> String {
+    let known = distribution.services();
+    // a test's own containerd, for example, must not restart the node's service
+    let is_known =
+        |service: &String| known.contains(&service.as_str()) || service.contains("containerd");
+    let running = daemon.and_then(Daemon::service).filter(is_known);
+    let with_unit = || known.iter().find(|service| unit_exists(root, service));
+    running.unwrap_or_else(|| (*with_unit().or(known.last()).unwrap_or(&"containerd")).to_owned())
+}
 
 /// A distribution that keeps containerd's files in its own way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -220,13 +325,117 @@ FRAGMENT
 const COS: &str = r#"# GKE supports no further runtime on these nodes. Use a node pool with Ubuntu nodes (`--image-type UBUNTU_CONTAINERD`).
 "#;
 
+/// The folders of units, with descending precedence.
+const FOLDERS: [&str; 5] = [
+    "etc/systemd/system",
+    "run/systemd/system",
+    "usr/local/lib/systemd/system",
+    "usr/lib/systemd/system",
+    "lib/systemd/system",
+];
+
+/// True if there is a service of this name.
+pub fn unit_exists(root: &Path, service: &str) -> bool {
+    FOLDERS.iter().any(|folder| {
+        root.join(folder)
+            .join(format!("{service}.service"))
+            .symlink_metadata()
+            .is_ok()
+    })
+}
+
+/// The file that `--config` names in the service's command.
+pub fn config_of(root: &Path, service: &str) -> Option<PathBuf> {
+    let texts = texts(root, service);
+    let lines = || texts.iter().flat_map(|text| text.lines()).map(str::trim);
+    let command = lines()
+        .filter_map(|line| line.strip_prefix("ExecStart="))
+        .rfind(|command| !command.is_empty())?;
+    let variables = lines()
+        .filter_map(|line| line.strip_prefix("Environment="))
+        .flat_map(str::split_whitespace);
+    let variables = variables.filter_map(|word| word.trim_matches('"').split_once('='));
+    let expanded = variables.fold(command.to_owned(), |command, (name, value)| {
+        command
+            .replace(&format!("${{{name}}}"), value)
+            .replace(&format!("${name}"), value)
+    });
+    let words: Vec<String> = expanded.split_whitespace().map(str::to_owned).collect();
+    option(&words, &["config", "c"]).map(PathBuf::from)
+}
+
+/// The unit, and then its drop-ins in the order of their names.
+fn texts(root: &Path, service: &str) -> Vec<String> {
+    let folders = FOLDERS.map(|folder| root.join(folder));
+    let unit = folders
+        .iter()
+        .find_map(|folder| read_text(&folder.join(format!("{service}.service"))).ok()?);
+    let drop_ins = folders
+        .iter()
+        .map(|folder| folder.join(format!("{service}.service.d")));
+    let entries = drop_ins
+        .filter_map(|folder| folder.read_dir().ok())
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path());
+    let mut drop_ins: Vec<PathBuf> = entries
+        .filter(|path| path.extension().is_some_and(|it| it == "conf"))
+        .collect();
+    drop_ins.sort_by_key(|path| path.file_name().map(ToOwned::to_owned));
+    unit.into_iter()
+        .chain(drop_ins.iter().filter_map(|path| read_text(path).ok()?))
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
-
+    use super::*;
     use std::fs;
 
-    use super::*;
+    fn root_with(files: &[&str]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for file in files {
+            let path = root.path().join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn without_a_daemon_the_files_of_a_distribution_come_before_the_default() {
+        for (file, config, restarted) in [
+            ("etc/systemd/system/k3s.service", GENERATED[0], "k3s"),
+            (
+                "etc/systemd/system/k3s-agent.service",
+                GENERATED[0],
+                "k3s-agent",
+            ),
+            (
+                "usr/local/lib/systemd/system/rke2-server.service",
+                GENERATED[1],
+                "rke2-server",
+            ),
+            ("etc/k0s/k0s.yaml", GENERATED[3], "k0scontroller"),
+            (
+                "var/snap/microk8s/current/args/kubelet",
+                GENERATED[2],
+                "snap.microk8s.daemon-containerd",
+            ),
+        ] {
+            let root = root_with(&[file, &config[1..]]);
+            assert_eq!(config_of_files(root.path()), Path::new(config));
+            let distribution = Distribution::of(root.path(), Path::new(config));
+            assert_eq!(service(root.path(), distribution, None), restarted);
+        }
+        let plain = root_with(&["usr/lib/systemd/system/containerd.service"]);
+        assert_eq!(config_of_files(plain.path()), Path::new(DEFAULT));
+        assert_eq!(
+            service(plain.path(), Distribution::Plain, None),
+            "containerd"
+        );
+    }
 
     fn with(release: &str, config: &str) -> Distribution {
         let root = tempfile::tempdir().unwrap();
@@ -293,5 +502,35 @@ mod tests {
                 "{advice}"
             );
         }
+    }
+
+    #[test]
+    fn the_last_command_of_a_unit_and_its_drop_ins_is_active() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        assert_eq!(config_of(root.path(), "containerd"), None);
+        write(
+            "lib/systemd/system/containerd.service",
+            "[Service]\nExecStart=/usr/bin/containerd\n",
+        );
+        assert_eq!(config_of(root.path(), "containerd"), None);
+        let flatcar = "[Service]\nEnvironment=CONTAINERD_CONFIG=/usr/share/containerd/config.toml\nExecStart=/usr/bin/containerd --config ${CONTAINERD_CONFIG}\n";
+        write("usr/lib/systemd/system/containerd.service", flatcar);
+        assert_eq!(
+            config_of(root.path(), "containerd"),
+            Some("/usr/share/containerd/config.toml".into())
+        );
+        write(
+            "etc/systemd/system/containerd.service.d/10-own.conf",
+            "[Service]\nExecStart=\nExecStart=/usr/bin/containerd -c /etc/own.toml\n",
+        );
+        assert_eq!(
+            config_of(root.path(), "containerd"),
+            Some("/etc/own.toml".into())
+        );
     }
 }

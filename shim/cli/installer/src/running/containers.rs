@@ -1,0 +1,520 @@
+//! Who needs bindguard: pods of the handler, containers with the name in the database of Docker or Podman,
+//! and users of a program.
+//!
+//! containerd and CRI-O look the handler of a pod up at each start of a container; containerd 1.7 can also
+//! need it to report or stop a sandbox (docs/decisions/0037). A pod without a handler in its sandbox goes
+//! on with the node's default runtime. A program is removed only when it has no users: a container that
+//! was created through bindguard's shim, or through bindguard-runtime, is also killed and deleted through
+//! it.
+//!
+//! Processes of containers are checked, too. A container can block reads of its root directory and of its
+//! command line. So no file below a root directory is read. Only the command line of a conmon is read,
+//! with a time limit.
+
+use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::parent_id;
+use std::path::{Path, PathBuf};
+use std::{fmt, fs, process};
+
+use anyhow::{Context, Result, ensure};
+use bindguard_core::mount_table::MountTable;
+use bindguard_core::program_names::{CLI, RUNTIME, SHIM};
+use bindguard_operator::bundles::tasks;
+use bindguard_operator::cri::PodSandbox;
+use bindguard_operator::cri::of_node::query;
+use bindguard_operator::node::{pids, pids_named, uid_of};
+use bindguard_operator::root_program::{RootProgram, output_of};
+use bindguard_operator::terminal::print_remark;
+use bindguard_sys::enter::HeldProcess;
+use bindguard_sys::process_files::{ProcessFile, arguments_of, links};
+use bindguard_sys::read_mount_table;
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Deserialize;
+
+use crate::change::read;
+use crate::options::Owner;
+use crate::running::{
+    CRIO, DOCKER, Daemon, containerds, crio_socket, docker_info, info_of_sandbox, option,
+    pid_of_sandbox, place_of, sandboxes_of,
+};
+
+/// The annotation of a sandbox's spec with its handler; empty for the node's default runtime.
+const CRIO_HANDLER: &str = "io.kubernetes.cri-o.RuntimeHandler";
+
+/// The names of the pods that were created with the handler `bindguard` and still have a sandbox.
+///
+/// # Errors
+/// If the daemon runs and does not list its sandboxes.
+pub fn pods_with_handler(owner: Owner) -> Result<Vec<String>> {
+    let mut names: Vec<String> = sandboxes(owner)?
+        .into_iter()
+        .filter(|sandbox| sandbox.runtime_handler == RUNTIME)
+        .map(|sandbox| {
+            let pod = sandbox.metadata;
+            format!("{}/{}", pod.namespace, pod.name)
+        })
+        .collect();
+    names.sort();
+    names.dedup();
+    Ok(names)
+}
+
+fn sandboxes(owner: Owner) -> Result<Vec<PodSandbox>> {
+    match owner {
+        Owner::Containerd => {
+            let mut found = Vec::new();
+            for containerd in containerds() {
+                found.extend(sandboxes_of(&containerd).with_context(|| {
+                    format!("list the pods of containerd, process {}", containerd.pid)
+                })?);
+            }
+            Ok(found)
+        }
+        Owner::Crio if Daemon::named(CRIO).is_empty() => Ok(Vec::new()),
+        Owner::Crio => {
+            let socket = crio_socket();
+            let listed = query(&socket, async |cri| cri.sandboxes().await)
+                .context("list the pods of CRI-O")?;
+            let with_handler = |sandbox: PodSandbox| {
+                let runtime_handler = crio_handler(&socket, &sandbox.id)
+                    .with_context(|| format!("find the handler of CRI-O's pod {}", sandbox.id))?;
+                Ok(PodSandbox {
+                    runtime_handler,
+                    ..sandbox
+                })
+            };
+            listed.into_iter().map(with_handler).collect()
+        }
+        Owner::Docker | Owner::Podman | Owner::Agent | Owner::Bindguard => Ok(Vec::new()),
+    }
+}
+
+/// CRI-O leaves the handler out of its list and its status, and records it in the sandbox's spec.
+fn crio_handler(socket: &Path, sandbox: &str) -> Result<String> {
+    let info = info_of_sandbox(socket, sandbox)?;
+    info["runtimeSpec"]["annotations"][CRIO_HANDLER]
+        .as_str()
+        .map(str::to_owned)
+        .context("its spec names no handler")
+}
+
+/// The sandbox of this process's container, if bindguard's shim supervises the container. In a pod
+/// with the node's processes, the shim is the parent of a container's first process.
+fn own_sandbox() -> Option<String> {
+    let words = arguments_of(&[parent_id()]).pop()?.ok()?;
+    let is_own_shim = Path::new(words.first()?).file_name()? == SHIM;
+    option(&words, &["id"]).filter(|_| is_own_shim)
+}
+
+/// Ends the sandbox of this process, if bindguard's shim supervises it: the kubelet then makes a
+/// new sandbox, under the present default runtime. Otherwise this process would need the programs
+/// for ever.
+///
+/// `StopPodSandbox` of the CRI would end this process first, and containerd stops nothing more once
+/// its client is gone. So the sandbox's first process is killed.
+///
+/// # Errors
+/// If containerd does not know the sandbox.
+pub fn leave_own_sandbox() -> Result<()> {
+    let (Some(sandbox), Some(containerd)) = (own_sandbox(), containerds().into_iter().next())
+    else {
+        return Ok(());
+    };
+    print_remark(
+        "this pod runs under bindguard's shim: ending its sandbox; the kubelet makes another one",
+    );
+    let pid = pid_of_sandbox(&containerd, &sandbox)
+        .and_then(|pid| Pid::from_raw(pid).context("it has no process"))
+        .with_context(|| format!("find the process of the sandbox {sandbox}"))?;
+    kill_process(pid, Signal::KILL).with_context(|| format!("end the sandbox {sandbox}"))
+}
+
+/// dockerd creates this folder at its start, with a folder for each container.
+const CONTAINERS: &str = "containers";
+/// The length of an id in Docker's own output.
+const SHORT_ID: usize = 12;
+
+#[derive(Deserialize)]
+struct HostConfig {
+    #[serde(default, rename = "Runtime")]
+    runtime: String,
+}
+
+#[derive(Deserialize)]
+struct ContainerConfig {
+    #[serde(rename = "Name")]
+    name: String,
+}
+
+/// The data root that the running dockerd uses; `None` if no dockerd runs.
+///
+/// # Errors
+/// If dockerd does not name it.
+pub fn docker_root() -> Result<Option<PathBuf>> {
+    if Daemon::named(DOCKER).is_empty() {
+        return Ok(None);
+    }
+    let info = docker_info()?;
+    let root = info["DockerRootDir"].as_str();
+    let root = root.context("read dockerd's answer: it names no data root")?;
+    Ok(Some(root.into()))
+}
+
+/// The names of Docker's containers with the runtime `bindguard`. Without dockerd: `recorded` is the
+/// data root that a running dockerd named earlier, `usual` is that of a dockerd which never ran.
+///
+/// # Errors
+/// If they are not known, or if the running dockerd still gives the name to new containers.
+pub fn docker_containers(recorded: Option<&Path>, usual: &Path) -> Result<Vec<String>> {
+    if Daemon::named(DOCKER).is_empty() {
+        let Some(root) = recorded else {
+            let never_ran = fs::symlink_metadata(usual.join(CONTAINERS))
+                .is_err_and(|error| error.kind() == ErrorKind::NotFound);
+            return if never_ran {
+                Ok(Vec::new())
+            } else {
+                containers_below(usual)
+            };
+        };
+        return containers_below(root);
+    }
+    let info = docker_info()?;
+    // a container that is made after the database was read is not in the answer
+    ensure!(
+        info["DefaultRuntime"] != RUNTIME,
+        "dockerd gives the name to each new container until it is restarted"
+    );
+    let root = info["DockerRootDir"].as_str();
+    containers_below(Path::new(
+        root.context("read dockerd's answer: it names no data root")?,
+    ))
+}
+
+fn containers_below(root: &Path) -> Result<Vec<String>> {
+    let folder = root.join(CONTAINERS);
+    let doing = || format!("list Docker's containers in {}", folder.display());
+    let mut names = Vec::new();
+    for entry in fs::read_dir(&folder).with_context(doing)? {
+        let entry = entry.with_context(doing)?;
+        if !entry.file_type().with_context(doing)?.is_dir() {
+            continue;
+        }
+        let file = entry.path().join("hostconfig.json");
+        // without this file, dockerd uses its default runtime
+        let Some(bytes) = read(&file)? else {
+            continue;
+        };
+        let config: HostConfig =
+            serde_json::from_slice(&bytes).with_context(|| format!("parse {}", file.display()))?;
+        if config.runtime == RUNTIME {
+            names.push(name_of(&entry.path()));
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn name_of(container: &Path) -> String {
+    let bytes = fs::read(container.join("config.v2.json")).unwrap_or_default();
+    if let Ok(config) = serde_json::from_slice::<ContainerConfig>(&bytes) {
+        return config.name.trim_start_matches('/').to_owned();
+    }
+    let id = container.file_name().unwrap_or_default().to_string_lossy();
+    id.chars().take(SHORT_ID).collect()
+}
+
+/// The names of root's Podman containers with the runtime `bindguard`.
+///
+/// # Errors
+/// If Podman does not list them.
+pub fn podman_containers() -> Result<Vec<String>> {
+    let found = RootProgram::find(Path::new("podman"), None)?;
+    let podman = found.context("find podman: it is not on PATH")?;
+    let listed = podman.output(&["ps", "--all", "--quiet", "--no-trunc"])?;
+    let ids: Vec<&str> = listed.split_whitespace().collect();
+    if ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    let format = "{{.OCIRuntime}} {{.Name}}";
+    let mut inspect = podman.command();
+    inspect.args(["container", "inspect", "--format", format]);
+    inspect.args(ids);
+    let inspected = output_of(inspect).context("run podman container inspect")?;
+    let mut names = Vec::new();
+    for line in inspected.lines() {
+        if let Some((RUNTIME, name)) = line.split_once(' ') {
+            names.push(name.to_owned());
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// The supervisor of Podman and CRI-O. A conmon's arguments contain its runtime's path.
+const CONMON: &str = "conmon";
+
+/// A user of a program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ProgramUser {
+    /// A container, by its bundle.
+    Container(PathBuf),
+    /// A process, and the id of the sandbox or container that its arguments name.
+    Process(u32, Option<String>),
+}
+
+impl ProgramUser {
+    /// The id of the container, or of the pod's sandbox.
+    pub fn id(&self) -> Option<&str> {
+        match self {
+            Self::Container(bundle) => bundle.file_name()?.to_str(),
+            Self::Process(_, id) => id.as_deref(),
+        }
+    }
+}
+
+impl fmt::Display for ProgramUser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Container(bundle) => write!(f, "the container of {}", bundle.display()),
+            Self::Process(pid, _) => match uid_of(*pid) {
+                Some(0) | None => write!(f, "process {pid}"),
+                Some(user) => write!(f, "process {pid} of user {user}"),
+            },
+        }
+    }
+}
+
+/// The users of these programs; empty if there are none.
+pub fn users_of(programs: &[PathBuf]) -> Vec<ProgramUser> {
+    // no container needs the command line
+    let programs = programs.iter().filter(|program| !program.ends_with(CLI));
+    // /proc/PID/exe has no links, arguments may have links
+    let resolved = programs.clone().map(|program| resolved(program));
+    let names: Vec<PathBuf> = programs.cloned().chain(resolved).collect();
+    let is_named = |bytes: &[u8]| {
+        names
+            .iter()
+            .any(|name| name.as_os_str().as_bytes() == bytes)
+    };
+    // containerd's shim records its runtime's path in the bundle, and calls it until the container
+    // is deleted
+    let is_user = |bundle: &PathBuf| {
+        read(&bundle.join("runtime")).is_ok_and(|it| it.is_some_and(|it| is_named(&it)))
+    };
+    let containers = tasks(Path::new("/"))
+        .filter(is_user)
+        .map(ProgramUser::Container);
+    let found = processes_that_name(&names);
+    let ids = arguments_of(&found)
+        .into_iter()
+        .map(|words| option(&words.ok()?, &["id", "c", "cid"]));
+    let processes = found
+        .iter()
+        .zip(ids)
+        .map(|(pid, id)| ProgramUser::Process(*pid, id));
+    containers.chain(processes).collect()
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a program, not the source of a container's bind"
+)]
+fn resolved(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_owned())
+}
+
+/// The processes that run one of these programs, or are a conmon with its path as an argument. A
+/// user may run any program; only a shim or a conmon of a user can supervise a rootless container.
+fn processes_that_name(names: &[PathBuf]) -> Vec<u32> {
+    let table = read_mount_table().ok();
+    let is_user = |pid: u32, named: &dyn Fn(&[u8]) -> bool| {
+        names
+            .iter()
+            .filter(|name| named(name.as_os_str().as_bytes()))
+            .any(|name| has_this_program(pid, name, table.as_ref()))
+    };
+    let others = |pids: Vec<u32>| {
+        pids.into_iter()
+            .filter(|pid| *pid != process::id())
+            .collect()
+    };
+    let pids: Vec<u32> = others(pids());
+    let programs: Vec<_> = pids
+        .iter()
+        .map(|pid| ProcessFile::of(*pid, "exe"))
+        .collect();
+    let mut found: Vec<u32> = pids
+        .into_iter()
+        .zip(links(&programs))
+        .filter(|(pid, program)| {
+            let program = program
+                .as_ref()
+                .map_or(&b""[..], |it| it.as_os_str().as_bytes());
+            // The kernel marks the link of a process whose program an upgrade replaced.
+            let program = program.strip_suffix(b" (deleted)").unwrap_or(program);
+            is_user(*pid, &|name| {
+                name == program && (name.ends_with(SHIM.as_bytes()) || uid_of(*pid) == Some(0))
+            })
+        })
+        .map(|(pid, _)| pid)
+        .collect();
+    let mut conmons: Vec<u32> = others(pids_named(CONMON));
+    conmons.retain(|pid| !found.contains(pid));
+    let words = arguments_of(&conmons);
+    let users = conmons.into_iter().zip(words).filter(|(pid, words)| {
+        // a process that does not answer may name each program
+        is_user(*pid, &|name| {
+            words.as_ref().map_or(true, |words| {
+                words.iter().any(|word| word.as_bytes() == name)
+            })
+        })
+    });
+    found.extend(users.map(|(pid, _)| pid));
+    found
+}
+
+/// A container's mount namespace may have a different program at `path`. The mount tables show
+/// whether both paths are the same place of the same filesystem. If a table is unreadable, a living
+/// process counts as a user.
+fn has_this_program(pid: u32, path: &Path, own: Option<&MountTable>) -> bool {
+    let Ok(process) = HeldProcess::open(pid) else {
+        return false;
+    };
+    let theirs = process.mounts().ok();
+    let place = |table: Option<&MountTable>| place_of(path, table?);
+    match (place(own), place(theirs.as_ref())) {
+        (Some(own), Some(theirs)) => own == theirs,
+        (_, None) => process.is_alive(),
+        (None, Some(_)) => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+    use super::*;
+    use bindguard_testing::held_memory::{Holder, blocks_readers};
+    use std::fs;
+    use std::io::{BufRead, BufReader};
+    use std::process::{Child, Command, Stdio};
+
+    #[test]
+    fn an_entry_that_is_not_understood_is_an_error() {
+        let root = tempfile::tempdir().unwrap();
+        assert!(containers_below(root.path()).is_err(), "an unmounted disk");
+        let write = |id: &str, file: &str, text: &str| {
+            let folder = root.path().join("containers").join(id);
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join(file), text).unwrap();
+        };
+        write("a", "hostconfig.json", "{\"Runtime\":\"bindguard\"}");
+        write("a", "config.v2.json", "{\"Name\":\"/web\"}");
+        write(
+            "0123456789abcdef",
+            "hostconfig.json",
+            "{\"Runtime\":\"bindguard\"}",
+        );
+        write("b", "hostconfig.json", "{\"Runtime\":\"runc\"}");
+        write("c", "hostconfig.json", "{}");
+        write("d", "config.v2.json", "{\"Name\":\"/removed\"}");
+        assert_eq!(
+            containers_below(root.path()).unwrap(),
+            ["0123456789ab", "web"]
+        );
+        write("b", "hostconfig.json", "{\"Runtime\":");
+        assert!(containers_below(root.path()).is_err());
+    }
+
+    /// A conmon that prints a line when it runs, and stays until its stdin ends.
+    fn with_argument(before: &str, program: &Path) -> Option<Child> {
+        let script = format!("{before} echo there && read end");
+        let bin = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("/bin/sh", bin.path().join(CONMON)).unwrap();
+        let mut command = Command::new("unshare");
+        command
+            .arg("--mount")
+            .arg(bin.path().join(CONMON))
+            .args(["-c", &script, "sh"])
+            .arg(program);
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = String::new();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut said)
+            .unwrap();
+        if said.is_empty() {
+            child.wait().unwrap();
+            return None;
+        }
+        Some(child)
+    }
+
+    fn needed_beside(before: &str, program: &Path) -> Option<bool> {
+        let mut child = with_argument(before, program)?;
+        let needed = !users_of(&[program.to_owned()]).is_empty();
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        Some(needed)
+    }
+
+    #[test]
+    fn a_program_of_that_name_in_another_mount_namespace_is_another_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("bindguard-runtime");
+        fs::write(&program, "").unwrap();
+        let Some(same) = needed_beside("", &program) else {
+            eprintln!("SKIPPED: no mount namespace of its own: this needs CAP_SYS_ADMIN");
+            return;
+        };
+        assert!(same);
+        let cover = format!("mount -t tmpfs cover {} &&", folder.path().display());
+        assert_eq!(
+            needed_beside(&cover, &program),
+            Some(false),
+            "nothing is there"
+        );
+        let another = format!("{cover} touch {} &&", program.display());
+        assert_eq!(
+            needed_beside(&another, &program),
+            Some(false),
+            "another one is there"
+        );
+    }
+
+    /// Its owner keeps it: the program stays, and the command ends.
+    #[test]
+    fn a_conmon_that_holds_its_memory_keeps_the_program() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("bindguard-runtime");
+        fs::write(&program, "").unwrap();
+        let Some(holder) = Holder::start(c"conmon", || {}) else {
+            return;
+        };
+        assert!(
+            blocks_readers(holder.pid()),
+            "the process does not hold its memory"
+        );
+        assert!(is_user(&program, &holder));
+    }
+
+    fn is_user(program: &Path, holder: &Holder) -> bool {
+        let users = users_of(&[program.to_owned()]);
+        users.contains(&ProgramUser::Process(holder.pid(), None))
+    }
+
+    #[test]
+    fn a_process_that_holds_its_memory_is_no_user() {
+        let Some(holder) = Holder::start(c"app", || {}) else {
+            return;
+        };
+        assert!(
+            blocks_readers(holder.pid()),
+            "the process does not hold its memory"
+        );
+        assert!(!is_user(Path::new("/no/such/program"), &holder));
+    }
+}
