@@ -174,22 +174,22 @@ const ALLOWED: [(&str, &str, &str); 33] = [
         "a separate process reads it",
     ),
     (
-        "shim/containerd/src/cgroup/waiting_init.rs",
+        "shim/containerd/src/cgroup/leftover.rs",
         "fd",
         "a thread that can be left behind reads it",
     ),
     (
-        "shim/containerd/src/dump.rs",
+        "shim/containerd/src/serve.rs",
         "stat",
         "a thread that can be left behind reads it",
     ),
     (
-        "shim/containerd/src/dump.rs",
+        "shim/containerd/src/serve.rs",
         "wchan",
         "a thread that can be left behind reads it",
     ),
     (
-        "shim/containerd/src/rootfs/id_map.rs",
+        "shim/containerd/src/rootfs/overlay.rs",
         "ns",
         "of a child of the shim, which executes nothing",
     ),

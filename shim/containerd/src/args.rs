@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 /// The verb on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ShimVerb {
+pub enum ShimVerb {
     /// No verb: run the server that supervises containers.
     Serve,
     /// Find or start the server of a container, and print its address.
@@ -24,7 +24,7 @@ pub(crate) enum ShimVerb {
 }
 
 /// The usage text.
-pub(crate) const USAGE: &str = "\
+pub const USAGE: &str = "\
 Usage: containerd-shim-bindguard-v2 [FLAGS] [start|delete]
 containerd runs this program. Without a verb it serves on the socket that is its stdin.
 
@@ -42,26 +42,26 @@ containerd runs this program. Without a verb it serves on the socket that is its
 
 /// The flags of containerd's shim protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Args {
+pub struct Args {
     /// The action.
-    pub(crate) verb: ShimVerb,
+    pub verb: ShimVerb,
     /// containerd's namespace, such as `k8s.io`.
-    pub(crate) namespace: String,
+    pub namespace: String,
     /// The container (or sandbox) the call is about.
-    pub(crate) id: String,
+    pub id: String,
     /// containerd's own gRPC socket.
-    pub(crate) address: String,
+    pub address: String,
     /// The bundle, given to `delete` only.
-    pub(crate) bundle: String,
+    pub bundle: String,
     /// The path to serve on; empty for the socket that `start` passes.
-    pub(crate) socket: String,
+    pub socket: String,
     /// Log more.
-    pub(crate) debug: bool,
+    pub debug: bool,
 }
 
 /// A command line that cannot be parsed.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum ArgsError {
+pub enum ArgsError {
     /// The last argument is a flag that needs a value.
     #[error("flag -{0} needs a value")]
     NoValue(String),
@@ -86,7 +86,7 @@ pub(crate) enum ArgsError {
 
 impl ArgsError {
     /// The exit code of Go's shim: 2 if its flag package refuses the flags.
-    pub(crate) fn exit_code(&self) -> ExitCode {
+    pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::NoValue(_) | Self::UnknownFlag(_) | Self::NoBoolean { .. } => ExitCode::from(2),
             Self::NoNamespace | Self::UnknownVerb(_) => ExitCode::FAILURE,
@@ -96,7 +96,7 @@ impl ArgsError {
 
 impl Args {
     /// Reads the arguments that follow the program's name.
-    pub(crate) fn parse(words: impl IntoIterator<Item = String>) -> Result<Self, ArgsError> {
+    pub fn parse(words: impl IntoIterator<Item = String>) -> Result<Self, ArgsError> {
         let mut args = Self {
             verb: ShimVerb::Serve,
             namespace: String::new(),

@@ -4,10 +4,11 @@
 //! Each piece of work gets a separate thread. A pool would keep threads and their memory in a
 //! process that is nearly always idle.
 
-use std::io;
-use std::thread;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+use std::{io, thread};
 
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 
 use crate::kernel;
 
@@ -15,7 +16,7 @@ use crate::kernel;
 const STACK: usize = 256 * 1024;
 
 /// Starts a thread that no caller waits for.
-pub(crate) fn spawn_thread(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+pub fn spawn_thread(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     thread::Builder::new()
         .stack_size(STACK)
         .spawn(|| {
@@ -28,7 +29,7 @@ pub(crate) fn spawn_thread(work: impl FnOnce() + Send + 'static) -> io::Result<(
 
 /// Runs `work` on its own thread. An error means that no thread could start, or that the work
 /// panicked.
-pub(crate) async fn run_blocking<T: Send + 'static>(
+pub async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<T> {
     let (send, receive) = oneshot::channel();
@@ -36,11 +37,84 @@ pub(crate) async fn run_blocking<T: Send + 'static>(
     receive.await.map_err(io::Error::other)
 }
 
+// Reads files of processes that may be hostile, from threads that nothing waits for.
+//
+// A process that hangs in execve(2) holds its exec_update_lock: a reader of its `fd/*`, `stat` or
+// `wchan` waits as long as the process does. A FUSE daemon of a container decides how long. The
+// wait ends when the shim ends, so a thread in this wait keeps no shim alive.
+
+/// Time limit for one process.
+const READ_TIMEOUT: Duration = Duration::from_millis(300);
+
+/// Limit of threads that wait for a process.
+const MAX_WAITING: usize = 8;
+
+/// A slot of a reading thread is free again when the thread ends.
+static READER_SLOTS: Semaphore = Semaphore::const_new(MAX_WAITING);
+
+/// The result of `read` for each process, in the same order. `None` for a process that blocks its
+/// readers, and for the processes that are left when too many threads wait already.
+pub fn read_each<P, T>(processes: &[P], read: fn(&P) -> T) -> Vec<Option<T>>
+where
+    P: Clone + Send + 'static,
+    T: Send + 'static,
+{
+    let mut results = Vec::new();
+    while results.len() < processes.len() {
+        let left = processes[results.len()..].to_vec();
+        let Ok(slot) = READER_SLOTS.try_acquire() else {
+            break;
+        };
+        let (send, received) = channel();
+        let work = move || {
+            let _slot = slot;
+            // After a time limit there is no receiver, and the others have another thread.
+            let _ = left.iter().try_for_each(|process| send.send(read(process)));
+        };
+        if spawn_thread(work).is_err() {
+            break;
+        }
+        while results.len() < processes.len() {
+            match received.recv_timeout(READ_TIMEOUT) {
+                Ok(result) => results.push(Some(result)),
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                    results.push(None);
+                    break;
+                }
+            }
+        }
+    }
+    results.resize_with(processes.len(), || None);
+    results
+}
+
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
+    use bindguard_testing::held_memory::{Executing, unless_it_hangs};
+
+    use super::*;
+
     #[tokio::test]
     async fn a_panic_is_an_error() {
-        assert_eq!(super::run_blocking(|| 7).await.unwrap(), 7);
-        assert!(super::run_blocking(|| panic!("no")).await.is_err());
+        assert_eq!(run_blocking(|| 7).await.unwrap(), 7);
+        assert!(run_blocking(|| panic!("no")).await.is_err());
+    }
+
+    #[test]
+    fn a_process_that_hangs_in_execve_delays_no_other() {
+        let Some(executing) = Executing::start() else {
+            return;
+        };
+        let pids = [std::process::id(), executing.pid(), std::process::id()];
+        let read = unless_it_hangs(move || {
+            read_each(&pids, |pid| {
+                fs::read_link(format!("/proc/{pid}/exe")).is_ok()
+            })
+        });
+        let read = read.expect("the reader hangs");
+        // A kernel that takes no lock answers for each.
+        assert!(read == [Some(true), None, Some(true)] || read == [Some(true); 3]);
     }
 }

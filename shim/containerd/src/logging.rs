@@ -18,7 +18,7 @@ use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
 /// The fifo's name in the bundle, which is a shim's current directory.
-pub(crate) const FIFO: &str = "log";
+pub const FIFO: &str = "log";
 
 /// Writes a line for each event. The shim uses no spans.
 struct Logfmt {
@@ -28,12 +28,12 @@ struct Logfmt {
 
 /// Logs into the fifo only. For `start`: containerd takes all its output, stderr included, for the
 /// address.
-pub(crate) fn to_fifo(path: &Path, debug: bool) -> io::Result<()> {
+pub fn to_fifo(path: &Path, debug: bool) -> io::Result<()> {
     install(open_fifo(path)?, debug)
 }
 
 /// Logs into the fifo, and redirects stderr there as well. For the server.
-pub(crate) fn all_to_fifo(path: &Path, debug: bool) -> io::Result<()> {
+pub fn all_to_fifo(path: &Path, debug: bool) -> io::Result<()> {
     let fifo = open_fifo(path)?;
     rustix::stdio::dup2_stderr(&fifo)?;
     install(fifo, debug)
@@ -49,7 +49,7 @@ fn open_fifo(path: &Path) -> io::Result<File> {
 }
 
 /// Logs to stderr. For `delete`, whose stderr containerd puts into its own log.
-pub(crate) fn to_stderr(debug: bool) -> io::Result<()> {
+pub fn to_stderr(debug: bool) -> io::Result<()> {
     let stderr = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stderr(), 3)?;
     install(File::from(stderr), debug)
 }
@@ -61,7 +61,7 @@ fn install(file: File, debug: bool) -> io::Result<()> {
         LevelFilter::INFO
     };
     tracing::subscriber::set_global_default(Logfmt { file, level }).map_err(io::Error::other)?;
-    // A panic is caught where it happens, see `service::dispatch`; its message must be in the log.
+    // A panic is caught where it happens, see `service::run_to_end`; its message must be in the log.
     std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
     Ok(())
 }

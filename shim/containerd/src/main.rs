@@ -6,12 +6,10 @@
 //! that is the server.
 
 mod args;
-mod blockable;
 mod blocking;
 mod bootstrap;
 mod bundle;
 mod cgroup;
-mod dump;
 mod events;
 mod exits;
 mod io;

@@ -32,7 +32,7 @@ const SETTINGS: &str =
     "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1:glibc.pthread.stack_cache_size=0";
 
 /// The settings for the environment of a new server, after the existing settings.
-pub(crate) fn settings() -> (&'static str, OsString) {
+pub fn settings() -> (&'static str, OsString) {
     (
         TUNABLES,
         add_settings(env::var_os(TUNABLES).unwrap_or_default()),
@@ -41,7 +41,7 @@ pub(crate) fn settings() -> (&'static str, OsString) {
 
 /// Removes the settings from this server's environment: the runtime and its hooks get containerd's
 /// own. Call it before the first thread is started.
-pub(crate) fn remove_settings() {
+pub fn remove_settings() {
     let without = env::var_os(TUNABLES)
         .as_deref()
         .and_then(strip_settings)
@@ -69,7 +69,7 @@ fn strip_settings(both: &OsStr) -> Option<&OsStr> {
 }
 
 /// Returns unused memory whenever no child has ended for a moment.
-pub(crate) async fn trim_when_quiet() {
+pub async fn trim_when_quiet() {
     let mut ended = match Signals::register(&[SIGCHLD]) {
         Ok(ended) => ended,
         Err(error) => return tracing::error!(%error, "memory of a burst will be kept: no SIGCHLD"),

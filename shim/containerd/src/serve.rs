@@ -5,11 +5,11 @@
 //! never ends a shim whose containers run: containerd would treat the end as a crash and kill the
 //! containers. No other signal that can be caught ends the server.
 
-use std::io;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fs, io};
 
 use nix::libc::{SIGINT, SIGTERM, SIGUSR1};
 use rustix::fs::Mode;
@@ -17,14 +17,15 @@ use ttrpc::asynchronous::Server;
 use ttrpc::asynchronous::transport::Listener;
 
 use crate::args::Args;
-use crate::bootstrap::{address, remove_socket};
+use crate::blocking::{read_each, run_blocking};
+use crate::bootstrap::{events_address, remove_socket};
 use crate::events::TaskEvents;
-use crate::exits::{Exits, reap_on_sigchld};
+use crate::exits::{Exits, child_pids, reap_on_sigchld};
 use crate::service::{self, Containers};
 use crate::signals::Signals;
 use crate::step::{StepError, failed};
 use crate::task::SharedState;
-use crate::{dump, kernel, logging, memory};
+use crate::{kernel, logging, memory};
 
 /// The time limit for the last events; Go's shim waits as long.
 const FLUSH_LIMIT: Duration = Duration::from_secs(5);
@@ -36,7 +37,7 @@ const EVENTS_AT_ONCE: usize = 128;
 const TERMINATE_POLL: Duration = Duration::from_millis(500);
 
 /// Serves until containerd no longer needs this shim.
-pub(crate) fn serve(args: &Args) -> Result<(), StepError> {
+pub fn serve(args: &Args) -> Result<(), StepError> {
     memory::remove_settings();
     let listener = match args.socket.as_str() {
         "" => take_over_socket().map_err(failed("take over the socket from `start`"))?,
@@ -63,7 +64,7 @@ pub(crate) fn serve(args: &Args) -> Result<(), StepError> {
 /// without `unsafe`. /dev/null replaces stdin at once.
 fn take_over_socket() -> io::Result<UnixListener> {
     let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
-    let nowhere = std::fs::File::open("/dev/null")?;
+    let nowhere = fs::File::open("/dev/null")?;
     rustix::stdio::dup2_stdin(&nowhere)?;
     let listener = UnixListener::from(socket);
     // Fails if it is no socket.
@@ -88,7 +89,7 @@ async fn run(args: &Args, listener: UnixListener) -> Result<(), StepError> {
     tokio::spawn(memory::trim_when_quiet());
     let shared = SharedState {
         namespace: args.namespace.clone(),
-        events: TaskEvents::publish_to(address::of_events(&args.address), args.namespace.clone()),
+        events: TaskEvents::publish_to(events_address(&args.address), args.namespace.clone()),
         exits,
     };
     let containers = Arc::new(Containers::new(shared.clone()));
@@ -140,7 +141,7 @@ async fn terminated(containers: &Containers) {
             () = tokio::time::sleep(TERMINATE_POLL), if is_to_end => {}
         }
         if signals.take(SIGUSR1) {
-            dump::write(containers).await;
+            dump(containers).await;
         }
         // Both flags are cleared.
         let is_requested = [SIGTERM, SIGINT]
@@ -150,5 +151,165 @@ async fn terminated(containers: &Containers) {
             tracing::info!("SIGTERM: ending as soon as no container runs");
             is_to_end = true;
         }
+    }
+}
+
+// Writes the state of the shim into its log on SIGUSR1, as Go's shim writes its stacks.
+//
+// For a pod that hangs: the pending calls and their ages, the processes of the runtime, and the
+// kernel functions that those processes wait in. The dump reads only memory and files of /proc,
+// with a time limit for files of other processes.
+
+/// Each line of the log is a single write, which the fifo keeps whole up to 4 KiB.
+const MAX_LINE: usize = 2048;
+
+/// Writes the dump.
+pub async fn dump(containers: &Containers) {
+    tracing::info!("=== BEGIN state dump ===");
+    let kernel = [threads(), children(child_pids()).await, descriptors()].concat();
+    containers
+        .describe()
+        .into_iter()
+        .chain(kernel)
+        .for_each(|line| tracing::info!("{line}"));
+    tracing::info!("=== END state dump ===");
+}
+
+fn threads() -> Vec<String> {
+    let line = |tid: &String| {
+        let read = |file: &str| {
+            fs::read_to_string(format!("/proc/self/task/{tid}/{file}")).unwrap_or_default()
+        };
+        format!(
+            "thread: tid {tid}{}, waits in {:?}",
+            state_of(&read("stat")),
+            read("wchan")
+        )
+    };
+    names_in("/proc/self/task").iter().map(line).collect()
+}
+
+/// Away from the event loop, which serves the pod while a child blocks its readers.
+async fn children(pids: Vec<u32>) -> Vec<String> {
+    run_blocking(move || describe(&pids))
+        .await
+        .unwrap_or_else(|error| vec![format!("children: {error}")])
+}
+
+fn describe(pids: &[u32]) -> Vec<String> {
+    // A child is the init of a container, which can block the readers of these files.
+    let lines = read_each(pids, |pid| {
+        let read =
+            |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        format!(
+            "child: pid {pid}{}, waits in {:?}",
+            state_of(&read("stat")),
+            read("wchan")
+        )
+    });
+    let without_answer = |pid: &u32| {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        format!("child: pid {pid}, {:?} blocks its readers", name.trim_end())
+    };
+    pids.iter()
+        .zip(lines)
+        .map(|(pid, line)| line.unwrap_or_else(|| without_answer(pid)))
+        .collect()
+}
+
+/// `, NAME is S`; see proc_pid_stat(5).
+fn state_of(stat: &str) -> String {
+    let name_and_state = stat
+        .split_once(" (")
+        .and_then(|(_, rest)| rest.rsplit_once(") "));
+    name_and_state.map_or_else(String::new, |(name, rest)| {
+        format!(", {name:?} is {}", &rest[..rest.len().min(1)])
+    })
+}
+
+fn descriptors() -> Vec<String> {
+    let mut lines = vec!["descriptors:".to_owned()];
+    for number in names_in("/proc/self/fd") {
+        // The directory's own descriptor is closed by now.
+        let Ok(target) = fs::read_link(format!("/proc/self/fd/{number}")) else {
+            continue;
+        };
+        let word = format!(" {number}={}", target.display());
+        match lines.last_mut() {
+            Some(line) if line.len() + word.len() <= MAX_LINE => line.push_str(&word),
+            _ => lines.push(format!("descriptors:{word}")),
+        }
+    }
+    lines
+}
+
+/// In numerical order.
+fn names_in(folder: &str) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
+    names.sort_by_key(|name| name.parse::<u32>().unwrap_or(u32::MAX));
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use bindguard_testing::held_memory::{Executing, unless_it_hangs};
+
+    use super::*;
+
+    #[test]
+    fn a_process_has_its_name_and_state() {
+        assert_eq!(state_of("12 (a) b) S 1 12"), ", \"a) b\" is S");
+        assert_eq!(state_of(""), "");
+        assert!(
+            threads().iter().any(|line| line.contains("waits in")),
+            "{:?}",
+            threads()
+        );
+    }
+
+    #[test]
+    fn a_child_that_hangs_in_execve_delays_neither_the_dump_nor_other_calls() {
+        let Some(executing) = Executing::start() else {
+            return;
+        };
+        let pid = executing.pid();
+        let dump = move || {
+            let event_loop = tokio::runtime::Builder::new_current_thread()
+                .build()
+                .unwrap();
+            let is_done = Cell::new(false);
+            event_loop.block_on(async {
+                let dump = async {
+                    let lines = children(vec![pid]).await;
+                    is_done.set(true);
+                    lines
+                };
+                tokio::join!(dump, async { is_done.get() })
+            })
+        };
+        let (line, is_late) = unless_it_hangs(dump).expect("the dump hangs");
+        assert!(!is_late, "the event loop waited");
+        assert!(
+            line[0].starts_with(&format!("child: pid {pid}, ")),
+            "{line:?}"
+        );
+    }
+
+    #[test]
+    fn descriptors_are_on_lines_that_the_log_takes_whole() {
+        let files: Vec<_> = (0..200)
+            .map(|_| fs::File::open("/dev/null").unwrap())
+            .collect();
+        let lines = descriptors();
+        assert!(lines.iter().all(|line| line.len() <= MAX_LINE), "{lines:?}");
+        assert!(
+            lines.concat().matches("=/dev/null").count() >= files.len(),
+            "{lines:?}"
+        );
     }
 }

@@ -19,14 +19,14 @@ use crate::kernel;
 
 /// The signals of a waiter, for as long as the process lives.
 #[derive(Debug)]
-pub(crate) struct Signals {
+pub struct Signals {
     bytes: UnixStream,
     arrived: Vec<(c_int, Arc<AtomicBool>)>,
 }
 
 impl Signals {
     /// From now on these signals arrive here, instead of their former actions.
-    pub(crate) fn register(signals: &[c_int]) -> io::Result<Self> {
+    pub fn register(signals: &[c_int]) -> io::Result<Self> {
         let (here, there) = Socket::pair()?;
         here.set_nonblocking(true)?;
         // A single socket for all signals: people who search for leaks count a shim's descriptors.
@@ -45,7 +45,7 @@ impl Signals {
     }
 
     /// Waits until a signal has arrived since the last call. Dropping the future loses no signal.
-    pub(crate) async fn next(&mut self) -> io::Result<()> {
+    pub async fn next(&mut self) -> io::Result<()> {
         // Signals that arrived meanwhile are merged, as the kernel does.
         let mut bytes = [0; 64];
         match self.bytes.read(&mut bytes).await? {
@@ -55,7 +55,7 @@ impl Signals {
     }
 
     /// True if the signal has arrived since the last call of `take`.
-    pub(crate) fn take(&self, signal: c_int) -> bool {
+    pub fn take(&self, signal: c_int) -> bool {
         let mut flags = self.arrived.iter().filter(|(number, _)| *number == signal);
         flags.any(|(_, arrived)| arrived.swap(false, Ordering::AcqRel))
     }

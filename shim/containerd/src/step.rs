@@ -5,13 +5,13 @@ use std::error::Error;
 /// An action on an object that failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{step}")]
-pub(crate) struct StepError {
+pub struct StepError {
     step: String,
     source: Box<dyn Error + Send + Sync>,
 }
 
 /// Names the failed action and its object.
-pub(crate) fn failed<E: Into<Box<dyn Error + Send + Sync>>>(
+pub fn failed<E: Into<Box<dyn Error + Send + Sync>>>(
     step: impl Into<String>,
 ) -> impl FnOnce(E) -> StepError {
     let step = step.into();

@@ -15,7 +15,8 @@
 //!
 //! docs/decisions/0021 lists the alternatives.
 
-mod right;
+#[cfg(test)]
+mod tests;
 
 use std::fmt::Write as _;
 use std::fs::{self, DirBuilder, Permissions};
@@ -31,8 +32,6 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use sha2::{Digest, Sha256};
 
-use right::{LinkRight, leads_to};
-
 /// The time limit for a claim. A try fails only if a different process changed the link, or is
 /// about to.
 const CLAIM_LIMIT: Duration = Duration::from_secs(5);
@@ -42,7 +41,7 @@ const REMOVE_LIMIT: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// The server of the group.
-pub(super) enum Claim {
+pub enum Claim {
     /// A new server, to be started with this socket.
     New(OwnSocket),
     /// The server that listens here.
@@ -50,7 +49,7 @@ pub(super) enum Claim {
 }
 
 /// A listening socket without a server yet. Drop removes the socket.
-pub(super) struct OwnSocket {
+pub struct OwnSocket {
     listener: UnixListener,
     path: PathBuf,
     is_handed_over: bool,
@@ -58,7 +57,7 @@ pub(super) struct OwnSocket {
 
 /// Finds the server behind the group's link, or links the group to a new socket. `takes` returns
 /// true if a server that accepts a connection also takes the container.
-pub(super) fn claim(
+pub fn claim(
     link: &Path,
     mut takes: impl FnMut(UnixStream) -> io::Result<bool>,
 ) -> io::Result<Claim> {
@@ -120,7 +119,7 @@ fn replace(link: &Path, old: &Path, new: &Path) -> io::Result<bool> {
 }
 
 /// Removes the socket on which this process listens, and the links to the socket.
-pub(crate) fn remove(socket: &Path) {
+pub fn remove(socket: &Path) {
     remove_as(socket, socket);
 }
 
@@ -159,7 +158,7 @@ fn remove_as(owner: &Path, socket: &Path) {
 }
 
 /// The state of the socket that a bundle names.
-pub(super) enum SocketState {
+pub enum SocketState {
     /// No process listens.
     Gone,
     /// A server that accepts; it may have been killed a moment ago.
@@ -169,7 +168,7 @@ pub(super) enum SocketState {
 }
 
 /// Removes the socket if no process listens on it.
-pub(super) fn remove_stale(socket: &Path) -> SocketState {
+pub fn remove_stale(socket: &Path) -> SocketState {
     // Go's shim and older versions of this shim name the group's path, which may be a link by now.
     // The link may soon lead to a new server.
     let socket = fs::read_link(socket).unwrap_or_else(|_| socket.to_owned());
@@ -256,7 +255,7 @@ fn unique_beside(link: &Path) -> PathBuf {
 }
 
 /// The SHA-256 in hexadecimal digits.
-pub(super) fn hash(bytes: &[u8]) -> String {
+pub fn hash(bytes: &[u8]) -> String {
     Sha256::digest(bytes)
         .iter()
         .fold(String::with_capacity(64), |mut name, byte| {
@@ -278,12 +277,12 @@ impl OwnSocket {
     }
 
     /// The socket for the server.
-    pub(super) fn listener(&self) -> &UnixListener {
+    pub fn listener(&self) -> &UnixListener {
         &self.listener
     }
 
     /// Returns the path. A server has the socket now, and removes it when it ends.
-    pub(super) fn hand_over(mut self) -> PathBuf {
+    pub fn hand_over(mut self) -> PathBuf {
         self.is_handed_over = true;
         self.path.clone()
     }
@@ -297,5 +296,77 @@ impl Drop for OwnSocket {
     }
 }
 
-#[cfg(test)]
-mod tests;
+// The right to change the links to a socket. At most one living process has the right.
+//
+// ```text
+//   s/.<hash of the socket's path>.0  ── symbolic link ──►  a socket on which the owner of the right listens
+// ```
+// symlink(2) succeeds for exactly one process. When the owner dies, the kernel closes the owner's
+// socket, and the next number can be taken. The owner removes all numbers, the lowest first. A
+// competitor may have seen the dead owners before this removal. Therefore each process checks the
+// dead owners again after making its own link. If a dead owner's link is gone, the right was
+// released in between, and the process gives up.
+
+/// The right, until it is dropped.
+#[derive(Debug)]
+pub struct LinkRight {
+    /// The entries of dead owners, then the entry of this process.
+    entries: Vec<PathBuf>,
+}
+
+impl LinkRight {
+    /// Takes the right for `owner`, a socket on which this process listens. `None` if a different
+    /// process has the right.
+    pub fn take(socket: &Path, owner: &Path) -> io::Result<Option<Self>> {
+        let mut dead_owners: Vec<(PathBuf, PathBuf)> = Vec::new();
+        loop {
+            let entry = entry(socket, dead_owners.len());
+            match symlink(owner, &entry) {
+                Ok(())
+                    if dead_owners
+                        .iter()
+                        .all(|(entry, owner)| leads_to(entry, owner)) =>
+                {
+                    let entries = dead_owners
+                        .into_iter()
+                        .map(|(entry, _)| entry)
+                        .chain([entry])
+                        .collect();
+                    return Ok(Some(Self { entries }));
+                }
+                Ok(()) => return fs::remove_file(entry).map(|()| None),
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                    match fs::read_link(&entry) {
+                        Ok(other) if is_dead(&other) => dead_owners.push((entry, other)),
+                        _ => return Ok(None),
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+impl Drop for LinkRight {
+    fn drop(&mut self) {
+        for entry in &self.entries {
+            let _ = fs::remove_file(entry);
+        }
+    }
+}
+
+/// Begins with a dot: no link of a group does.
+fn entry(socket: &Path, number: usize) -> PathBuf {
+    socket.with_file_name(format!(
+        ".{}.{number}",
+        hash(socket.as_os_str().as_encoded_bytes())
+    ))
+}
+
+fn leads_to(link: &Path, target: &Path) -> bool {
+    fs::read_link(link).is_ok_and(|leads_to| leads_to == target)
+}
+
+fn is_dead(owner: &Path) -> bool {
+    matches!(connect_to(owner), Err(Errno::CONNREFUSED | Errno::NOENT))
+}

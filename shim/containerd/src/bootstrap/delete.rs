@@ -8,6 +8,7 @@
 //! containerd runs `delete` at the end of every container, even if the server has deleted the
 //! container. For a settled bundle `delete` answers without a call of the runtime.
 
+use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,9 +19,8 @@ use containerd_shim_protos::api::DeleteResponse;
 use nix::libc::SIGKILL;
 use protobuf::Message;
 
-use super::address;
 use super::claim::{self, SocketState};
-use super::pod::joined;
+use super::{ADDRESS_FILE, socket_of_bundle};
 use crate::args::Args;
 use crate::bundle::{Bundle, ShimSpec};
 use crate::events::timestamp;
@@ -36,7 +36,7 @@ use crate::task::{Rollback, end_pod};
 const DYING_SERVERS: u32 = 5;
 
 /// Cleans up after a dead server and answers on stdout.
-pub(crate) fn delete(args: &Args) -> Result<(), StepError> {
+pub fn delete(args: &Args) -> Result<(), StepError> {
     logging::to_stderr(args.debug).map_err(failed("log to stderr"))?;
     let bundle = Bundle::at(bundle_path(args).map_err(failed("find the bundle"))?);
     let pid = Bundle::read_pid(&bundle.init_pid_file()).unwrap_or_default();
@@ -102,7 +102,7 @@ async fn clean_up(args: &Args, id: &str, bundle: &Bundle) {
 
 /// Returns true if no server listens on it any more.
 async fn remove_socket(bundle: &Path, id: &str) -> bool {
-    let Some(socket) = address::socket_of_bundle(bundle) else {
+    let Some(socket) = socket_of_bundle(bundle) else {
         return false;
     };
     for _ in 0..DYING_SERVERS {
@@ -129,14 +129,45 @@ fn bundle_path(args: &Args) -> io::Result<PathBuf> {
     Ok(here.parent().unwrap_or(Path::new("/")).join(&args.id))
 }
 
+// The containers of a pod for which containerd runs neither `start` nor `delete`.
+//
+// With version 3 of the protocol containerd 2.3 sends a pod's later containers directly to the
+// sandbox's server. When this server dies, containerd runs `delete` only for the sandbox, and just
+// removes the bundles of the pod's containers. The containers' processes would live on, unknown to
+// containerd.
+
+/// containerd writes the sandbox's id into this file, in the bundle of each container that it adds
+/// to a sandbox.
+const SANDBOX: &str = "sandbox";
+
+/// The containers, by name, that joined the sandbox without a `start`. Their bundles are beside the
+/// sandbox's bundle.
+pub fn joined(sandbox: &Path, id: &str) -> Vec<(String, Bundle)> {
+    let beside = sandbox
+        .parent()
+        .and_then(|namespace| fs::read_dir(namespace).ok());
+    let bundles = beside
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path != sandbox);
+    let joined = bundles
+        .filter(|path| fs::read_to_string(path.join(SANDBOX)).is_ok_and(|of| of.trim() == id));
+    // containerd runs `delete` for a container that had a `start`.
+    let joined = joined.filter(|path| matches!(path.join(ADDRESS_FILE).try_exists(), Ok(false)));
+    joined
+        .filter_map(|path| Some((path.file_name()?.to_str()?.to_owned(), Bundle::at(&path))))
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
-    use std::fs;
     use std::io::Read;
     use std::os::unix::net::UnixListener;
-    use std::thread;
+    use std::{fs, thread};
 
     use super::*;
 
@@ -158,5 +189,28 @@ mod tests {
         assert!(remove_socket(bundle.path(), "c").await);
         killed.join().unwrap();
         assert!(!path.try_exists().unwrap());
+    }
+
+    #[test]
+    fn only_containers_of_this_sandbox_without_a_start() {
+        let namespace = tempfile::tempdir().unwrap();
+        for (id, sandbox, has_address) in [
+            ("pod", "pod", true),
+            ("web", "pod", false),
+            ("old", "pod", true),
+            ("other", "pod2", false),
+        ] {
+            let bundle = namespace.path().join(id);
+            fs::create_dir(&bundle).unwrap();
+            fs::write(bundle.join(SANDBOX), sandbox).unwrap();
+            if has_address {
+                fs::write(bundle.join("address"), "unix:///s/a").unwrap();
+            }
+        }
+        let joined = joined(&namespace.path().join("pod"), "pod");
+        assert_eq!(
+            joined.iter().map(|(id, _)| id.as_str()).collect::<Vec<_>>(),
+            ["web"]
+        );
     }
 }

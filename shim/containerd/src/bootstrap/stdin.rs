@@ -26,7 +26,7 @@ const MAX_DIRECTORY_BYTES: usize = 107 - 1 - 64;
 
 /// An input that is refused.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum InputError {
+pub enum InputError {
     /// Stdin could not be read.
     #[error("read stdin")]
     Read(#[from] io::Error),
@@ -61,27 +61,27 @@ pub(crate) enum InputError {
 
 /// The input of `start`.
 #[derive(Debug, Default)]
-pub(super) struct StartInput {
+pub struct StartInput {
     /// The runtime's options; defaults where none could be read.
-    pub(super) options: Options,
+    pub options: Options,
     /// The fields that only 2.3 and later send.
-    pub(super) bootstrap: Option<Bootstrap>,
+    pub bootstrap: Option<Bootstrap>,
 }
 
 /// The rest of `BootstrapParams`. A containerd that sends it also understands a `BootstrapResult`.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Bootstrap {
+pub struct Bootstrap {
     /// containerd's event socket; may be empty.
-    pub(super) ttrpc_address: String,
+    pub ttrpc_address: String,
     /// The directory for shims' sockets from containerd's config.
-    pub(super) socket_directory: Option<PathBuf>,
+    pub socket_directory: Option<PathBuf>,
     /// Log more.
-    pub(super) debug: bool,
+    pub debug: bool,
 }
 
 impl StartInput {
     /// Reads stdin to its end.
-    pub(super) fn read(args: &Args) -> Result<Self, InputError> {
+    pub fn read(args: &Args) -> Result<Self, InputError> {
         Self::parse(&read_limited(io::stdin().lock())?, args)
     }
 
@@ -129,7 +129,7 @@ impl StartInput {
 }
 
 /// The input of `-info`: an `Any` with the runtime's options, or nothing.
-pub(super) fn read_options() -> Result<(Options, Option<Any>), InputError> {
+pub fn read_options() -> Result<(Options, Option<Any>), InputError> {
     let bytes = read_limited(io::stdin().lock())?;
     if bytes.is_empty() {
         return Ok((Options::default(), None));

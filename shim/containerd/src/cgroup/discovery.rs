@@ -7,29 +7,38 @@
 
 use std::cell::OnceCell;
 use std::fs::{self, File};
-use std::io::BufReader;
+use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-use super::directory::Directory;
-use super::hierarchies::{self, ROOT};
-use super::mounts::CgroupMount;
+use bindguard_core::mount_table::MountEntry;
+
+use super::CgroupHierarchy;
+use super::files::Directory;
 use super::v1::Controllers;
-use super::{CgroupError, CgroupHierarchy};
+use crate::step::{StepError, failed};
+
+/// The folder with one folder for each v1 hierarchy, or the mount point of v2 itself.
+const ROOT: &str = "/sys/fs/cgroup";
 
 /// Finds the directories of a living process's cgroup.
-pub(super) fn find(pid: u32) -> Result<CgroupHierarchy, CgroupError> {
-    let text = read(format!("/proc/{pid}/cgroup").into())?;
-    let memberships: Vec<Membership<'_>> = text.lines().filter_map(Membership::parse).collect();
+pub fn find(pid: u32) -> Result<CgroupHierarchy, StepError> {
+    let path = format!("/proc/{pid}/cgroup");
+    let bytes = fs::read(&path).map_err(failed(format!("read {path}")))?;
+    let text = String::from_utf8_lossy(&bytes);
+    let memberships: Vec<_> = text.lines().filter_map(Membership::parse).collect();
     let search = Search {
         pid,
         mounts: OnceCell::new(),
     };
-    let version = if is_unified(hierarchies::is_unified(Path::new(ROOT)), &memberships) {
-        search.v2(&memberships)
+    let found = if is_unified(is_unified_mount(Path::new(ROOT)), &memberships) {
+        search.v2(&memberships)?
     } else {
-        search.v1(&memberships)
+        search.v1(&memberships)?
     };
-    version?.ok_or(CgroupError::Nowhere { pid })
+    found.ok_or_else(|| {
+        let step = format!("find the cgroup of process {pid}");
+        failed(step)("no mounted hierarchy shows it")
+    })
 }
 
 /// A line of /proc/PID/cgroup: `4:memory:/pods/a`, `2:cpu,cpuacct:/pods/a`, `0::/pods/a`.
@@ -70,28 +79,26 @@ struct Search {
 }
 
 impl Search {
-    fn v1(&self, memberships: &[Membership<'_>]) -> Result<Option<CgroupHierarchy>, CgroupError> {
+    fn v1(&self, memberships: &[Membership<'_>]) -> Result<Option<CgroupHierarchy>, StepError> {
         let mut controllers = Controllers::default();
         for name in Controllers::NAMES {
-            let Some(membership) = memberships.iter().find(|membership| membership.has(name))
-            else {
-                continue;
-            };
-            if let Some(directory) = self.directory(Some(name), membership.path)? {
+            if let Some(membership) = memberships.iter().find(|membership| membership.has(name))
+                && let Some(directory) = self.directory(Some(name), membership.path)?
+            {
                 controllers.put(name, directory);
             }
         }
         Ok((controllers != Controllers::default()).then_some(CgroupHierarchy::V1(controllers)))
     }
 
-    fn v2(&self, memberships: &[Membership<'_>]) -> Result<Option<CgroupHierarchy>, CgroupError> {
-        let Some(unified) = memberships
-            .iter()
-            .find(|membership| membership.controllers.is_empty())
-        else {
-            return Ok(None);
-        };
-        Ok(self.directory(None, unified.path)?.map(CgroupHierarchy::V2))
+    fn v2(&self, memberships: &[Membership<'_>]) -> Result<Option<CgroupHierarchy>, StepError> {
+        for membership in memberships {
+            if membership.controllers.is_empty() {
+                let directory = self.directory(None, membership.path)?;
+                return Ok(directory.map(CgroupHierarchy::V2));
+            }
+        }
+        Ok(None)
     }
 
     /// The directory in the hierarchy of a controller, or in the unified hierarchy.
@@ -99,7 +106,7 @@ impl Search {
         &self,
         controller: Option<&str>,
         path: &str,
-    ) -> Result<Option<Directory>, CgroupError> {
+    ) -> Result<Option<Directory>, StepError> {
         // Controllers that share a hierarchy have a link each: /sys/fs/cgroup/cpu is cpu,cpuacct.
         let usual = Path::new(ROOT)
             .join(controller.unwrap_or(""))
@@ -107,44 +114,131 @@ impl Search {
         if self.is_in(&usual) {
             return Ok(Some(Directory::at(usual)));
         }
-        let shown = self
-            .mounts()?
-            .iter()
-            .filter(|mount| mount.shows(controller));
-        let found = shown
-            .filter_map(|mount| mount.directory_of(path))
-            .find(|directory| self.is_in(directory));
-        Ok(found.map(Directory::at))
+        for mount in self.mounts()? {
+            if mount.shows(controller)
+                && let Some(directory) = mount.directory_of(path)
+                && self.is_in(&directory)
+            {
+                return Ok(Some(Directory::at(directory)));
+            }
+        }
+        Ok(None)
     }
 
     /// True if the directory lists the process.
     fn is_in(&self, directory: &Path) -> bool {
-        let Ok(procs) = fs::read_to_string(directory.join("cgroup.procs")) else {
-            return false;
-        };
-        procs.lines().any(|line| line.parse() == Ok(self.pid))
+        fs::read_to_string(directory.join("cgroup.procs"))
+            .is_ok_and(|procs| procs.lines().any(|line| line.parse() == Ok(self.pid)))
     }
 
-    fn mounts(&self) -> Result<&[CgroupMount], CgroupError> {
+    fn mounts(&self) -> Result<&[CgroupMount], StepError> {
         if let Some(mounts) = self.mounts.get() {
             return Ok(mounts);
         }
-        let path = Path::new("/proc/thread-self/mountinfo");
-        let mounts =
-            File::open(path).and_then(|table| CgroupMount::read_all(BufReader::new(table)));
-        let mounts = mounts.map_err(|source| CgroupError::Read {
-            path: path.to_owned(),
-            source,
-        })?;
+        let path = "/proc/thread-self/mountinfo";
+        let mounts = File::open(path)
+            .and_then(|table| CgroupMount::read_all(BufReader::new(table)))
+            .map_err(failed(format!("read {path}")))?;
         Ok(self.mounts.get_or_init(|| mounts))
     }
 }
 
-fn read(path: PathBuf) -> Result<String, CgroupError> {
-    match fs::read(&path) {
-        Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
-        Err(source) => Err(CgroupError::Read { path, source }),
+/// A mounted cgroup hierarchy, see cgroups(7).
+///
+/// A mount may show only a part of a hierarchy. In a container without its own cgroup namespace the
+/// mount's root is the container's cgroup, while /proc/PID/cgroup counts from the top. Both paths
+/// are equal below the mount's root.
+#[derive(Debug, PartialEq, Eq)]
+struct CgroupMount {
+    /// The root within the hierarchy.
+    root: PathBuf,
+    point: PathBuf,
+    /// The controllers, or `name=`, of a version 1 hierarchy; `None` for the unified hierarchy.
+    controllers: Option<Vec<String>>,
+}
+
+impl CgroupMount {
+    /// The cgroup mounts of a mountinfo, the topmost first. Only the current line is in memory.
+    fn read_all(mountinfo: impl BufRead) -> io::Result<Vec<Self>> {
+        let mut mounts = Vec::new();
+        for line in mountinfo.split(b'\n') {
+            // A mount with an unreadable line is skipped: the search for a cgroup checks each found
+            // directory.
+            let Ok(mount) = MountEntry::from_line(&line?) else {
+                continue;
+            };
+            let controllers = match mount.fs_type.0.as_str() {
+                "cgroup" => {
+                    let options = mount.super_options.to_string_lossy();
+                    Some(options.split(',').map(str::to_owned).collect())
+                }
+                "cgroup2" => None,
+                _ => continue,
+            };
+            mounts.push(Self {
+                root: mount.root.path,
+                point: mount.mount_point,
+                controllers,
+            });
+        }
+        mounts.reverse();
+        Ok(mounts)
     }
+
+    /// True if the mount shows the hierarchy of this controller, or the unified hierarchy.
+    fn shows(&self, controller: Option<&str>) -> bool {
+        match (&self.controllers, controller) {
+            (Some(has), Some(wanted)) => has.iter().any(|name| name == wanted),
+            (None, None) => true,
+            _ => false,
+        }
+    }
+
+    /// The visible path of a cgroup, if it lies below the mount's root.
+    fn directory_of(&self, cgroup: &str) -> Option<PathBuf> {
+        let below = Path::new(cgroup).strip_prefix(&self.root).ok()?;
+        Some(self.point.join(below))
+    }
+}
+
+/// The hierarchies of this node, found without reading the mount table: all are below [`ROOT`].
+pub fn hierarchies() -> Vec<PathBuf> {
+    hierarchies_in(Path::new(ROOT))
+}
+
+/// The hierarchies with the controllers of this node. Beside v1 hierarchies the unified hierarchy
+/// has no controllers, and containerd does not use it.
+pub fn hierarchies_with_controllers() -> Vec<PathBuf> {
+    with_controllers(Path::new(ROOT))
+}
+
+fn with_controllers(root: &Path) -> Vec<PathBuf> {
+    let mut all = hierarchies_in(root);
+    if all != [root] {
+        all.retain(|hierarchy| !is_unified_mount(hierarchy));
+    }
+    all
+}
+
+/// True for a mount of cgroup v2.
+fn is_unified_mount(hierarchy: &Path) -> bool {
+    fs::metadata(hierarchy.join("cgroup.controllers")).is_ok()
+}
+
+fn hierarchies_in(root: &Path) -> Vec<PathBuf> {
+    if is_unified_mount(root) {
+        return vec![root.to_owned()];
+    }
+    let mut hierarchies = Vec::new();
+    for entry in fs::read_dir(root).into_iter().flatten().flatten() {
+        // Links such as `cpu` name the same hierarchy as `cpu,cpuacct`.
+        if entry.file_type().is_ok_and(|kind| kind.is_dir())
+            && fs::metadata(entry.path().join("cgroup.procs")).is_ok()
+        {
+            hierarchies.push(entry.path());
+        }
+    }
+    hierarchies
 }
 
 #[cfg(test)]
@@ -191,7 +285,7 @@ mod tests {
             pid: std::process::id(),
             mounts: OnceCell::new(),
         };
-        let text = read("/proc/self/cgroup".into()).unwrap();
+        let text = fs::read_to_string("/proc/self/cgroup").unwrap();
         for membership in memberships(&text) {
             let controller = membership
                 .controllers
@@ -224,6 +318,90 @@ mod tests {
         #[test]
         fn any_line_is_read_without_panic(text: String) {
             let _ = is_unified(false, &memberships(&text));
+        }
+    }
+
+    #[test]
+    fn version_two_has_one_hierarchy_and_version_one_many() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["cpu", "memory"] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+            fs::write(dir.path().join(name).join("cgroup.procs"), "").unwrap();
+        }
+        assert_eq!(hierarchies_in(dir.path()).len(), 2);
+        fs::write(dir.path().join("cgroup.controllers"), "").unwrap();
+        assert_eq!(hierarchies_in(dir.path()), [dir.path()]);
+    }
+
+    #[test]
+    fn the_unified_hierarchy_of_a_hybrid_node_has_no_controllers() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = |name: &str| dir.path().join(name);
+        for name in ["memory", "unified"] {
+            fs::create_dir(folder(name)).unwrap();
+            fs::write(folder(name).join("cgroup.procs"), "").unwrap();
+        }
+        fs::write(folder("unified").join("cgroup.controllers"), "").unwrap();
+        assert_eq!(hierarchies_in(dir.path()).len(), 2);
+        assert_eq!(with_controllers(dir.path()), [folder("memory")]);
+        fs::write(folder("cgroup.controllers"), "cpu").unwrap();
+        assert_eq!(with_controllers(dir.path()), [dir.path()]);
+    }
+
+    /// From a hybrid node, with a mount as seen by a container without a cgroup namespace.
+    const MOUNTINFO: &str = "\
+27 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
+35 31 0:32 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory
+36 31 0:33 /docker/abc /my\\040cg/cpu,cpuacct rw,relatime shared:9 master:3 - cgroup cgroup rw,cpu,cpuacct
+40 31 0:37 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,name=systemd
+41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+";
+
+    #[test]
+    fn the_mounts_of_a_hybrid_node() {
+        let mounts = CgroupMount::read_all(MOUNTINFO.as_bytes()).unwrap();
+        assert_eq!(mounts.len(), 4);
+        let of = |controller| mounts.iter().find(|mount| mount.shows(controller)).unwrap();
+        assert_eq!(
+            of(Some("memory")).directory_of("/pods/a"),
+            Some("/sys/fs/cgroup/memory/pods/a".into())
+        );
+        assert_eq!(
+            of(None).directory_of("/"),
+            Some("/sys/fs/cgroup/unified/".into())
+        );
+        let cpu = of(Some("cpuacct"));
+        assert_eq!(
+            cpu.directory_of("/docker/abc/pods/a"),
+            Some("/my cg/cpu,cpuacct/pods/a".into())
+        );
+        assert_eq!(
+            cpu.directory_of("/docker/abc"),
+            Some("/my cg/cpu,cpuacct".into())
+        );
+        assert_eq!(
+            (cpu.directory_of("/docker/abcd"), cpu.directory_of("/pods")),
+            (None, None)
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn any_line_of_mountinfo_is_read_without_panic(line: Vec<u8>, cgroup: String) {
+            for mount in CgroupMount::read_all(line.as_slice()).unwrap() {
+                let _ = mount.directory_of(&cgroup);
+            }
+        }
+
+        #[test]
+        fn a_cgroup_is_found_below_any_root(root in "(/[a-zé ]{1,5}){0,3}", below in "(/[a-z:é]{1,5}){1,3}") {
+            let mounted = if root.is_empty() { "/" } else { &root };
+            let escaped = mounted.replace(' ', "\\040");
+            let line = format!("1 2 0:3 {escaped} /cg rw - cgroup2 cgroup2 rw");
+            let mounts = CgroupMount::read_all(line.as_bytes()).unwrap();
+            let directory = mounts[0].directory_of(&format!("{root}{below}"));
+            prop_assert_eq!(directory, Some(PathBuf::from(format!("/cg{below}"))));
         }
     }
 }

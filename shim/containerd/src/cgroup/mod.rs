@@ -14,71 +14,46 @@
 //! cgroup without some controller, does not report is left out of the message. It never fails the
 //! whole message.
 
-mod controllers;
-mod directory;
 mod discovery;
-mod driver;
-mod hierarchies;
-mod hugepages;
+mod files;
 mod leftover;
 #[cfg(test)]
 mod live;
-mod mounts;
 mod oom;
-mod processes;
-mod scope;
-mod text;
 mod v1;
 mod v2;
-mod waiting_init;
 
-use std::io;
-use std::path::PathBuf;
+use std::fs;
 
 use protobuf::Message;
 use protobuf::well_known_types::any::Any;
 
-pub(crate) use driver::is_systemd;
-pub(crate) use hierarchies::hierarchies_with_controllers;
-pub(crate) use leftover::remove_leftover_cgroup;
-pub(crate) use oom::{OomError, OomWatch};
+pub use discovery::hierarchies_with_controllers;
+pub use leftover::remove_leftover_cgroup;
+pub use oom::OomWatch;
+
+use crate::step::StepError;
 
 /// The messages' names in Go's typeurl: the full name alone, without `type.googleapis.com/`.
 const V1_NAME: &str = "io.containerd.cgroups.v1.Metrics";
 const V2_NAME: &str = "io.containerd.cgroups.v2.Metrics";
 
+/// Only a node that booted with systemd has this directory, see sd_booted(3).
+const BOOTED: &str = "/run/systemd/system";
+
 /// A container's cgroup: its directories in the hierarchies.
 #[derive(Debug, Clone)]
-pub(crate) struct Cgroup(CgroupHierarchy);
+pub struct Cgroup(CgroupHierarchy);
 
 #[derive(Debug, Clone)]
 enum CgroupHierarchy {
     V1(v1::Controllers),
-    V2(directory::Directory),
-}
-
-/// A cgroup that cannot be found or read.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum CgroupError {
-    /// Reading a file of the kernel that names the cgroup.
-    #[error("read {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-    /// No hierarchy that is mounted here lists the process.
-    #[error("find the cgroup of process {pid}: no mounted hierarchy shows it")]
-    Nowhere {
-        /// The process.
-        pid: u32,
-    },
+    V2(files::Directory),
 }
 
 impl Cgroup {
     /// Finds the cgroup of a living process, the container's init.
-    pub(crate) fn of_process(pid: u32) -> Result<Self, CgroupError> {
+    pub fn of_process(pid: u32) -> Result<Self, StepError> {
         discovery::find(pid).map(Self)
     }
 
@@ -86,7 +61,7 @@ impl Cgroup {
     /// for a disk.
     ///
     /// `None` after the container's end, when the cgroup has been removed.
-    pub(crate) fn metrics(&self) -> protobuf::Result<Option<Any>> {
+    pub fn metrics(&self) -> protobuf::Result<Option<Any>> {
         match &self.0 {
             CgroupHierarchy::V1(controllers) => any(V1_NAME, &v1::metrics(controllers)),
             CgroupHierarchy::V2(directory) => any(V2_NAME, &v2::metrics(directory)),
@@ -95,16 +70,15 @@ impl Cgroup {
 
     /// Enables all controllers of the node for it, as Go's shim does. Only the unified hierarchy
     /// needs that.
-    pub(crate) fn enable_controllers(&self) {
-        match &self.0 {
-            CgroupHierarchy::V1(_) => {}
-            CgroupHierarchy::V2(directory) => controllers::enable(directory.path()),
+    pub fn enable_controllers(&self) {
+        if let CgroupHierarchy::V2(directory) = &self.0 {
+            v2::enable_controllers(directory.path());
         }
     }
 
     /// Watches for kills from now on; earlier kills are not reported. Call this inside the event
     /// loop.
-    pub(crate) fn watch_oom(&self) -> Result<OomWatch, OomError> {
+    pub fn watch_oom(&self) -> Result<OomWatch, StepError> {
         OomWatch::open(&self.0)
     }
 }
@@ -119,6 +93,22 @@ fn any<M: Message>(name: &str, message: &M) -> protobuf::Result<Option<Any>> {
         value: message.write_to_bytes()?,
         ..Default::default()
     }))
+}
+
+/// True if systemd makes the container's cgroups, and not the runtime itself.
+///
+/// The option names the driver. containerd 1.6 loses the options of a foreign runtime type. Without
+/// the option, a cgroup path in systemd's form is a hint that the kubelet uses the systemd driver.
+/// The form is only a hint: containerd's CRI before 2.0 writes this form for any parent whose name
+/// ends in `.slice`. On a node without systemd the runtime could not use such a path.
+pub fn is_systemd(said: Option<bool>, path_is_systemds: bool) -> bool {
+    decide(said, path_is_systemds, || {
+        fs::symlink_metadata(BOOTED).is_ok_and(|found| found.is_dir())
+    })
+}
+
+fn decide(said: Option<bool>, path_is_systemds: bool, booted: impl FnOnce() -> bool) -> bool {
+    said.unwrap_or_else(|| path_is_systemds && booted())
 }
 
 #[cfg(test)]
@@ -136,8 +126,19 @@ mod tests {
 
     #[test]
     fn a_cgroup_without_a_file_is_gone() {
-        let directory = directory::Directory::at("/nowhere/at/all");
+        let directory = files::Directory::at("/nowhere/at/all");
         let cgroup = Cgroup(CgroupHierarchy::V2(directory));
         assert_eq!(cgroup.metrics().unwrap(), None);
+    }
+
+    #[test]
+    fn the_option_goes_before_the_path_and_the_path_needs_a_systemd() {
+        for path_is_systemds in [true, false] {
+            assert!(decide(Some(true), path_is_systemds, || false));
+            assert!(!decide(Some(false), path_is_systemds, || true));
+        }
+        assert!(decide(None, true, || true));
+        assert!(!decide(None, true, || false));
+        assert!(!decide(None, false, || true));
     }
 }

@@ -10,22 +10,25 @@
 //! such a process ends before, the reaper treats it as an orphan. So the statuses of reaped orphans
 //! are kept while such a call runs: see [`PendingProcess`].
 
-mod orphans;
 mod pidfd;
-mod statuses;
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::fs;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
 
-pub(crate) use orphans::{child_pids, reap_on_sigchld};
-use pidfd::kill_child;
-pub(crate) use pidfd::{Exit, WatchError, Watched};
-use statuses::Statuses;
+use nix::libc::SIGCHLD;
+pub use pidfd::{Exit, WatchError, Watched};
+use pidfd::{kill_child, status_of};
+use rustix::io::Errno;
+use rustix::process::{Pid, WaitId, WaitIdOptions, getpid, waitid};
+
+use crate::signals::Signals;
 
 /// The processes that have waiters.
 #[derive(Debug, Default)]
-pub(crate) struct Exits {
+pub struct Exits {
     inner: Mutex<Inner>,
 }
 
@@ -39,7 +42,7 @@ struct Inner {
 
 impl Exits {
     /// Begins a call of the runtime that makes a process.
-    pub(crate) fn pending_process(self: &Arc<Self>) -> PendingProcess {
+    pub fn pending_process(self: &Arc<Self>) -> PendingProcess {
         let since = self.inner().statuses.begin_call();
         PendingProcess {
             exits: Arc::clone(self),
@@ -48,7 +51,7 @@ impl Exits {
     }
 
     /// Marks a pid as waited for until the result is dropped.
-    pub(crate) fn know(self: &Arc<Self>, pid: u32) -> KnownPid {
+    pub fn know(self: &Arc<Self>, pid: u32) -> KnownPid {
         *self.inner().known.entry(pid).or_default() += 1;
         KnownPid {
             exits: Arc::clone(self),
@@ -68,7 +71,7 @@ impl Exits {
 /// A process that a running call of the runtime makes. While this value exists, the statuses of
 /// reaped orphans are kept: the process may be among them.
 #[derive(Debug)]
-pub(crate) struct PendingProcess {
+pub struct PendingProcess {
     exits: Arc<Exits>,
     since: u64,
 }
@@ -76,7 +79,7 @@ pub(crate) struct PendingProcess {
 impl PendingProcess {
     /// Watches the process, after the runtime has reported its pid. This works also after the
     /// process was reaped. If it cannot be watched it is killed: its client gets an error.
-    pub(crate) fn watch(&self, pid: u32) -> Result<Watched, WatchError> {
+    pub fn watch(&self, pid: u32) -> Result<Watched, WatchError> {
         match Watched::open(pid, &self.exits) {
             Ok(watched) if watched.is_child() => Ok(watched),
             // The process is gone, or a new process has the pid.
@@ -96,7 +99,7 @@ impl Drop for PendingProcess {
 
 /// While this value exists, the process with this pid is no orphan.
 #[derive(Debug)]
-pub(crate) struct KnownPid {
+pub struct KnownPid {
     exits: Arc<Exits>,
     pid: u32,
 }
@@ -112,9 +115,163 @@ impl Drop for KnownPid {
     }
 }
 
+// The statuses of reaped orphans, for as long as an orphan may be the process of a running call.
+//
+// Calls and orphans are numbered in the order of their arrival. An orphan that was reaped before a
+// call began is not that call's process, whatever its pid.
+
+/// The largest number of statuses: a call may hang for ever in a pod whose containers leave orphans
+/// all the time. Beyond it the oldest status is dropped. If that was a call's process, it is
+/// reported with a lost status.
+const MAX_STATUSES: usize = 1024;
+
+#[derive(Debug, Default)]
+struct Statuses {
+    last: u64,
+    calls: BTreeSet<u64>,
+    kept: VecDeque<OrphanStatus>,
+}
+
+#[derive(Debug)]
+struct OrphanStatus {
+    number: u64,
+    pid: u32,
+    exit: Exit,
+}
+
+impl Statuses {
+    /// Returns the call's number.
+    pub fn begin_call(&mut self) -> u64 {
+        self.last += 1;
+        self.calls.insert(self.last);
+        self.last
+    }
+
+    /// Drops the statuses that no running call may need.
+    fn end_call(&mut self, number: u64) {
+        self.calls.remove(&number);
+        match self.calls.first() {
+            Some(oldest) => {
+                let needless = self.kept.partition_point(|kept| kept.number < *oldest);
+                self.kept.drain(..needless);
+            }
+            // Frees the memory as well.
+            None => self.kept = VecDeque::new(),
+        }
+    }
+
+    /// Keeps the status of an orphan, if a call is running.
+    fn keep(&mut self, pid: u32, exit: Exit) {
+        if self.calls.is_empty() {
+            return;
+        }
+        if self.kept.len() >= MAX_STATUSES {
+            self.kept.pop_front();
+        }
+        self.last += 1;
+        self.kept.push_back(OrphanStatus {
+            number: self.last,
+            pid,
+            exit,
+        });
+    }
+
+    /// The status of the last orphan of that pid that was reaped since a call began.
+    pub fn find(&self, since: u64, pid: u32) -> Option<Exit> {
+        let newest_first = self
+            .kept
+            .iter()
+            .rev()
+            .take_while(|kept| kept.number > since);
+        newest_first
+            .into_iter()
+            .find(|kept| kept.pid == pid)
+            .map(|kept| kept.exit)
+    }
+}
+
+// Reaps zombies that have no waiter.
+//
+// A subreaper inherits unknown processes: leftovers of a container in the host's pid namespace, or
+// children of a runtime's hook. Orphans are reaped at once, even during a call of the runtime: a
+// zombie counts against its container's pids limit, and the call may hang for ever. On SIGCHLD the
+// task reads the kernel's list of the shim's children and reaps each dead, unknown child. The
+// shim's own children are known before this task can see them, because their starter runs on the
+// same thread.
+
+/// Reaps orphans for as long as the shim lives.
+pub async fn reap_on_sigchld(exits: Arc<Exits>) {
+    let mut children = match Signals::register(&[SIGCHLD]) {
+        Ok(children) => children,
+        Err(error) => {
+            tracing::error!(%error, "orphans will stay zombies: no SIGCHLD");
+            return;
+        }
+    };
+    while children.next().await.is_ok() {
+        if !has_zombie() {
+            continue;
+        }
+        for pid in child_pids() {
+            if !exits.is_known(pid) {
+                reap(pid, &exits);
+            }
+        }
+    }
+}
+
+/// True if there is a dead child, waited for or not. Usually the child's own waiter was faster, and
+/// no zombie is left.
+fn has_zombie() -> bool {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    !matches!(waitid(WaitId::All, options), Ok(None) | Err(Errno::CHILD))
+}
+
+/// The children of the event loop's thread, including zombies.
+pub fn child_pids() -> Vec<u32> {
+    children_of(getpid())
+}
+
+/// The children of a thread: a child belongs to the thread that forked it. The kernel gives orphans
+/// to a process's first thread (find_new_reaper in kernel/exit.c), the event loop's thread. Threads
+/// in rootfs/fuse.rs and rootfs/id_map.rs start and reap children of their own.
+fn children_of(thread: Pid) -> Vec<u32> {
+    let list = fs::read_to_string(format!("/proc/self/task/{}/children", thread.as_raw_pid()))
+        .unwrap_or_default();
+    list.split_whitespace()
+        .filter_map(|pid| pid.parse().ok())
+        .collect()
+}
+
+/// Reaps the process if it is dead, and keeps the status for a call that may have started the
+/// process.
+pub fn reap(pid: u32, exits: &Exits) {
+    let Some(raw) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
+        return;
+    };
+    match waitid(
+        WaitId::Pid(raw),
+        WaitIdOptions::EXITED | WaitIdOptions::NOHANG,
+    ) {
+        Ok(Some(status)) => {
+            exits.inner().statuses.keep(
+                pid,
+                Exit {
+                    status: status_of(&status),
+                    at: SystemTime::now(),
+                },
+            );
+            tracing::debug!(pid, "reaped an orphan");
+        }
+        Ok(None) => {}
+        Err(error) => tracing::debug!(pid, %error, "an orphan was gone already"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::process::Command;
+    use std::time::SystemTime;
 
     use super::*;
 
@@ -160,7 +317,7 @@ mod tests {
             .unwrap()
             .id();
         while exits.inner().statuses.find(0, pid).is_none() {
-            orphans::reap(pid, &exits);
+            reap(pid, &exits);
         }
         let watched = pending.watch(pid).unwrap();
         assert!(watched.has_ended() && watched.signal(9).is_err());
@@ -170,5 +327,70 @@ mod tests {
             exits.pending_process().watch(pid).is_err(),
             "the pid may be another's by now"
         );
+    }
+
+    fn exit(status: u32) -> Exit {
+        Exit {
+            status,
+            at: SystemTime::now(),
+        }
+    }
+
+    fn found(statuses: &Statuses, since: u64, pid: u32) -> Option<u32> {
+        statuses.find(since, pid).map(|exit| exit.status)
+    }
+
+    #[test]
+    fn a_call_finds_orphans_reaped_since_it_began() {
+        let mut statuses = Statuses::default();
+        statuses.keep(7, exit(1));
+        let early = statuses.begin_call();
+        statuses.keep(7, exit(2));
+        let late = statuses.begin_call();
+        assert_eq!(
+            (found(&statuses, early, 7), found(&statuses, late, 7)),
+            (Some(2), None)
+        );
+        statuses.keep(7, exit(3));
+        assert_eq!(
+            (found(&statuses, early, 7), found(&statuses, late, 7)),
+            (Some(3), Some(3))
+        );
+        statuses.end_call(early);
+        assert_eq!(
+            (statuses.kept.len(), found(&statuses, late, 7)),
+            (1, Some(3))
+        );
+        statuses.end_call(late);
+        assert_eq!((statuses.kept.len(), statuses.kept.capacity()), (0, 0));
+    }
+
+    #[test]
+    fn a_hanging_call_keeps_a_limited_number_of_statuses() {
+        let mut statuses = Statuses::default();
+        let hanging = statuses.begin_call();
+        for pid in 0..10_000 {
+            statuses.keep(pid, exit(pid));
+        }
+        assert_eq!(statuses.kept.len(), MAX_STATUSES);
+        assert_eq!(
+            (
+                found(&statuses, hanging, 0),
+                found(&statuses, hanging, 9999)
+            ),
+            (None, Some(9999))
+        );
+    }
+
+    #[test]
+    fn a_child_is_listed_for_the_thread_that_forked_it() {
+        let mut child = Command::new("sleep").arg("10").spawn().unwrap();
+        assert!(children_of(rustix::thread::gettid()).contains(&child.id()));
+        let elsewhere = std::thread::spawn(|| children_of(rustix::thread::gettid()))
+            .join()
+            .unwrap();
+        assert!(!elsewhere.contains(&child.id()));
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 }

@@ -25,24 +25,24 @@ const LOST_STATUS: u32 = 255;
 
 /// The status and the time of a process's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Exit {
+pub struct Exit {
     /// The exit code, or 128 plus the number of the signal that ended it.
-    pub(crate) status: u32,
+    pub status: u32,
     /// The time at which the shim learned of it.
-    pub(crate) at: SystemTime,
+    pub at: SystemTime,
 }
 
 /// A process that cannot be watched.
 #[derive(Debug, thiserror::Error)]
 #[error("watch process {pid}")]
-pub(crate) struct WatchError {
+pub struct WatchError {
     pid: u32,
     source: io::Error,
 }
 
 /// A child, or a process that becomes a child when the runtime ends.
 #[derive(Debug)]
-pub(crate) struct Watched {
+pub struct Watched {
     pid: u32,
     process: WatchedState,
 }
@@ -61,12 +61,12 @@ enum WatchedState {
 impl Watched {
     /// Opens a process. Call `open` before the process can have been reaped: until then the kernel
     /// does not reuse the pid.
-    pub(super) fn open(pid: u32, exits: &Arc<Exits>) -> Result<Self, WatchError> {
+    pub fn open(pid: u32, exits: &Arc<Exits>) -> Result<Self, WatchError> {
         Self::known(exits.know(pid))
     }
 
     /// Opens a process that is known already.
-    pub(crate) fn known(known: KnownPid) -> Result<Self, WatchError> {
+    pub fn known(known: KnownPid) -> Result<Self, WatchError> {
         let pid = known.pid;
         let failed = |source| WatchError { pid, source };
         let raw = i32::try_from(pid)
@@ -85,7 +85,7 @@ impl Watched {
     }
 
     /// A child that was just started. If it cannot be watched it is killed, and becomes an orphan.
-    pub(crate) fn child(pid: u32, exits: &Arc<Exits>) -> io::Result<Self> {
+    pub fn child(pid: u32, exits: &Arc<Exits>) -> io::Result<Self> {
         Self::known(exits.know(pid)).map_err(|error| {
             kill_child(pid);
             error.source
@@ -93,7 +93,7 @@ impl Watched {
     }
 
     /// A process that has ended, with the status that the orphans' reaper kept.
-    pub(super) fn reaped(pid: u32, exit: Exit) -> Self {
+    pub fn reaped(pid: u32, exit: Exit) -> Self {
         Self {
             pid,
             process: WatchedState::Reaped(exit),
@@ -101,7 +101,7 @@ impl Watched {
     }
 
     /// True if it is a child of this process, not yet reaped.
-    pub(super) fn is_child(&self) -> bool {
+    pub fn is_child(&self) -> bool {
         let WatchedState::Present { pidfd, .. } = &self.process else {
             return false;
         };
@@ -113,12 +113,12 @@ impl Watched {
     }
 
     /// The process's pid.
-    pub(crate) fn pid(&self) -> u32 {
+    pub fn pid(&self) -> u32 {
         self.pid
     }
 
     /// Sends a signal; it cannot reach a later process with the same pid.
-    pub(crate) fn signal(&self, signal: i32) -> io::Result<()> {
+    pub fn signal(&self, signal: i32) -> io::Result<()> {
         match &self.process {
             WatchedState::Present { pidfd, .. } => {
                 crate::kernel::send_signal(pidfd.get_ref().as_fd(), signal)
@@ -128,7 +128,7 @@ impl Watched {
     }
 
     /// True if the process has ended, reaped or not: its pidfd is readable from then on.
-    pub(crate) fn has_ended(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         let WatchedState::Present { pidfd, .. } = &self.process else {
             return true;
         };
@@ -137,7 +137,7 @@ impl Watched {
     }
 
     /// Waits until the process has ended and reaps it.
-    pub(crate) async fn exit(&self) -> Exit {
+    pub async fn exit(&self) -> Exit {
         let (pidfd, known) = match &self.process {
             WatchedState::Present { pidfd, known } => (pidfd, known),
             WatchedState::Reaped(exit) => return *exit,
@@ -178,7 +178,7 @@ impl Watched {
 
 /// Kills a process that has no pidfd. A child that is not reaped yet still has its pid; any other
 /// process is left alone.
-pub(super) fn kill_child(pid: u32) {
+pub fn kill_child(pid: u32) {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
     if let Some(raw) = raw.filter(|raw| waitid(WaitId::Pid(*raw), options).is_ok()) {
@@ -187,7 +187,7 @@ pub(super) fn kill_child(pid: u32) {
 }
 
 /// The exit code, or 128 plus the signal.
-pub(super) fn status_of(status: &WaitIdStatus) -> u32 {
+pub fn status_of(status: &WaitIdStatus) -> u32 {
     let code = status.exit_status().map(|code| code.unsigned_abs());
     let signal = || {
         status

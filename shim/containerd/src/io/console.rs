@@ -13,11 +13,19 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Gid, OFlags, Uid, fchown, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::pipe::{PipeFlags, pipe_with};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
-use super::pipes::nonblocking;
+use super::IoError;
+use crate::step::failed;
 
 /// A socket's path may have 107 bytes and a bundle's path is longer, so sockets are in a short
 /// directory of our own.
@@ -25,14 +33,14 @@ const DIRECTORY: &str = "/run/containerd/s";
 static COUNTER: AtomicU64 = AtomicU64::new(0);
 
 /// A console socket for the runtime. A drop removes the socket's path.
-pub(crate) struct ConsoleSocket {
+pub struct ConsoleSocket {
     listener: UnixListener,
     path: PathBuf,
 }
 
 impl ConsoleSocket {
     /// Binds a new socket.
-    pub(crate) fn bind() -> io::Result<Self> {
+    pub fn bind() -> io::Result<Self> {
         Self::bind_in(Path::new(DIRECTORY))
     }
 
@@ -52,12 +60,12 @@ impl ConsoleSocket {
     }
 
     /// For the runtime's `--console-socket`.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// The master that the runtime sent, non-blocking. Call it after the runtime has succeeded.
-    pub(crate) fn take_master(&self) -> io::Result<OwnedFd> {
+    pub fn take_master(&self) -> io::Result<OwnedFd> {
         let mut master = None;
         loop {
             match self.listener.accept() {
@@ -96,6 +104,69 @@ impl Drop for ConsoleSocket {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
     }
+}
+
+// Pipes between shim and process, and descriptors for the event loop.
+
+/// The step of a descriptor that the event loop rejects.
+pub const WATCH: &str = "watch the process's streams";
+
+/// The owner of the pipes: the container's user, so that the container can reopen /dev/stdout.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct StreamOwner {
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+}
+
+/// A pipe: the read end, the write end.
+pub fn owned_pipe(stream: &'static str, owner: StreamOwner) -> Result<(OwnedFd, OwnedFd), IoError> {
+    let make = || {
+        let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+        if owner.uid != 0 || owner.gid != 0 {
+            fchown(
+                &write,
+                Some(Uid::from_raw(owner.uid)),
+                Some(Gid::from_raw(owner.gid)),
+            )?;
+        }
+        Ok((read, write))
+    };
+    Ok(make().map_err(failed::<Errno>(format!("make the pipe for {stream}")))?)
+}
+
+/// Makes calls on it fail instead of wait. All users of the end share this flag, so never set it on
+/// an end that a process gets.
+pub fn nonblocking(fd: &OwnedFd) -> io::Result<()> {
+    Ok(fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK)?)
+}
+
+/// Reads the current content of a pipe, whether its end blocks or not. A pipe holds a mebibyte at
+/// most (pipe(7)), and the read stops there even if a writer continues.
+pub fn unread(pipe: &OwnedFd) -> Vec<u8> {
+    const STEP: usize = 16 * 1024;
+    const MAX_BYTES: usize = 1 << 20;
+    let (mut bytes, mut buffer) = (Vec::new(), [0; STEP]);
+    while bytes.len() < MAX_BYTES && has_bytes(pipe) {
+        match rustix::io::read(pipe, &mut buffer) {
+            Ok(0) | Err(_) => break,
+            Ok(count) => bytes.extend_from_slice(&buffer[..count]),
+        }
+    }
+    bytes
+}
+
+fn has_bytes(pipe: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(pipe, PollFlags::IN)];
+    matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..))
+        && fds[0].revents().contains(PollFlags::IN)
+}
+
+/// Registers a descriptor in the event loop.
+pub fn watched(fd: OwnedFd, interest: Interest) -> Result<Arc<AsyncFd<OwnedFd>>, IoError> {
+    let watched = crate::kernel::watch(fd, interest).map_err(failed(WATCH))?;
+    Ok(Arc::new(watched))
 }
 
 #[cfg(test)]

@@ -4,23 +4,28 @@
 //! costs no memory. Only bytes that the reader has not accepted yet are kept, and until the reader
 //! accepts them nothing more is read. So a slow reader delays no other container.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
+use tokio::time::Instant;
 
-use super::progress::{CopyProgress, DrainLimits, DrainResult, Mover, progress};
+use crate::blocking::spawn_thread;
 
 /// The limit of a step; a pipe holds 64 KiB.
 const STEP: usize = 16 * 1024;
 
 /// A running copy.
 #[derive(Debug)]
-pub(crate) struct StreamCopy {
+pub struct StreamCopy {
     task: AbortHandle,
     progress: CopyProgress,
 }
@@ -28,7 +33,7 @@ pub(crate) struct StreamCopy {
 impl StreamCopy {
     /// Starts copying until the source ends or the destination is gone. Both descriptors must be
     /// non-blocking.
-    pub(crate) fn spawn(from: Arc<AsyncFd<OwnedFd>>, to: Arc<AsyncFd<OwnedFd>>) -> Self {
+    pub fn spawn(from: Arc<AsyncFd<OwnedFd>>, to: Arc<AsyncFd<OwnedFd>>) -> Self {
         let (mover, progress) = progress();
         let task = tokio::spawn(async move {
             let ended = run(&from, &to, &mover).await;
@@ -47,13 +52,13 @@ impl StreamCopy {
     }
 
     /// Aborts the copy.
-    pub(crate) fn stop(&self) {
+    pub fn stop(&self) {
         self.task.abort();
     }
 
     /// Waits for the end of the stream, and aborts a copy that stalls. A slow copy that still moves
     /// continues alone.
-    pub(super) async fn finish_or_stall(&self, limits: DrainLimits) {
+    pub async fn finish_or_stall(&self, limits: DrainLimits) {
         match self.progress.drain(limits).await {
             DrainResult::Passed => {}
             DrainResult::Moving => {
@@ -124,6 +129,160 @@ fn step(from: impl AsFd, to: impl AsFd, mover: &Mover) -> io::Result<CopyStep> {
         }
     }
     Ok(CopyStep::Moved)
+}
+
+// The progress of a stream, and its end.
+//
+// A process's output must be passed on before its delete is answered. But a leftover process may
+// keep the stream open for ever, and a reader may be gone: neither may delay the delete for ever.
+// So the wait depends on whether bytes move, and whether there are any: the limit for a reader
+// that pauses is longer than that for a writer without output.
+
+/// Time limits for the rest of a stream.
+#[derive(Debug, Clone, Copy)]
+pub struct DrainLimits {
+    /// With no bytes to pass on: a leftover process has the stream open.
+    pub idle: Duration,
+    /// In total.
+    pub total: Duration,
+}
+
+/// The result of waiting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum DrainResult {
+    /// All has arrived.
+    Passed,
+    /// No bytes move.
+    Stalled,
+    /// The time limit has passed, but bytes move.
+    Moving,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    moved: AtomicU64,
+    holding: AtomicBool,
+}
+
+/// The side that moves the bytes. The stream has ended when it is dropped.
+#[derive(Debug)]
+struct Mover {
+    counts: Arc<Counts>,
+    _open: watch::Sender<()>,
+}
+
+/// The side that waits.
+#[derive(Debug)]
+struct CopyProgress {
+    counts: Arc<Counts>,
+    open: watch::Receiver<()>,
+}
+
+/// Both sides of a stream that has not begun.
+fn progress() -> (Mover, CopyProgress) {
+    let counts = Arc::<Counts>::default();
+    let (_open, open) = watch::channel(());
+    let mover = Mover {
+        counts: Arc::clone(&counts),
+        _open,
+    };
+    (mover, CopyProgress { counts, open })
+}
+
+impl Mover {
+    /// Records that `bytes` bytes have reached the destination.
+    fn moved(&self, bytes: usize) {
+        self.counts.moved.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Records whether bytes wait that the destination does not accept yet.
+    fn set_holding(&self, some: bool) {
+        self.counts.holding.store(some, Ordering::Relaxed);
+    }
+}
+
+impl CopyProgress {
+    /// Waits for the end of the stream.
+    pub async fn drain(&self, limits: DrainLimits) -> DrainResult {
+        let mut open = self.open.clone();
+        let end = Instant::now() + limits.total;
+        let mut before = self.counts.moved.load(Ordering::Relaxed);
+        // `changed` fails when the mover is gone.
+        while tokio::time::timeout(limits.idle, open.changed())
+            .await
+            .is_err()
+        {
+            let now = self.counts.moved.load(Ordering::Relaxed);
+            match (now == before, Instant::now() >= end) {
+                (true, late) if late || !self.counts.holding.load(Ordering::Relaxed) => {
+                    return DrainResult::Stalled;
+                }
+                (false, true) => return DrainResult::Moving,
+                _ => before = now,
+            }
+        }
+        DrainResult::Passed
+    }
+}
+
+// Writes a log file: `file://`.
+//
+// The process gets a pipe and never the file: with a descriptor of the file a container could
+// truncate its own log. The event loop cannot wait for a disk, so a thread copies from the pipe to
+// the file; it ends with the last writer. If stdout and stderr name the same file they share the
+// pipe, and their lines stay in order.
+
+/// A thread that writes.
+#[derive(Debug)]
+pub struct FileWriter {
+    progress: CopyProgress,
+}
+
+impl FileWriter {
+    /// Starts to copy from the pipe to the file. The pipe's end must be blocking.
+    pub fn start(pipe: OwnedFd, file: OwnedFd) -> io::Result<Self> {
+        let (mover, progress) = progress();
+        spawn_thread(move || pass_on(&mut pipe.into(), &mut file.into(), &mover))?;
+        Ok(Self { progress })
+    }
+
+    /// Waits until all bytes are in the file; gives up when the stream stalls.
+    pub async fn finish_or_stall(&self, limits: DrainLimits) {
+        if self.progress.drain(limits).await != DrainResult::Passed {
+            tracing::warn!(
+                "a process left behind still holds a log file's pipe open, or its disk hangs"
+            );
+        }
+    }
+}
+
+/// A full disk costs lines of the log and nothing else: a process that had to wait for space would
+/// hang with it.
+fn pass_on(pipe: &mut File, file: &mut File, mover: &Mover) {
+    let mut buffer = [0; STEP];
+    let mut losing = false;
+    loop {
+        let read = match pipe.read(&mut buffer) {
+            Ok(0) => return,
+            Ok(read) => read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => {
+                return tracing::warn!(%error, "cannot read a container's output any more");
+            }
+        };
+        mover.set_holding(true);
+        let written = file.write_all(&buffer[..read]);
+        mover.set_holding(false);
+        match written {
+            Ok(()) => losing = false,
+            Err(_) if losing => {}
+            Err(error) => {
+                losing = true;
+                tracing::warn!(%error, "cannot write a container's log file: its output is lost until that works again");
+            }
+        }
+        mover.moved(read);
+    }
 }
 
 #[cfg(test)]
@@ -197,5 +356,58 @@ mod tests {
         tokio::time::timeout(LONG, copy.finish_or_stall(limits))
             .await
             .unwrap();
+    }
+
+    /// For a paused clock, which stands still while any task works: the duration of that work does
+    /// not matter.
+    const DRAIN_LIMITS: DrainLimits = DrainLimits {
+        idle: Duration::from_millis(20),
+        total: Duration::from_millis(200),
+    };
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_is_the_movers_end() {
+        let (mover, progress) = progress();
+        drop(mover);
+        assert_eq!(progress.drain(DRAIN_LIMITS).await, DrainResult::Passed);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_moving_is_a_stall() {
+        let (mover, progress) = progress();
+        mover.moved(1);
+        assert_eq!(progress.drain(DRAIN_LIMITS).await, DrainResult::Stalled);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_that_pauses_is_waited_for() {
+        let (mover, progress) = progress();
+        mover.set_holding(true);
+        let begin = Instant::now();
+        assert_eq!(progress.drain(DRAIN_LIMITS).await, DrainResult::Stalled);
+        assert!(begin.elapsed() >= DRAIN_LIMITS.total);
+        tokio::spawn(async move {
+            tokio::time::sleep(DRAIN_LIMITS.idle * 3).await;
+            drop(mover);
+        });
+        assert_eq!(progress.drain(DRAIN_LIMITS).await, DrainResult::Passed);
+    }
+
+    #[tokio::test]
+    async fn all_is_in_the_file_at_the_end() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let (read, write) = io::pipe().unwrap();
+        let writer = FileWriter::start(read.into(), file.reopen().unwrap().into()).unwrap();
+        let mut write = File::from(OwnedFd::from(write));
+        write.write_all(&[7; 200_000]).unwrap();
+        drop(write);
+        let long = Duration::from_secs(60);
+        writer
+            .finish_or_stall(DrainLimits {
+                idle: long,
+                total: long,
+            })
+            .await;
+        assert_eq!(std::fs::read(file.path()).unwrap(), [7; 200_000]);
     }
 }

@@ -27,14 +27,14 @@ use tokio::net::unix::pipe;
 use tokio::sync::watch;
 
 use super::IoError;
-use super::stream::LogProgram;
+use super::open::LogProgram;
 use crate::blocking::run_blocking;
 use crate::exits::{Exits, Watched};
 use crate::kernel;
 use crate::step::failed;
 
 /// The time limit until a program is ready. Go's shim waits for ever, and so does the client.
-pub(super) const READY_LIMIT: Duration = Duration::from_secs(60);
+pub const READY_LIMIT: Duration = Duration::from_secs(60);
 /// The time limit for reading after the last writer is gone.
 const READ_ON_LIMIT: Duration = Duration::from_secs(2);
 /// The time limit for its end after SIGTERM.
@@ -42,18 +42,18 @@ const TERM_LIMIT: Duration = Duration::from_secs(10);
 
 /// The process whose output a program reads.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct LoggedProcess<'a> {
+pub struct LoggedProcess<'a> {
     /// The container's id, or the exec's.
-    pub(crate) id: &'a str,
+    pub id: &'a str,
     /// containerd's namespace.
-    pub(crate) namespace: &'a str,
+    pub namespace: &'a str,
     /// The waiters of processes.
-    pub(crate) exits: &'a Arc<Exits>,
+    pub exits: &'a Arc<Exits>,
 }
 
 /// A program that runs, or has run. It is killed when dropped.
 #[derive(Debug)]
-pub(super) struct Logger {
+pub struct Logger {
     program: PathBuf,
     watched: Arc<Watched>,
     ended: watch::Receiver<bool>,
@@ -61,7 +61,7 @@ pub(super) struct Logger {
 
 impl Logger {
     /// Starts the program with the reading ends of stdout and stderr, and waits until it is ready.
-    pub(super) async fn start(
+    pub async fn start(
         program: LogProgram,
         process: LoggedProcess<'_>,
         [stdout, stderr]: [OwnedFd; 2],
@@ -130,7 +130,7 @@ impl Logger {
 
     /// Waits for the program's end, which follows the end of its process, and forces it if
     /// necessary.
-    pub(super) async fn finish(&self) {
+    pub async fn finish(&self) {
         if self.ends_within(READ_ON_LIMIT).await {
             return;
         }

@@ -15,35 +15,27 @@
 
 mod console;
 mod copy;
-mod error;
-mod fifo;
-mod file_writer;
 mod logger;
 mod open;
-mod pending_log;
-mod pipes;
 mod prepared_io;
-mod progress;
-mod stream;
 
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+pub use console::StreamOwner;
+use copy::{DrainLimits, FileWriter, StreamCopy};
+pub use logger::LoggedProcess;
+use logger::{Logger, READY_LIMIT};
+pub use prepared_io::PreparedIo;
 use rustix::termios::Winsize;
 use tokio::io::unix::AsyncFd;
 
-use copy::StreamCopy;
-pub(crate) use error::IoError;
-use file_writer::FileWriter;
-pub(crate) use logger::LoggedProcess;
-use logger::Logger;
-pub(crate) use pipes::StreamOwner;
-pub(crate) use prepared_io::PreparedIo;
-use progress::DrainLimits;
+use crate::step::StepError;
 
 /// A pty's master, shared by both directions.
-pub(crate) type Master = Arc<AsyncFd<OwnedFd>>;
+type Master = Arc<AsyncFd<OwnedFd>>;
 
 /// The time limits for the rest of a dead process's output: Go's shim waits ten seconds in either
 /// case.
@@ -54,15 +46,15 @@ const DRAIN_LIMITS: DrainLimits = DrainLimits {
 
 /// The streams that `Create` and `Exec` name for a process: paths or URIs. Empty means no stream.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Streams {
+pub struct Streams {
     /// Path of the fifo to read.
-    pub(crate) stdin: String,
+    pub stdin: String,
     /// Path of the fifo to write.
-    pub(crate) stdout: String,
+    pub stdout: String,
     /// Path of the fifo to write; unused with a terminal.
-    pub(crate) stderr: String,
+    pub stderr: String,
     /// A pty instead of three pipes.
-    pub(crate) terminal: bool,
+    pub terminal: bool,
 }
 
 /// The reader of a process's output at the far end of a pipe, which must end after the process.
@@ -83,7 +75,7 @@ impl Sink {
 
 /// The streams of a running process.
 #[derive(Debug, Default)]
-pub(crate) struct RunningIo {
+pub struct RunningIo {
     /// Kept open so that the process sees no end of its input before `CloseIO`, however often
     /// clients connect and leave.
     stdin_hold: Mutex<Option<OwnedFd>>,
@@ -95,7 +87,7 @@ pub(crate) struct RunningIo {
 
 impl RunningIo {
     /// Closes stdin: the process sees its end as soon as the client's side is closed as well.
-    pub(crate) fn close_stdin(&self) {
+    pub fn close_stdin(&self) {
         self.stdin_hold
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -103,7 +95,7 @@ impl RunningIo {
     }
 
     /// Sets the terminal's size; without a terminal there is nothing to set.
-    pub(crate) fn resize(&self, columns: u16, rows: u16) -> std::io::Result<()> {
+    pub fn resize(&self, columns: u16, rows: u16) -> std::io::Result<()> {
         let Some(console) = &self.console else {
             return Ok(());
         };
@@ -117,7 +109,7 @@ impl RunningIo {
     }
 
     /// Waits until all output of the dead process has been passed on.
-    pub(crate) async fn drained(&self) {
+    pub async fn drained(&self) {
         let [first, second] =
             [self.outputs.first(), self.outputs.get(1)].map(|output| async move {
                 if let Some(output) = output {
@@ -137,4 +129,34 @@ impl Drop for RunningIo {
             stdin.stop();
         }
     }
+}
+
+// The errors of setting up a process's streams.
+
+/// A stream that could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum IoError {
+    /// A file, a pipe, the terminal, a logging program.
+    #[error(transparent)]
+    Step(#[from] StepError),
+    /// A kind of stream that this shim does not support.
+    #[error("{stream} {uri:?}: streams of this kind are not supported")]
+    Scheme {
+        /// stdin, stdout or stderr.
+        stream: &'static str,
+        /// The URI that containerd named.
+        uri: String,
+    },
+    /// A logging program ended, or closed the pipe, without output; with `binary-v2` only.
+    #[error("the logging program {program} did not say that it is ready: it may have ended")]
+    NotReady {
+        /// The executable.
+        program: PathBuf,
+    },
+    /// A logging program writes nothing and does not close the pipe.
+    #[error("the logging program {program} is not ready after {READY_LIMIT:?}")]
+    Late {
+        /// The executable.
+        program: PathBuf,
+    },
 }

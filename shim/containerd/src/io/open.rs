@@ -4,27 +4,31 @@
 //! `file://` may be a fifo without a reader. Such a call waits until the open returns, as with Go's
 //! shim. The pod's other containers do not wait.
 
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::path::Path;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 
-use super::fifo::{self, Input, OutputTarget};
-use super::stream::Stream;
+use rustix::fs::OFlags;
+
+use super::console::nonblocking;
 use super::{IoError, Streams};
-use crate::blocking::run_blocking;
+use crate::blocking::{run_blocking, spawn_thread};
 use crate::step::failed;
 
 /// The files behind the three names.
 #[derive(Default)]
-pub(super) struct OpenedStreams {
-    pub(super) stdin: Option<Input>,
-    pub(super) stdout: OutputTarget,
+pub struct OpenedStreams {
+    pub stdin: Option<Input>,
+    pub stdout: OutputTarget,
     /// Nowhere with a terminal, or if a logging program reads both.
-    pub(super) stderr: OutputTarget,
+    pub stderr: OutputTarget,
 }
 
 impl OpenedStreams {
     /// Opens them.
-    pub(super) async fn open(streams: &Streams) -> Result<Self, IoError> {
+    pub async fn open(streams: &Streams) -> Result<Self, IoError> {
         if !streams.terminal
             && [&streams.stdin, &streams.stdout, &streams.stderr]
                 .iter()
@@ -77,7 +81,7 @@ fn open_stdin(name: &str) -> Result<Option<Input>, IoError> {
     match parse(STREAM, name)? {
         Stream::Nowhere => Ok(None),
         Stream::Path(path) => {
-            let input = fifo::open_input(&path).map_err(failed(open(STREAM, &path)))?;
+            let input = open_input(&path).map_err(failed(open(STREAM, &path)))?;
             Ok(Some(input))
         }
         Stream::File(_) | Stream::Logger(_) => Err(unsupported(STREAM, name)),
@@ -87,9 +91,9 @@ fn open_stdin(name: &str) -> Result<Option<Input>, IoError> {
 fn open_output(stream: &'static str, name: &str) -> Result<OutputTarget, IoError> {
     Ok(match parse(stream, name)? {
         Stream::Nowhere => OutputTarget::Nowhere,
-        Stream::Path(path) => fifo::open_output(&path).map_err(failed(open(stream, &path)))?,
+        Stream::Path(path) => open_output_path(&path).map_err(failed(open(stream, &path)))?,
         Stream::File(path) => {
-            let file = fifo::open_log_file(&path).map_err(failed(open(stream, &path)))?;
+            let file = open_log_file(&path).map_err(failed(open(stream, &path)))?;
             OutputTarget::LogFile(path, file)
         }
         Stream::Logger(program) => OutputTarget::Logger(program),
@@ -109,4 +113,365 @@ fn unsupported(stream: &'static str, name: &str) -> IoError {
 
 fn open(stream: &'static str, path: &Path) -> String {
     format!("open {stream} {:?}", path.display().to_string())
+}
+
+// Opens the paths that containerd names as streams.
+//
+// Fifos are opened so that no call blocks and no disconnect fails. An output is opened for reading
+// *and* writing: this succeeds before its reader comes, and a write after the reader has gone
+// fills the fifo instead of failing with EPIPE. The same is true of the write end of an input,
+// which the shim keeps open until `CloseIO`. Any other file (a regular file, /dev/null) is copied
+// by a thread as an input, and passed to the process itself as an output: the event loop watches
+// no such file.
+
+/// The destination of an output.
+#[derive(Default)]
+pub enum OutputTarget {
+    #[default]
+    Nowhere,
+    /// A fifo, open for both; the shim copies into it.
+    Fifo(OwnedFd),
+    /// An existing file that is no fifo; the process writes directly.
+    File(OwnedFd),
+    /// A log file that the shim writes.
+    LogFile(PathBuf, OwnedFd),
+    /// The log file of stdout, for stderr.
+    SameLogFile,
+    /// A program that is not started yet.
+    Logger(LogProgram),
+}
+
+/// An input: the read end, and the write end that keeps a fifo from ending.
+pub struct Input {
+    /// For the copy.
+    pub read: OwnedFd,
+    /// Kept open until `CloseIO`.
+    pub hold: Option<OwnedFd>,
+}
+
+/// Opens an output.
+fn open_output_path(path: &Path) -> io::Result<OutputTarget> {
+    if fs::metadata(path)?.file_type().is_fifo() {
+        let fifo = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(nonblock())
+            .open(path)?;
+        return Ok(OutputTarget::Fifo(fifo.into()));
+    }
+    Ok(OutputTarget::File(
+        OpenOptions::new().append(true).open(path)?.into(),
+    ))
+}
+
+/// Opens the log file of a `file://` stream, and creates it if needed.
+fn open_log_file(path: &Path) -> io::Result<OwnedFd> {
+    if let Some(dir) = path.parent() {
+        DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
+    }
+    Ok(OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o644)
+        .open(path)?
+        .into())
+}
+
+/// Opens an input.
+fn open_input(path: &Path) -> io::Result<Input> {
+    if !fs::metadata(path)?.file_type().is_fifo() {
+        return Ok(Input {
+            read: copied_into_pipe(File::open(path)?)?,
+            hold: None,
+        });
+    }
+    // The reader first: a non-blocking open of the write end fails (ENXIO) as long as there is no
+    // reader.
+    let read = OpenOptions::new()
+        .read(true)
+        .custom_flags(nonblock())
+        .open(path)?;
+    let hold = OpenOptions::new()
+        .write(true)
+        .custom_flags(nonblock())
+        .open(path)?;
+    Ok(Input {
+        read: read.into(),
+        hold: Some(hold.into()),
+    })
+}
+
+/// Starts to copy the file; returns the pipe's read end.
+fn copied_into_pipe(mut file: File) -> io::Result<OwnedFd> {
+    let (read, mut write) = io::pipe()?;
+    let read = OwnedFd::from(read);
+    nonblocking(&read)?;
+    spawn_thread(move || {
+        if let Err(error) = io::copy(&mut file, &mut write) {
+            tracing::debug!(%error, "an input ended early");
+        }
+    })?;
+    Ok(read)
+}
+
+fn nonblock() -> i32 {
+    OFlags::NONBLOCK.bits().cast_signed()
+}
+
+// A stream as containerd names it: nothing, a path, or a URI.
+//
+// ```text
+//   /run/containerd/fifo/1/web-stdout     a path, nearly always of a fifo
+//   file:///var/log/web.log               a file that the shim makes
+//   binary:///usr/bin/logger?tag=web      a program that reads stdout and stderr; its arguments are `tag web`
+//   binary-v2:///usr/bin/logger           the same, and it must report that it is ready
+// ```
+// The parser follows Go's net/url, because clients test against net/url: a host is ignored and may
+// be missing (`file:/x`), `%20` is a blank in a path, and `+` is a blank in a query. A path with
+// an invalid escape is refused, a query part with an invalid escape is skipped. The first value of
+// a repeated key is used.
+
+/// The client's end of a stream.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// No stream.
+    Nowhere,
+    /// An existing file.
+    Path(PathBuf),
+    /// A log file to create.
+    File(PathBuf),
+    /// A program to start.
+    Logger(LogProgram),
+}
+
+/// A logging program.
+#[derive(Debug, PartialEq, Eq)]
+pub struct LogProgram {
+    /// The executable.
+    pub path: PathBuf,
+    /// Keys and values of the query, in order.
+    pub arguments: Vec<String>,
+    /// True if an end without output counts as a failure: otherwise it counts as ready.
+    pub must_signal_ready: bool,
+}
+
+/// A URI with an unknown scheme, or with an invalid path.
+#[derive(Debug, PartialEq, Eq)]
+pub struct InvalidUri;
+
+impl Stream {
+    /// Parses the kind of stream.
+    pub fn parse(name: &str) -> Result<Self, InvalidUri> {
+        if name.is_empty() {
+            return Ok(Self::Nowhere);
+        }
+        let Some((scheme, rest)) = name
+            .split_once(":/")
+            .filter(|(scheme, _)| !scheme.contains('/'))
+        else {
+            return Ok(Self::Path(name.into()));
+        };
+        let rest = rest
+            .split_once('#')
+            .map_or(rest, |(before, _fragment)| before);
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let path = match place.strip_prefix('/') {
+            Some(after_slashes) => after_slashes
+                .find('/')
+                .map_or("", |slash| &after_slashes[slash..])
+                .to_owned(),
+            None => format!("/{place}"),
+        };
+        let path = PathBuf::from(decoded(&path).ok_or(InvalidUri)?);
+        match scheme {
+            "fifo" => Ok(Self::Path(path)),
+            "file" => Ok(Self::File(path)),
+            "binary" | "binary-v2" => Ok(Self::Logger(LogProgram {
+                path,
+                arguments: arguments(query),
+                must_signal_ready: scheme == "binary-v2",
+            })),
+            _ => Err(InvalidUri),
+        }
+    }
+}
+
+fn arguments(query: &str) -> Vec<String> {
+    let mut pairs: Vec<(String, String)> = Vec::new();
+    for word in query
+        .split('&')
+        .filter(|word| !word.is_empty() && !word.contains(';'))
+    {
+        let (key, value) = word.split_once('=').unwrap_or((word, ""));
+        let [Some(key), Some(value)] = [key, value].map(|text| decoded(&text.replace('+', " ")))
+        else {
+            continue;
+        };
+        if pairs.iter().all(|(known, _)| *known != key) {
+            pairs.push((key, value));
+        }
+    }
+    pairs
+        .into_iter()
+        .flat_map(|(key, value)| [key, value])
+        .collect()
+}
+
+/// Percent-decoding. None: a `%` without two hexadecimal digits.
+fn decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [byte, after @ ..] = rest {
+        let (value, after) = match byte {
+            b'%' => after
+                .split_at_checked(2)
+                .and_then(|(digits, after)| Some((hex(digits)?, after)))?,
+            _ => (*byte, after),
+        };
+        bytes.push(value);
+        rest = after;
+    }
+    Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn hex(digits: &[u8]) -> Option<u8> {
+    let text = std::str::from_utf8(digits)
+        .ok()
+        .filter(|text| text.bytes().all(|byte| byte.is_ascii_hexdigit()))?;
+    u8::from_str_radix(text, 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+    use super::*;
+
+    fn fifo() -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("fifo");
+        mknodat(CWD, &path, FileType::Fifo, Mode::from(0o600), 0).unwrap();
+        (dir, path)
+    }
+
+    #[test]
+    fn an_output_opens_before_its_reader_and_survives_it() {
+        let (_dir, path) = fifo();
+        let OutputTarget::Fifo(fd) = open_output_path(&path).unwrap() else {
+            panic!("no fifo")
+        };
+        let mut writer = File::from(fd);
+        writer.write_all(b"one").unwrap();
+        let mut reader = File::open(&path).unwrap();
+        let mut got = [0; 3];
+        reader.read_exact(&mut got).unwrap();
+        drop(reader);
+        writer.write_all(b"two").unwrap();
+    }
+
+    #[test]
+    fn an_input_ends_when_its_hold_is_dropped() {
+        let (_dir, path) = fifo();
+        let input = open_input(&path).unwrap();
+        drop(OpenOptions::new().write(true).open(&path).unwrap());
+        let mut read = File::from(input.read);
+        let mut buffer = [0; 8];
+        assert_eq!(
+            read.read(&mut buffer).unwrap_err().kind(),
+            io::ErrorKind::WouldBlock
+        );
+        drop(input.hold);
+        assert_eq!(read.read(&mut buffer).unwrap(), 0);
+    }
+
+    #[test]
+    fn an_input_that_is_no_fifo_is_read_to_its_end() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), [7; 200_000]).unwrap();
+        for (path, length) in [(file.path(), 200_000), (Path::new("/dev/null"), 0)] {
+            let input = open_input(path).unwrap();
+            let flags = rustix::fs::fcntl_getfl(&input.read).unwrap();
+            assert!(flags.contains(OFlags::NONBLOCK));
+            rustix::fs::fcntl_setfl(&input.read, flags - OFlags::NONBLOCK).unwrap();
+            let mut bytes = Vec::new();
+            File::from(input.read).read_to_end(&mut bytes).unwrap();
+            assert_eq!(bytes, vec![7; length]);
+        }
+    }
+
+    #[test]
+    fn a_regular_file_is_appended_to_by_the_process_itself() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(matches!(
+            open_output_path(file.path()).unwrap(),
+            OutputTarget::File(_)
+        ));
+        assert!(open_output_path(Path::new("/nonexistent/x")).is_err());
+    }
+
+    fn logger(name: &str) -> LogProgram {
+        match Stream::parse(name) {
+            Ok(Stream::Logger(program)) => program,
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn paths_and_files() {
+        assert_eq!(Stream::parse(""), Ok(Stream::Nowhere));
+        assert_eq!(
+            Stream::parse("/run/a b%20"),
+            Ok(Stream::Path("/run/a b%20".into()))
+        );
+        assert_eq!(
+            Stream::parse("/run/odd://name"),
+            Ok(Stream::Path("/run/odd://name".into()))
+        );
+        assert_eq!(
+            Stream::parse("file:///var/log/a%20b?x=y"),
+            Ok(Stream::File("/var/log/a b".into()))
+        );
+        assert_eq!(Stream::parse("npipe:////./pipe/x"), Err(InvalidUri));
+    }
+
+    /// As Go's net/url reads them.
+    #[test]
+    fn uris_without_a_host_and_with_invalid_escapes() {
+        assert_eq!(
+            Stream::parse("file:/var/log/a"),
+            Ok(Stream::File("/var/log/a".into()))
+        );
+        assert_eq!(
+            logger("binary:/bin/log?tag=web").path,
+            PathBuf::from("/bin/log")
+        );
+        assert_eq!(
+            Stream::parse("/run/a:/b%zz"),
+            Ok(Stream::Path("/run/a:/b%zz".into()))
+        );
+        for name in ["file:///tmp/%zz", "file:///tmp/100%", "binary:///bin/%2"] {
+            assert_eq!(Stream::parse(name), Err(InvalidUri), "{name}");
+        }
+        assert_eq!(
+            logger("binary:///bin/log?a=%zz&b=1;c&d=2").arguments,
+            ["d", "2"]
+        );
+    }
+
+    #[test]
+    fn a_query_becomes_arguments() {
+        let program = logger("binary://host/bin/log?tag=web+1&to=a%2Fb&flag&tag=again#end");
+        assert_eq!(program.path, PathBuf::from("/bin/log"));
+        assert_eq!(program.arguments, ["tag", "web 1", "to", "a/b", "flag", ""]);
+        assert!(!program.must_signal_ready);
+        assert!(logger("binary-v2:///bin/log").must_signal_ready);
+    }
+
+    #[test]
+    fn percent_decoding() {
+        assert_eq!(decoded("1%C3%A9").as_deref(), Some("1é"));
+        assert_eq!(decoded("%+1"), None);
+    }
 }

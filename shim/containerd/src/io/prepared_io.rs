@@ -1,19 +1,20 @@
 //! Everything that a process's streams need before the process exists.
 
+use std::fs::File;
+use std::io::{self, Write};
+use std::mem;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::io::Interest;
 
-use super::console::ConsoleSocket;
-use super::fifo::{Input, OutputTarget};
+use super::console::{ConsoleSocket, StreamOwner, WATCH, nonblocking, owned_pipe, unread, watched};
+use super::copy::FileWriter;
 use super::logger::Logger;
-use super::open::OpenedStreams;
-use super::pending_log::PendingLog;
-use super::pipes::{StreamOwner, WATCH, nonblocking, owned_pipe, unread, watched};
-use super::stream::LogProgram;
+use super::open::{Input, LogProgram, OpenedStreams, OutputTarget};
 use super::{IoError, LoggedProcess, RunningIo, Sink, StreamCopy, Streams};
+use crate::blocking::spawn_thread;
 use crate::step::failed;
 
 /// The number of bytes of a failed try's output that an error quotes.
@@ -21,7 +22,7 @@ const LAST_OUTPUT: usize = 2048;
 
 /// The opened streams of a process that is not started yet.
 #[derive(Default)]
-pub(crate) struct PreparedIo {
+pub struct PreparedIo {
     child: [Option<OwnedFd>; 3],
     pairs: Vec<Pair>,
     stdin: Option<Input>,
@@ -41,7 +42,7 @@ struct Pair {
 
 impl PreparedIo {
     /// Opens everything for these streams, and waits for a logging program to be ready.
-    pub(crate) async fn open(
+    pub async fn open(
         streams: &Streams,
         owner: StreamOwner,
         process: LoggedProcess<'_>,
@@ -175,7 +176,7 @@ impl PreparedIo {
 
     /// The process's open streams, in the order stdin, stdout, stderr. Each run of the runtime
     /// borrows the streams.
-    pub(crate) fn child_streams(&self) -> [Option<BorrowedFd<'_>>; 3] {
+    pub fn child_streams(&self) -> [Option<BorrowedFd<'_>>; 3] {
         self.child
             .each_ref()
             .map(|end| end.as_ref().map(AsFd::as_fd))
@@ -183,13 +184,13 @@ impl PreparedIo {
 
     /// True if the process's stderr goes to a file. Otherwise the runtime's own stderr may be
     /// captured.
-    pub(crate) fn has_stderr(&self) -> bool {
+    pub fn has_stderr(&self) -> bool {
         self.child[2].is_some()
     }
 
     /// Removes the output of a failed try of the runtime, so that the next try's container starts
     /// without this output.
-    pub(crate) fn withhold_output(&self) {
+    pub fn withhold_output(&self) {
         let of_pairs = self.pairs.iter().map(|pair| unread(&pair.from));
         let text = of_pairs
             .chain(self.logs.iter().map(PendingLog::withhold_output))
@@ -204,7 +205,7 @@ impl PreparedIo {
     }
 
     /// The end of the last try's output, if it failed and wrote any.
-    pub(crate) fn last_output(&self) -> Option<String> {
+    pub fn last_output(&self) -> Option<String> {
         self.withhold_output();
         let text = self
             .last_output
@@ -216,7 +217,7 @@ impl PreparedIo {
 
     /// Writes the runtime's output into a log file when no try follows. The reader of a fifo gets
     /// only the answer to `Create`, as with Go's shim.
-    pub(crate) fn write_failure(&self) {
+    pub fn write_failure(&self) {
         for log in &self.logs {
             if let Err(error) = log.write_failure() {
                 tracing::warn!(%error, "the runtime's error is not in the log file");
@@ -225,13 +226,13 @@ impl PreparedIo {
     }
 
     /// The path to which the runtime sends the terminal, if there is one.
-    pub(crate) fn console_socket(&self) -> Option<PathBuf> {
+    pub fn console_socket(&self) -> Option<PathBuf> {
         self.console.as_ref().map(|socket| socket.path().to_owned())
     }
 
     /// Starts the copies. The process's ends are closed here: from now on only the process has them
     /// open.
-    pub(crate) fn attach(self) -> Result<RunningIo, IoError> {
+    pub fn attach(self) -> Result<RunningIo, IoError> {
         let mut attached = RunningIo::default();
         attached.sinks = self.sinks;
         for log in self.logs {
@@ -272,5 +273,142 @@ impl PreparedIo {
             attached.stdin_hold = Mutex::new(hold);
         }
         Ok(attached)
+    }
+}
+
+// A log file (`file://`) before its process exists.
+//
+// The runtime writes its errors to the stderr that the container gets. The copy begins only after
+// the runtime succeeded. So the output of a failed try can be kept out of the log of a container
+// that the next try starts.
+
+/// A pipe to copy into a file.
+struct PendingLog {
+    pipe: OwnedFd,
+    file: OwnedFd,
+    path: PathBuf,
+    /// The output of the last failed try.
+    failure: Mutex<Vec<u8>>,
+}
+
+impl PendingLog {
+    /// `pipe` is the read end.
+    pub fn new(pipe: OwnedFd, file: OwnedFd, path: &Path) -> Self {
+        Self {
+            pipe,
+            file,
+            path: path.to_owned(),
+            failure: Mutex::default(),
+        }
+    }
+
+    /// Removes the output of a failed try from the pipe, before a further try.
+    pub fn withhold_output(&self) -> Vec<u8> {
+        let text = unread(&self.pipe);
+        if !text.is_empty() {
+            self.failure().clone_from(&text);
+        }
+        text
+    }
+
+    /// Writes the output of the last failed try, if no try follows. No caller waits for the disk.
+    pub fn write_failure(&self) -> io::Result<()> {
+        let text = mem::take(&mut *self.failure());
+        if text.is_empty() {
+            return Ok(());
+        }
+        let (mut file, path) = (File::from(self.file.try_clone()?), self.path.clone());
+        spawn_thread(move || {
+            if let Err(error) = file.write_all(&text) {
+                tracing::warn!(%error, path = %path.display(), "the runtime's error is not in the log file");
+            }
+        })
+    }
+
+    /// Starts to copy: the process exists now.
+    pub fn begin(self) -> Result<FileWriter, IoError> {
+        let Self {
+            pipe, file, path, ..
+        } = self;
+        let step = format!("start writing the log file {}", path.display());
+        Ok(FileWriter::start(pipe, file).map_err(failed(step))?)
+    }
+
+    fn failure(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::io::copy::DrainLimits;
+
+    struct TestLog {
+        pending: PendingLog,
+        process: File,
+        file: tempfile::NamedTempFile,
+    }
+
+    fn log() -> TestLog {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let (read, write) = io::pipe().unwrap();
+        let pending = PendingLog::new(read.into(), file.reopen().unwrap().into(), file.path());
+        TestLog {
+            pending,
+            process: OwnedFd::from(write).into(),
+            file,
+        }
+    }
+
+    #[tokio::test]
+    async fn the_log_of_a_process_has_no_output_of_failed_tries() {
+        let TestLog {
+            pending,
+            mut process,
+            file,
+        } = log();
+        for _ in 0..3 {
+            process.write_all(b"runc create failed\n").unwrap();
+            pending.withhold_output();
+        }
+        process.write_all(b"its own\n").unwrap();
+        drop(process);
+        let long = Duration::from_secs(60);
+        pending
+            .begin()
+            .unwrap()
+            .finish_or_stall(DrainLimits {
+                idle: long,
+                total: long,
+            })
+            .await;
+        assert_eq!(std::fs::read_to_string(file.path()).unwrap(), "its own\n");
+    }
+
+    #[test]
+    fn the_last_failure_is_written_once() {
+        let TestLog {
+            pending,
+            mut process,
+            file,
+        } = log();
+        for text in [&b"first\n"[..], b"again\n", b""] {
+            process.write_all(text).unwrap();
+            pending.withhold_output();
+        }
+        pending.write_failure().unwrap();
+        pending.write_failure().unwrap();
+        let deadline = std::time::Instant::now() + Duration::from_secs(60);
+        while std::fs::read_to_string(file.path()).unwrap() != "again\n" {
+            assert!(
+                std::time::Instant::now() < deadline,
+                "{:?}",
+                std::fs::read_to_string(file.path())
+            );
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 }

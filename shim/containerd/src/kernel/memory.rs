@@ -15,7 +15,7 @@ const PAGE: usize = 4096;
 
 /// Sets or removes a variable of this process's environment. Call while the process has a single
 /// thread.
-pub(crate) fn set_environment(name: &str, value: Option<OsString>) {
+pub fn set_environment(name: &str, value: Option<OsString>) {
     // SAFETY: there is no other thread that could read the environment meanwhile.
     unsafe {
         match value {
@@ -29,7 +29,7 @@ pub(crate) fn set_environment(name: &str, value: Option<OsString>) {
 /// must have 128 KiB below the caller, used or not: the event loop's stack has them, and those of
 /// this crate's own threads.
 #[inline(never)]
-pub(crate) fn release_stack() {
+pub fn release_stack() {
     let here = 0_u8;
     let here = std::hint::black_box(&raw const here).addr();
     let end = (here - MARGIN) & !(PAGE - 1);

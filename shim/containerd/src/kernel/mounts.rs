@@ -11,7 +11,7 @@ use nix::unistd::pause;
 use rustix::process::{Pid, Signal, set_parent_process_death_signal};
 
 /// Forks a child that is the only member of a new user namespace, and idles until it is killed.
-pub(crate) fn child_in_user_namespace() -> io::Result<Pid> {
+pub fn child_in_user_namespace() -> io::Result<Pid> {
     let mut stack = [0; 16 * 1024];
     let idle = Box::new(|| {
         // If the shim is killed now, the child dies with the thread that forked it.
@@ -71,22 +71,22 @@ struct LoopConfig {
 
 /// The options for attaching a file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct LoopMode {
+pub struct LoopMode {
     /// Writes are not allowed.
-    pub(crate) read_only: bool,
+    pub read_only: bool,
     /// Bypass the page cache.
-    pub(crate) direct_io: bool,
+    pub direct_io: bool,
 }
 
 /// The number of a loop device that is currently free; `control` is /dev/loop-control.
-pub(crate) fn free_loop_device(control: &File) -> io::Result<u32> {
+pub fn free_loop_device(control: &File) -> io::Result<u32> {
     let number = ioctl(control, LOOP_CTL_GET_FREE, 0)?;
     u32::try_from(number).map_err(io::Error::other)
 }
 
 /// Attaches a file to a loop device, which detaches the file after the last user. EBUSY: a
 /// competing process attached first.
-pub(crate) fn attach_loop_device(device: &File, file: &File, mode: LoopMode) -> io::Result<()> {
+pub fn attach_loop_device(device: &File, file: &File, mode: LoopMode) -> io::Result<()> {
     let direct_io = if mode.direct_io {
         LO_FLAGS_DIRECT_IO
     } else {

@@ -81,26 +81,26 @@ const INTERNAL: &str = "X-containerd.";
 /// An unsupported option.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the option {0:?} is not supported")]
-pub(crate) struct UnsupportedOption(String);
+pub struct UnsupportedOption(String);
 
 /// A mount's options, sorted by their destination.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct MountOptions {
+pub struct MountOptions {
     /// For the mount itself.
-    pub(super) flags: MsFlags,
+    pub flags: MsFlags,
     /// For a second call; empty if the options do not change it.
-    pub(super) propagation: MsFlags,
+    pub propagation: MsFlags,
     /// For the filesystem, in order.
-    pub(super) data: Vec<String>,
+    pub data: Vec<String>,
     /// The source is a file, to be mounted through a loop device.
-    pub(super) loop_device: Option<LoopMode>,
+    pub loop_device: Option<LoopMode>,
     /// The mappings of users and of groups.
-    pub(super) id_map: Option<(String, String)>,
+    pub id_map: Option<(String, String)>,
 }
 
 impl MountOptions {
     /// Sorts the options.
-    pub(super) fn parse(options: &[String]) -> Result<Self, UnsupportedOption> {
+    pub fn parse(options: &[String]) -> Result<Self, UnsupportedOption> {
         let (mut flags, mut propagation) = (MsFlags::empty(), MsFlags::empty());
         let (mut data, mut is_loop, mut users, mut groups) = (Vec::new(), false, None, None);
         for option in options {
@@ -132,7 +132,7 @@ impl MountOptions {
     }
 
     /// A remount without data changes flags only, and those are applied by the calls that follow.
-    pub(super) fn is_remount_only(&self) -> bool {
+    pub fn is_remount_only(&self) -> bool {
         self.flags.contains(MsFlags::MS_REMOUNT) && self.data.is_empty()
     }
 }

@@ -26,15 +26,15 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use bindguard_core::handover::{self, GuardAnswer};
+use bindguard_core::handover::{self, GuardAnswer, MAX_ANSWER, unrepaired_in};
 use bindguard_core::plan::refusal_of_unseen;
 use bindguard_core::policy::Policy;
 use bindguard_core::program_names::WRAPPER;
 use bindguard_core::report::Unchecked;
 use rustix::pipe::{PipeFlags, pipe_with};
+use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 
-use super::handover::{parse_answer, read_answer, read_unrepaired};
 use super::invoke::{RunStreams, Running, RuntimeCall, RuntimeError};
 use super::{Runtime, is_program, look_up};
 use crate::blocking::run_blocking;
@@ -45,15 +45,15 @@ const RETRIES: u32 = 3;
 const KILL_GRACE: Duration = Duration::from_millis(500);
 
 /// The container that `create` or `restore` makes.
-pub(crate) struct NewContainer<'a> {
+pub struct NewContainer<'a> {
     /// The container.
-    pub(crate) id: &'a str,
+    pub id: &'a str,
     /// Its streams.
-    pub(crate) prepared_io: &'a PreparedIo,
+    pub prepared_io: &'a PreparedIo,
     /// chroot instead of pivot_root.
-    pub(crate) no_pivot_root: bool,
+    pub no_pivot_root: bool,
     /// The guard's settings.
-    pub(crate) settings: &'a GuardSettings,
+    pub settings: &'a GuardSettings,
 }
 
 /// A call of the runtime that makes a container.
@@ -65,20 +65,20 @@ struct GuardedCall<'a> {
 
 /// The settings of the guard, and the policy for a container that it could not check.
 #[derive(Debug)]
-pub(crate) struct GuardSettings {
+pub struct GuardSettings {
     /// The guard's time limit.
-    pub(crate) deadline: Duration,
+    pub deadline: Duration,
     /// Decides whether an unchecked container is refused.
-    pub(crate) policy: Policy,
+    pub policy: Policy,
     /// For a create without a guard; a guard writes its own line.
-    pub(crate) journal: Option<PathBuf>,
+    pub journal: Option<PathBuf>,
 }
 
 /// A new container.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Created {
+pub struct Created {
     /// The bundle has a record of its mounts: see [`Runtime::prove`].
-    pub(crate) is_provable: bool,
+    pub is_provable: bool,
 }
 
 /// The result of a run of the guard.
@@ -94,7 +94,7 @@ enum GuardResult {
 
 impl Runtime {
     /// Makes the container, admitted by the guard if there is one. `args` are the verb's own.
-    pub(super) async fn create_or_restore(
+    pub async fn create_or_restore(
         &self,
         verb: &'static str,
         mut args: Vec<OsString>,
@@ -291,7 +291,7 @@ impl Runtime {
     }
 
     /// Removes the remains of a failed create, so that the next one finds the name free.
-    pub(crate) async fn remove_failed_create(&self, id: &str) {
+    pub async fn remove_failed_create(&self, id: &str) {
         let _ = std::fs::remove_file(self.bundle.init_pid_file());
         if let Err(error) = self.force_delete(id).await {
             // crun returns an error when there is nothing to remove.
@@ -304,7 +304,7 @@ impl Runtime {
 
 /// The shim's own folder first: the two belong together, and PATH may have another version. Away
 /// from the event loop: see [`Runtime::resolve_binary`].
-pub(super) async fn guard_program() -> Option<PathBuf> {
+pub async fn guard_program() -> Option<PathBuf> {
     run_blocking(find_guard).await.ok().flatten()
 }
 
@@ -315,4 +315,89 @@ fn find_guard() -> Option<PathBuf> {
     beside_shim
         .filter(|path| is_program(path))
         .or_else(|| look_up(WRAPPER))
+}
+
+// The line in which the guard reports its result.
+//
+// The guard writes a single line to a pipe, whose write end closes when the guard becomes the
+// runtime. Only the first word is checked, so that a later guard may add more. A second line,
+// `unrepaired REASON`, names an unrepaired bind on which a runtime can fail. The shim reads the
+// second line if the runtime failed.
+
+/// For the second line, which is written together with the first: the pipe closes when the runtime
+/// begins.
+const REST_LIMIT: Duration = Duration::from_millis(500);
+
+/// Reads up to the end of the first line, or of the pipe.
+async fn read_answer(answers: &mut pipe::Receiver, received: &mut Vec<u8>) {
+    read_while(answers, received, |received| !received.contains(&b'\n')).await;
+}
+
+/// Reads the rest, and returns a reason for which the runtime can have failed.
+async fn read_unrepaired(answers: &mut pipe::Receiver, received: &mut Vec<u8>) -> Option<String> {
+    let _ = tokio::time::timeout(REST_LIMIT, read_while(answers, received, |_| true)).await;
+    unrepaired_in(&String::from_utf8_lossy(received)).map(str::to_owned)
+}
+
+async fn read_while(
+    answers: &mut pipe::Receiver,
+    received: &mut Vec<u8>,
+    wants_more: impl Fn(&[u8]) -> bool,
+) {
+    while received.len() < MAX_ANSWER && wants_more(received) {
+        match answers.read_buf(received).await {
+            Ok(0) => return,
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!(%error, "cannot read the guard's answer");
+                return;
+            }
+        }
+    }
+}
+
+/// The answer in the first line of the received bytes; `None` if there is none.
+fn parse_answer(received: &[u8]) -> Option<GuardAnswer> {
+    let line = received.split(|byte| *byte == b'\n').next()?;
+    GuardAnswer::parse(&String::from_utf8_lossy(line))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_line_is_the_answer() {
+        let refused = Some(GuardAnswer::Refused("/mnt is not mounted".into()));
+        assert_eq!(parse_answer(b"refused /mnt is not mounted\nmore"), refused);
+        assert_eq!(parse_answer(b"unchanged"), Some(GuardAnswer::Unchanged));
+        assert_eq!(parse_answer(b""), None);
+        assert_eq!(parse_answer(b"\nunchanged\n"), None);
+    }
+
+    #[tokio::test]
+    async fn a_second_line_is_the_reason() {
+        for (sent, reason) in [
+            ("handover\n", None),
+            (
+                "handover prove\nunrepaired app.conf is gone\n",
+                Some("app.conf is gone"),
+            ),
+            ("unchanged\nof a later guard\nunrepaired why\n", Some("why")),
+            ("unrepaired is no first line\n", None),
+        ] {
+            let (read, write) = io::pipe().unwrap();
+            let mut answers = pipe::Receiver::from_owned_fd(read.into()).unwrap();
+            io::Write::write_all(&mut { write }, sent.as_bytes()).unwrap();
+            let mut received = Vec::new();
+            read_answer(&mut answers, &mut received).await;
+            assert_eq!(
+                read_unrepaired(&mut answers, &mut received)
+                    .await
+                    .as_deref(),
+                reason,
+                "{sent:?}"
+            );
+        }
+    }
 }

@@ -28,7 +28,7 @@ const STDERR_TAIL: u64 = 2048;
 
 /// A run of the runtime that failed.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum RuntimeError {
+pub enum RuntimeError {
     /// There is no such program.
     #[error("exec: {binary:?}: executable file not found in $PATH")]
     Missing {
@@ -82,7 +82,7 @@ pub(crate) enum RuntimeError {
 }
 
 /// The destinations of a run's streams.
-pub(crate) enum RunStreams<'a> {
+pub enum RunStreams<'a> {
     /// To the shim, which needs them only for an error.
     Captured,
     /// To the shim, which needs the output on stdout.
@@ -92,7 +92,7 @@ pub(crate) enum RunStreams<'a> {
 }
 
 /// A run of the runtime, not started yet.
-pub(crate) struct RuntimeCall {
+pub struct RuntimeCall {
     program: PathBuf,
     verb: &'static str,
     arguments: Vec<OsString>,
@@ -105,7 +105,7 @@ pub(crate) struct RuntimeCall {
 }
 
 /// A run that has started.
-pub(crate) struct Running {
+pub struct Running {
     child: Watched,
     verb: &'static str,
     log: LogFile,
@@ -115,7 +115,7 @@ pub(crate) struct Running {
 
 impl RuntimeCall {
     /// `PROGRAM --root R --log L --log-format json [--systemd-cgroup] VERB ARGS`
-    pub(crate) fn new(
+    pub fn new(
         runtime: &Runtime,
         program: PathBuf,
         verb: &'static str,
@@ -152,28 +152,28 @@ impl RuntimeCall {
     }
 
     /// Adds to the program's environment.
-    pub(crate) fn env(&mut self, name: &'static str, value: impl Into<OsString>) {
+    pub fn env(&mut self, name: &'static str, value: impl Into<OsString>) {
         self.environment.push((name, value.into()));
     }
 
     /// Passes a descriptor to the child, under the same number. No other child inherits the
     /// descriptor.
-    pub(crate) fn inherit(&mut self, fd: OwnedFd) {
+    pub fn inherit(&mut self, fd: OwnedFd) {
         self.inherited = Some(fd);
     }
 
     /// Gives the run a process group, so that `kill_group` also reaches forked processes.
-    pub(crate) fn lead_group(&mut self) {
+    pub fn lead_group(&mut self) {
         self.leads_group = true;
     }
 
     /// Runs the runtime to its end; returns the output with `RunStreams::CapturedStdout`.
-    pub(crate) async fn run(self, streams: RunStreams<'_>) -> Result<Vec<u8>, RuntimeError> {
+    pub async fn run(self, streams: RunStreams<'_>) -> Result<Vec<u8>, RuntimeError> {
         self.spawn(streams)?.finish().await
     }
 
     /// Starts it.
-    pub(crate) fn spawn(self, streams: RunStreams<'_>) -> Result<Running, RuntimeError> {
+    pub fn spawn(self, streams: RunStreams<'_>) -> Result<Running, RuntimeError> {
         let program = self.program.display().to_string();
         let failed = |source| RuntimeError::Spawn {
             program: program.clone(),
@@ -242,17 +242,14 @@ fn stdio(fd: Option<BorrowedFd<'_>>) -> io::Result<Stdio> {
 
 impl Running {
     /// Waits for the end.
-    pub(crate) async fn finish(self) -> Result<Vec<u8>, RuntimeError> {
+    pub async fn finish(self) -> Result<Vec<u8>, RuntimeError> {
         let exit = self.ended().await;
         self.result(exit)
     }
 
     /// Waits for the end for at most `limit`. `None` if the run had to be killed; it must lead a
     /// group.
-    pub(crate) async fn finish_within(
-        self,
-        limit: Duration,
-    ) -> Option<Result<Vec<u8>, RuntimeError>> {
+    pub async fn finish_within(self, limit: Duration) -> Option<Result<Vec<u8>, RuntimeError>> {
         let ended = tokio::time::timeout(limit, self.ended()).await;
         match ended {
             Ok(exit) => Some(self.result(exit)),
@@ -292,7 +289,7 @@ impl Running {
     }
 
     /// Kills the runtime and its forked processes. Call before the end of a run that leads a group.
-    pub(crate) fn kill_group(&self) {
+    pub fn kill_group(&self) {
         let group = i32::try_from(self.child.pid()).ok().and_then(Pid::from_raw);
         if let Some(group) = group {
             let _ = kill_process_group(group, Signal::KILL);
@@ -304,14 +301,14 @@ impl RuntimeError {
     /// The error of the last try. Some runtimes explain an error only on the process's stderr, as
     /// crun does for a missing program: then the error quotes the end of this output. A log file
     /// gets the whole output.
-    pub(super) fn into_final(self, prepared_io: &PreparedIo) -> Self {
+    pub fn into_final(self, prepared_io: &PreparedIo) -> Self {
         let message = prepared_io.last_output();
         prepared_io.write_failure();
         self.explained_by(message)
     }
 
     /// Adds the guard's reason. The reason of the latest check wins.
-    pub(super) fn with_unrepaired(self, unrepaired: Option<String>) -> Self {
+    pub fn with_unrepaired(self, unrepaired: Option<String>) -> Self {
         match (self, unrepaired) {
             (Self::Unrepaired { failure, .. }, Some(reason)) => {
                 Self::Unrepaired { failure, reason }

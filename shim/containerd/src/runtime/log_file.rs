@@ -26,7 +26,7 @@ const YOUKI_BACKTRACE: &str = "\n\nStack backtrace:";
 
 /// The log file of a call; removed when dropped.
 #[derive(Debug)]
-pub(crate) struct LogFile {
+pub struct LogFile {
     path: PathBuf,
     /// None if no file can be made in the bundle.
     file: Option<File>,
@@ -54,7 +54,7 @@ impl LogFile {
     /// A new file in the bundle. If the file cannot be made (the disk is full, or read-only) the
     /// runtime logs to `/dev/null`: a runtime without a log ends at once, and a container must
     /// still be killed and deleted.
-    pub(crate) fn in_bundle(bundle: &Path, verb: &str) -> Self {
+    pub fn in_bundle(bundle: &Path, verb: &str) -> Self {
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         let path = bundle.join(format!("log-{verb}-{}-{number}.json", std::process::id()));
         match OpenOptions::new()
@@ -80,12 +80,12 @@ impl LogFile {
     }
 
     /// For `--log`.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Passes on messages below the level of an error, and returns the last error.
-    pub(crate) fn read(&self) -> Option<String> {
+    pub fn read(&self) -> Option<String> {
         let mut bytes = Vec::new();
         let mut file = self.file.as_ref()?;
         file.rewind()

@@ -4,15 +4,12 @@
 //! the program that the options name. The runtime's *text* is passed on, never parsed: decisions
 //! depend on exit codes, files and pidfds.
 
-mod besides;
-mod checkpoint;
 mod guard;
-mod handover;
 mod invoke;
 mod log_file;
 mod proof;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
@@ -20,16 +17,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(crate) use guard::{GuardSettings, NewContainer};
-pub(crate) use invoke::RuntimeError;
+use containerd_shim_protos::shim::oci::CheckpointOptions;
+use guard::Created;
+pub use guard::{GuardSettings, NewContainer};
+pub use invoke::RuntimeError;
+use invoke::{RunStreams, RuntimeCall};
 
 use crate::blocking::run_blocking;
 use crate::bundle::Bundle;
 use crate::exits::Exits;
 use crate::io::PreparedIo;
 use crate::options::Options;
-use guard::Created;
-use invoke::{RunStreams, RuntimeCall};
 
 /// runc's state directory under containerd, without the namespace; Go's shim uses it for every
 /// runtime.
@@ -40,7 +38,7 @@ const PIDS_LIMIT: Duration = Duration::from_secs(3);
 
 /// The runtime of a container.
 #[derive(Debug)]
-pub(crate) struct Runtime {
+pub struct Runtime {
     binary: String,
     root: PathBuf,
     systemd_cgroup: bool,
@@ -49,23 +47,18 @@ pub(crate) struct Runtime {
 }
 
 /// The arguments of `exec`.
-pub(crate) struct ExecCall<'a> {
+pub struct ExecCall<'a> {
     /// The OCI process, as JSON in a file.
-    pub(crate) process: &'a Path,
+    pub process: &'a Path,
     /// The file into which the runtime writes the pid.
-    pub(crate) pid_file: &'a Path,
+    pub pid_file: &'a Path,
     /// The process's streams.
-    pub(crate) prepared_io: &'a PreparedIo,
+    pub prepared_io: &'a PreparedIo,
 }
 
 impl Runtime {
     /// The runtime of the options, for a container in `namespace`.
-    pub(crate) fn new(
-        options: &Options,
-        namespace: &str,
-        bundle: Bundle,
-        exits: Arc<Exits>,
-    ) -> Self {
+    pub fn new(options: &Options, namespace: &str, bundle: Bundle, exits: Arc<Exits>) -> Self {
         let or = |value: &str, default: &str| {
             if value.is_empty() {
                 default.to_owned()
@@ -83,12 +76,12 @@ impl Runtime {
     }
 
     /// The directory of the runtime's state of a container.
-    pub(crate) fn state_of(&self, id: &str) -> PathBuf {
+    pub fn state_of(&self, id: &str) -> PathBuf {
         self.root.join(id)
     }
 
     /// Creates the container, admitted by the guard if there is one.
-    pub(crate) async fn create(
+    pub async fn create(
         &self,
         no_new_keyring: bool,
         container: &NewContainer<'_>,
@@ -99,12 +92,12 @@ impl Runtime {
     }
 
     /// Runs the program of a created container.
-    pub(crate) async fn start(&self, id: &str) -> Result<(), RuntimeError> {
+    pub async fn start(&self, id: &str) -> Result<(), RuntimeError> {
         self.run("start", [id.into()]).await
     }
 
     /// Sends a signal to the container's init, or to all its processes.
-    pub(crate) async fn kill(&self, id: &str, signal: u32, all: bool) -> Result<(), RuntimeError> {
+    pub async fn kill(&self, id: &str, signal: u32, all: bool) -> Result<(), RuntimeError> {
         let all = all.then(|| OsString::from("--all"));
         self.run(
             "kill",
@@ -115,27 +108,27 @@ impl Runtime {
     }
 
     /// Removes a container that has stopped, or was never started.
-    pub(crate) async fn delete(&self, id: &str) -> Result<(), RuntimeError> {
+    pub async fn delete(&self, id: &str) -> Result<(), RuntimeError> {
         self.run("delete", [id.into()]).await
     }
 
     /// Removes a container in any state.
-    pub(crate) async fn force_delete(&self, id: &str) -> Result<(), RuntimeError> {
+    pub async fn force_delete(&self, id: &str) -> Result<(), RuntimeError> {
         self.run("delete", ["--force".into(), id.into()]).await
     }
 
     /// Freezes all processes.
-    pub(crate) async fn pause(&self, id: &str) -> Result<(), RuntimeError> {
+    pub async fn pause(&self, id: &str) -> Result<(), RuntimeError> {
         self.run("pause", [id.into()]).await
     }
 
     /// Thaws all processes.
-    pub(crate) async fn resume(&self, id: &str) -> Result<(), RuntimeError> {
+    pub async fn resume(&self, id: &str) -> Result<(), RuntimeError> {
         self.run("resume", [id.into()]).await
     }
 
     /// Changes resource limits; `resources` is a file with an OCI LinuxResources.
-    pub(crate) async fn update(&self, id: &str, resources: &Path) -> Result<(), RuntimeError> {
+    pub async fn update(&self, id: &str, resources: &Path) -> Result<(), RuntimeError> {
         self.run(
             "update",
             ["--resources".into(), resources.into(), id.into()],
@@ -144,7 +137,7 @@ impl Runtime {
     }
 
     /// The pids of all processes of the container, within [`PIDS_LIMIT`].
-    pub(crate) async fn pids(&self, id: &str) -> Result<Vec<u32>, RuntimeError> {
+    pub async fn pids(&self, id: &str) -> Result<Vec<u32>, RuntimeError> {
         let args = vec!["--format".into(), "json".into(), id.into()];
         let mut call = RuntimeCall::new(self, self.resolve_binary().await?, "ps", args);
         call.lead_group();
@@ -165,7 +158,7 @@ impl Runtime {
     }
 
     /// Adds a process to a running container.
-    pub(crate) async fn exec(&self, id: &str, exec: &ExecCall<'_>) -> Result<(), RuntimeError> {
+    pub async fn exec(&self, id: &str, exec: &ExecCall<'_>) -> Result<(), RuntimeError> {
         let mut args: Vec<OsString> =
             vec!["--process".into(), exec.process.into(), "--detach".into()];
         args.extend(["--pid-file".into(), exec.pid_file.into()]);
@@ -182,7 +175,7 @@ impl Runtime {
 
     /// True if the runtime still has state of this container. runc, crun and youki have a directory
     /// per container. If that directory cannot be checked, the answer is true.
-    pub(crate) fn knows(&self, id: &str) -> bool {
+    pub fn knows(&self, id: &str) -> bool {
         match self.root.join(id).try_exists() {
             Ok(exists) => exists,
             // Nothing can be below a file, or under a name that is too long: the runtime says why.
@@ -223,7 +216,7 @@ impl Runtime {
 
 /// Finds a program as exec(3) would: a name with a slash is a path, a name without a slash is
 /// searched on PATH.
-pub(crate) fn look_up(program: &str) -> Option<PathBuf> {
+pub fn look_up(program: &str) -> Option<PathBuf> {
     if program.contains('/') {
         return Some(PathBuf::from(program)).filter(|path| is_program(path));
     }
@@ -236,8 +229,65 @@ pub(crate) fn look_up(program: &str) -> Option<PathBuf> {
 
 /// execvp(3) skips files that it cannot run, such as a directory, or a file in a folder that it may
 /// not search.
-pub(crate) fn is_program(path: &Path) -> bool {
+pub fn is_program(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+}
+
+// `checkpoint` and `restore`: the runtime lets criu write a container into a directory, and create
+// it again from there.
+
+impl Runtime {
+    /// Writes a running or paused container. `parent` is empty if the images are complete.
+    pub async fn checkpoint(
+        &self,
+        id: &str,
+        options: &CheckpointOptions,
+        parent: &str,
+    ) -> Result<(), RuntimeError> {
+        let args = checkpoint_args(options, parent);
+        self.run("checkpoint", args.into_iter().chain([id.into()]))
+            .await
+    }
+
+    /// Creates a container from a checkpoint, admitted by the guard if there is one; it runs at
+    /// once. criu works and logs in `work`.
+    pub async fn restore(
+        &self,
+        images: &str,
+        parent: &str,
+        work: &Path,
+        container: &NewContainer<'_>,
+    ) -> Result<Created, RuntimeError> {
+        let mut args = images_args(images, work.as_ref(), parent);
+        // The shim is the subreaper: the restored process becomes its child.
+        args.extend(["--detach".into(), "--no-subreaper".into()]);
+        self.create_or_restore("restore", args, container).await
+    }
+}
+
+fn images_args(images: &str, work: &OsStr, parent: &str) -> Vec<OsString> {
+    let mut args: Vec<OsString> = vec!["--image-path".into(), images.into()];
+    args.extend(["--work-path".into(), work.into()]);
+    if !parent.is_empty() {
+        args.extend(["--parent-path".into(), parent.into()]);
+    }
+    args
+}
+
+fn checkpoint_args(options: &CheckpointOptions, parent: &str) -> Vec<OsString> {
+    let mut args = images_args(&options.image_path, options.work_path.as_ref(), parent);
+    let flags = [
+        (options.open_tcp, "--tcp-established"),
+        (options.external_unix_sockets, "--ext-unix-sk"),
+        (options.terminal, "--shell-job"),
+        (options.file_locks, "--file-locks"),
+        (!options.exit, "--leave-running"),
+    ];
+    let wanted = flags.into_iter().filter(|(is_wanted, _)| *is_wanted);
+    args.extend(wanted.map(|(_, flag)| flag.into()));
+    let namespaces = options.empty_namespaces.iter();
+    args.extend(namespaces.flat_map(|kind| ["--empty-ns".into(), kind.into()]));
+    args
 }
 
 #[cfg(test)]
@@ -264,5 +314,38 @@ mod tests {
             assert!(!knows(folder, id), "{folder} {id}");
         }
         assert!(!knows("", &"x".repeat(300)));
+    }
+
+    #[test]
+    fn every_option_has_its_flag() {
+        let options = CheckpointOptions {
+            image_path: "/i".into(),
+            work_path: "/w".into(),
+            ..CheckpointOptions::default()
+        };
+        assert_eq!(
+            checkpoint_args(&options, ""),
+            ["--image-path", "/i", "--work-path", "/w", "--leave-running"]
+        );
+        let all = CheckpointOptions {
+            exit: true,
+            open_tcp: true,
+            external_unix_sockets: true,
+            terminal: true,
+            file_locks: true,
+            empty_namespaces: vec!["network".into()],
+            ..options
+        };
+        let flags = [
+            "--parent-path",
+            "../before",
+            "--tcp-established",
+            "--ext-unix-sk",
+            "--shell-job",
+            "--file-locks",
+            "--empty-ns",
+            "network",
+        ];
+        assert_eq!(checkpoint_args(&all, "../before")[4..], flags);
     }
 }

@@ -22,8 +22,8 @@ use bindguard_core::error_chain;
 use containerd_shim_protos::api::{CreateTaskRequest, DeleteResponse};
 use tokio::sync::Notify;
 
-use super::calls::{Calls, PendingCall};
-use super::refusal::Refusal;
+use super::Refusal;
+use super::{Calls, PendingCall};
 use crate::events::timestamp;
 use crate::task::{SharedState, Task, TaskError};
 
@@ -46,7 +46,7 @@ const MAX_ABANDONED_INTERVAL: Duration = Duration::from_secs(600);
 
 /// The containers, and their shared state.
 #[derive(Debug)]
-pub(crate) struct Containers {
+pub struct Containers {
     shared: SharedState,
     register: Mutex<Register>,
     shutdown: Notify,
@@ -77,7 +77,7 @@ enum Slot {
 
 impl Containers {
     /// Without containers.
-    pub(crate) fn new(shared: SharedState) -> Self {
+    pub fn new(shared: SharedState) -> Self {
         let (by_id, expected) = (HashMap::new(), HashMap::new());
         let register = Register {
             by_id,
@@ -96,12 +96,12 @@ impl Containers {
     }
 
     /// Begins a call of the service; it is pending until the result is dropped.
-    pub(super) fn begin_call(&self, method: &'static str, id: &str, exec_id: &str) -> PendingCall {
+    pub fn begin_call(&self, method: &'static str, id: &str, exec_id: &str) -> PendingCall {
         self.calls.begin(method, id, exec_id)
     }
 
     /// The containers and the pending calls, a line for each.
-    pub(crate) fn describe(&self) -> Vec<String> {
+    pub fn describe(&self) -> Vec<String> {
         let mut lines = Vec::new();
         for (id, slot) in &self.register().by_id {
             match slot {
@@ -118,7 +118,7 @@ impl Containers {
     }
 
     /// The container of that name.
-    pub(super) fn find(&self, id: &str) -> Result<Arc<Task>, Refusal> {
+    pub fn find(&self, id: &str) -> Result<Arc<Task>, Refusal> {
         match self.register().by_id.get(id) {
             Some(Slot::Ready(task)) => Ok(Arc::clone(task)),
             Some(Slot::BeingCreated) | None => Err(Refusal::no_container(id)),
@@ -126,7 +126,7 @@ impl Containers {
     }
 
     /// Creates a container; returns the pid of its init.
-    pub(super) async fn create(&self, request: CreateTaskRequest) -> Result<u32, Refusal> {
+    pub async fn create(&self, request: CreateTaskRequest) -> Result<u32, Refusal> {
         let name = self.reserve(&request.id)?;
         let task = Task::create(&self.shared, request).await?;
         let pid = task.pid();
@@ -141,7 +141,7 @@ impl Containers {
     }
 
     /// Deletes an exec, or a container and its name.
-    pub(super) async fn delete(&self, id: &str, exec_id: &str) -> Result<DeleteResponse, Refusal> {
+    pub async fn delete(&self, id: &str, exec_id: &str) -> Result<DeleteResponse, Refusal> {
         let (process, exit) = self.find(id)?.delete(exec_id).await?;
         if exec_id.is_empty() {
             self.forget(id);
@@ -156,7 +156,7 @@ impl Containers {
 
     /// Announces a container: `start` is about to answer with this shim. Refused if the shim is
     /// about to end.
-    pub(super) fn expect(&self, id: &str) -> Result<(), Refusal> {
+    pub fn expect(&self, id: &str) -> Result<(), Refusal> {
         let mut register = self.register();
         if register.closed {
             return Err(Refusal::shutting_down());
@@ -168,7 +168,7 @@ impl Containers {
     }
 
     /// Ends the shim if it has no containers and expects none.
-    pub(super) fn shut_down(&self) {
+    pub fn shut_down(&self) {
         let mut register = self.register();
         if register.is_empty() {
             register.closed = true;
@@ -183,7 +183,7 @@ impl Containers {
     ///
     /// A container that has ended needs the shim until its delete, which unmounts its root
     /// filesystem and answers its status, but no longer than `DELETE_LIMIT`.
-    pub(crate) fn close_if_idle(&self) -> bool {
+    pub fn close_if_idle(&self) -> bool {
         let mut register = self.register();
         let is_alive = |slot: &Slot| match slot {
             Slot::BeingCreated => true,
@@ -200,13 +200,13 @@ impl Containers {
     }
 
     /// Resolves when the shim must end.
-    pub(crate) async fn shutdown_requested(&self) {
+    pub async fn shutdown_requested(&self) {
         self.shutdown.notified().await;
     }
 
     /// Resolves after some time without a container and without a request to end. Deletes abandoned
     /// containers.
-    pub(crate) async fn deserted(&self) {
+    pub async fn deserted(&self) {
         let mut pause = ABANDONED_INTERVAL;
         loop {
             self.delete_abandoned().await;
@@ -337,13 +337,13 @@ impl Drop for ReservedName<'_> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub mod tests {
     use super::*;
     use crate::events::TaskEvents;
     use crate::exits::Exits;
 
     /// The containers of a shim that publishes no events.
-    pub(crate) fn containers() -> Containers {
+    pub fn containers() -> Containers {
         let events = TaskEvents::publish_to("/nonexistent".into(), "n".into());
         let exits = Arc::new(Exits::default());
         Containers::new(SharedState {

@@ -5,19 +5,22 @@
 //! explicit: for a missing method ttrpc answers NOT_FOUND, which means to containerd that the
 //! container is gone.
 
-mod calls;
 mod client;
 mod containers;
-mod decoding;
-mod dispatch;
-mod expectation;
-mod refusal;
 mod unknown_services;
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap};
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::Instant;
 
 use async_trait::async_trait;
+use bindguard_core::error_chain;
+use client::{EXPECT_SERVICE, expect_service};
+pub use client::{ServerAnswer, expect, is_alive};
 use containerd_shim_protos::api::{
     CheckpointTaskRequest, CloseIORequest, ConnectRequest, ConnectResponse, CreateTaskRequest,
     CreateTaskResponse, DeleteRequest, DeleteResponse, ExecProcessRequest, KillRequest,
@@ -26,24 +29,20 @@ use containerd_shim_protos::api::{
     UpdateTaskRequest, WaitRequest, WaitResponse,
 };
 use containerd_shim_protos::shim_async::{Task as TaskMethods, create_task};
+pub use containers::Containers;
 use protobuf::MessageField;
 use protobuf::well_known_types::empty::Empty;
-use ttrpc::asynchronous::{Service, TtrpcContext};
-
-use calls::PendingCall;
-pub(crate) use client::is_alive;
-pub(crate) use containers::Containers;
-use decoding::decoded;
-use dispatch::{panic_on_request, run_cancellable, run_to_end};
-pub(crate) use expectation::{ServerAnswer, expect};
-pub(crate) use unknown_services::answering_unknown;
+use ttrpc::asynchronous::{MethodHandler, Service, TtrpcContext};
+use ttrpc::{Code, Error, Request, Response, get_status};
+pub use unknown_services::answering_unknown;
 
 use crate::events::timestamp;
+use crate::task::TaskError;
 
 const V2: &str = "containerd.task.v2.Task";
 const V3: &str = "containerd.task.v3.Task";
 /// The task service under both names, and the service of our own `start`.
-pub(crate) fn services(containers: &Arc<Containers>) -> HashMap<String, Service> {
+pub fn services(containers: &Arc<Containers>) -> HashMap<String, Service> {
     let service = || {
         Arc::new(TaskService {
             containers: Arc::clone(containers),
@@ -53,10 +52,7 @@ pub(crate) fn services(containers: &Arc<Containers>) -> HashMap<String, Service>
     if let Some(twin) = create_task(service()).remove(V3) {
         all.insert(V2.to_owned(), twin);
     }
-    all.insert(
-        expectation::SERVICE.to_owned(),
-        expectation::service(containers),
-    );
+    all.insert(EXPECT_SERVICE.to_owned(), expect_service(containers));
     all.into_iter()
         .map(|(name, service)| (name, decoded(service)))
         .collect()
@@ -300,11 +296,267 @@ impl TaskMethods for TaskService {
     }
 }
 
+// The wrapper between ttrpc and every method.
+//
+// ttrpc drops a method's future when its client disconnects or its deadline passes. If a `create`
+// is dropped between the runtime's run and its record, the container is unknown to the shim. So a
+// method that changes something runs to its end in a separate task. A method that panics would
+// never answer: the panic is caught and answered as INTERNAL, and the pod's other containers live
+// on.
+
+/// Makes a method panic for the container that is named after it, in a build with fault points.
+#[cfg(feature = "fault-points")]
+fn panic_on_request(method: &str, id: &str) {
+    assert!(
+        id.strip_prefix(bindguard_core::fault_points::PANIC_IN) != Some(method),
+        "a fault point"
+    );
+}
+
+/// This build has no fault points.
+#[cfg(not(feature = "fault-points"))]
+fn panic_on_request(_: &str, _: &str) {}
+
+/// Runs a method that changes something to its end, even if the client disconnects.
+async fn run_to_end<T: Send + 'static>(
+    call: PendingCall,
+    work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
+) -> ttrpc::Result<T> {
+    let method = call.method();
+    let work = async move {
+        let _pending = call;
+        work.await
+    };
+    match tokio::spawn(work).await {
+        Ok(result) => result.map_err(|refusal| refusal.logged(method).into()),
+        Err(_panicked) => Err(Refusal::panicked(method).into()),
+    }
+}
+
+/// Runs a method that only reads. The future may be dropped at any time.
+async fn run_cancellable<T>(
+    call: PendingCall,
+    work: impl Future<Output = Result<T, Refusal>> + Send,
+) -> ttrpc::Result<T> {
+    let method = call.method();
+    let mut work = pin!(work);
+    let caught = std::future::poll_fn(|context| {
+        let polled = std::panic::catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context)));
+        polled.unwrap_or_else(|_| Poll::Ready(Err(Refusal::panicked(method))))
+    });
+    caught.await.map_err(Into::into)
+}
+
+// The pending calls, for the dump of the shim's state.
+
+/// The pending calls, in the order of their arrival.
+#[derive(Debug, Default)]
+pub struct Calls {
+    pending: Mutex<Pending>,
+}
+
+#[derive(Debug, Default)]
+struct Pending {
+    last: u64,
+    calls: BTreeMap<u64, Call>,
+}
+
+#[derive(Debug)]
+struct Call {
+    method: &'static str,
+    id: String,
+    exec_id: String,
+    since: Instant,
+}
+
+impl Calls {
+    /// Begins a call; it is pending until the result is dropped.
+    pub fn begin(self: &Arc<Self>, method: &'static str, id: &str, exec_id: &str) -> PendingCall {
+        let call = Call {
+            method,
+            id: id.to_owned(),
+            exec_id: exec_id.to_owned(),
+            since: Instant::now(),
+        };
+        let mut pending = self.pending();
+        pending.last += 1;
+        let number = pending.last;
+        pending.calls.insert(number, call);
+        PendingCall {
+            calls: Arc::clone(self),
+            method,
+            number,
+        }
+    }
+
+    /// A line for each call, the oldest first.
+    pub fn describe(&self) -> Vec<String> {
+        let line = |call: &Call| {
+            let Call {
+                method,
+                id,
+                exec_id,
+                since,
+            } = call;
+            let exec_id = if exec_id.is_empty() {
+                String::new()
+            } else {
+                format!(" exec {exec_id}")
+            };
+            format!(
+                "pending call: {method} {id}{exec_id}, for {:.1} s",
+                since.elapsed().as_secs_f64()
+            )
+        };
+        self.pending().calls.values().map(line).collect()
+    }
+
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A call that is not answered yet.
+#[derive(Debug)]
+pub struct PendingCall {
+    calls: Arc<Calls>,
+    method: &'static str,
+    number: u64,
+}
+
+impl PendingCall {
+    /// Its method.
+    pub fn method(&self) -> &'static str {
+        self.method
+    }
+}
+
+impl Drop for PendingCall {
+    fn drop(&mut self) {
+        self.calls.pending().calls.remove(&self.number);
+    }
+}
+
+// An error in the form for containerd: a gRPC code and a line of text.
+//
+// containerd decides by the code: NOT_FOUND to a kill means that the process has ended. containerd
+// shows the text of all other errors to the user. Each error of a task has a code here: the match
+// has no catch-all arm.
+
+/// A request that failed.
+#[derive(Debug)]
+pub struct Refusal {
+    code: Code,
+    message: String,
+}
+
+impl Refusal {
+    /// A method that panicked; the log has the details.
+    fn panicked(method: &str) -> Self {
+        Self {
+            code: Code::INTERNAL,
+            message: format!("the shim broke in {method}; its log says where"),
+        }
+    }
+
+    /// The shim is about to end; containerd must start a new shim.
+    pub fn shutting_down() -> Self {
+        Self {
+            code: Code::UNAVAILABLE,
+            message: "the shim is shutting down".to_owned(),
+        }
+    }
+
+    /// The refusal for an unknown container.
+    pub fn no_container(id: &str) -> Self {
+        TaskError::NotFound(format!("container {id} not created")).into()
+    }
+
+    /// Writes it into the debug log: containerd's own log has it at the level that containerd
+    /// chooses.
+    fn logged(self, method: &str) -> Self {
+        tracing::debug!(method, code = ?self.code, "{}", self.message);
+        self
+    }
+}
+
+impl From<TaskError> for Refusal {
+    fn from(error: TaskError) -> Self {
+        Self {
+            code: code(&error),
+            message: error_chain(&error),
+        }
+    }
+}
+
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Self {
+        Self::RpcStatus(get_status(refusal.code, refusal.message))
+    }
+}
+
+fn code(error: &TaskError) -> Code {
+    match error {
+        TaskError::NotFound(_) => Code::NOT_FOUND,
+        TaskError::AlreadyExists(_) => Code::ALREADY_EXISTS,
+        TaskError::Invalid(_) | TaskError::Options(_) => Code::INVALID_ARGUMENT,
+        TaskError::Illegal(_) => Code::FAILED_PRECONDITION,
+        // Go's shim has no code for these either; containerd adds ": unknown" to the text.
+        TaskError::Io(_)
+        | TaskError::Watch(_)
+        | TaskError::Step(_)
+        | TaskError::Checkpoint { .. }
+        | TaskError::Runtime { .. } => Code::UNKNOWN,
+    }
+}
+
+// The answer to a request that cannot be decoded.
+//
+// Go's ttrpc answers INTERNAL. Rust's ttrpc answers UNKNOWN to any error of a handler. A handler
+// returns only errors of decoding and encoding: the response already has the error of a method.
+
+type Handler = Box<dyn MethodHandler + Send + Sync>;
+
+/// Adds an answer to undecodable requests to the service.
+pub fn decoded(service: Service) -> Service {
+    let answering = |(name, handler)| (name, Box::new(Decoding(handler)) as Handler);
+    Service {
+        methods: service.methods.into_iter().map(answering).collect(),
+        streams: service.streams,
+    }
+}
+
+struct Decoding(Handler);
+
+#[async_trait]
+impl MethodHandler for Decoding {
+    async fn handler(&self, context: TtrpcContext, request: Request) -> ttrpc::Result<Response> {
+        let answer = self.0.handler(context, request).await;
+        Ok(answer.unwrap_or_else(|error| match error {
+            Error::RpcStatus(status) => Error::RpcStatus(status).into(),
+            error => Error::RpcStatus(get_status(Code::INTERNAL, error.to_string())).into(),
+        }))
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use tokio::sync::oneshot;
+    use tokio::time::timeout;
+    use ttrpc::asynchronous::transport::{Listener, Socket};
+    use ttrpc::asynchronous::{Client, Server};
+
+    use super::containers::tests::containers;
     use super::*;
     use crate::events::TaskEvents;
     use crate::exits::Exits;
+    use crate::runtime::RuntimeError;
     use crate::task::SharedState;
 
     #[tokio::test]
@@ -318,6 +570,138 @@ mod tests {
         assert_eq!(services.len(), 3);
         for name in [V2, V3] {
             assert_eq!(services[name].methods.len(), 17, "{name}");
+        }
+    }
+
+    fn call() -> PendingCall {
+        Arc::new(Calls::default()).begin("x", "web", "")
+    }
+
+    fn code(result: ttrpc::Result<()>) -> Code {
+        match result {
+            Err(Error::RpcStatus(status)) => status.code(),
+            other => panic!("no status: {other:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_answered() {
+        assert_eq!(
+            code(run_to_end(call(), async { panic!("no") }).await),
+            Code::INTERNAL
+        );
+        assert_eq!(
+            code(run_cancellable(call(), async { panic!("no") }).await),
+            Code::INTERNAL
+        );
+    }
+
+    #[tokio::test]
+    async fn a_change_is_finished_after_the_client_disconnects() {
+        let (go_on, resumed) = oneshot::channel();
+        let (done, seen) = oneshot::channel();
+        let work = run_to_end(call(), async move {
+            resumed.await.unwrap();
+            done.send(()).unwrap();
+            Ok(())
+        });
+        assert!(timeout(Duration::from_millis(5), work).await.is_err());
+        go_on.send(()).unwrap();
+        timeout(Duration::from_secs(60), seen)
+            .await
+            .unwrap()
+            .unwrap();
+    }
+
+    #[test]
+    fn a_call_is_pending_until_it_is_answered() {
+        let calls = Arc::new(Calls::default());
+        let (wait, kill) = (
+            calls.begin("wait", "web", "e"),
+            calls.begin("kill", "web", ""),
+        );
+        let lines = calls.describe();
+        assert!(
+            lines[0].starts_with("pending call: wait web exec e, for 0."),
+            "{lines:?}"
+        );
+        assert!(
+            lines[1].starts_with("pending call: kill web, for 0."),
+            "{lines:?}"
+        );
+        drop((wait, kill));
+        assert!(calls.describe().is_empty());
+    }
+
+    #[test]
+    fn a_failed_create_reads_as_with_gos_shim() {
+        let source = RuntimeError::Failed {
+            message: "runc create failed: no such file or directory".into(),
+        };
+        let refusal = Refusal::from(TaskError::Runtime {
+            stage: "create",
+            source,
+        });
+        assert_eq!(refusal.code, Code::UNKNOWN);
+        assert_eq!(
+            refusal.message,
+            "OCI runtime create failed: runc create failed: no such file or directory"
+        );
+    }
+
+    /// As Go's ttrpc answers.
+    #[tokio::test]
+    async fn codes_of_calls_that_no_method_can_serve() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let listener = Listener::try_from(listener).unwrap();
+        let services = services(&Arc::new(containers()));
+        let listener = answering_unknown(listener, services.keys());
+        let mut server = Server::new()
+            .add_listener(listener)
+            .register_service(services);
+        server.start().await.unwrap();
+        for (service, method, payload, code) in [
+            (V2, "State", &b"\xff"[..], Code::INTERNAL),
+            (V3, "Create", b"\xff", Code::INTERNAL),
+            (V3, "State", b"", Code::NOT_FOUND),
+            (V3, "Dance", b"", Code::UNIMPLEMENTED),
+            (
+                "containerd.runtime.sandbox.v1.Sandbox",
+                "Platform",
+                b"",
+                Code::UNIMPLEMENTED,
+            ),
+            (
+                "containerd.services.streaming.v1.Streaming",
+                "Stream",
+                b"",
+                Code::UNIMPLEMENTED,
+            ),
+            ("any.other.Service", "State", b"\xff", Code::UNIMPLEMENTED),
+            ("", "", b"", Code::UNIMPLEMENTED),
+        ] {
+            let stream = UnixStream::connect(&path).unwrap();
+            stream.set_nonblocking(true).unwrap();
+            let client = Client::new(Socket::from(
+                tokio::net::UnixStream::from_std(stream).unwrap(),
+            ));
+            let (service, method) = (service.to_owned(), method.to_owned());
+            let request = Request {
+                service,
+                method,
+                payload: payload.to_owned(),
+                ..Default::default()
+            };
+            let called = format!("{}/{}", request.service, request.method);
+            match client.request(request).await {
+                Err(Error::RpcStatus(status)) => {
+                    assert_eq!(status.code(), code, "{called}: {status}")
+                }
+                other => panic!("{called}: {other:?}"),
+            }
         }
     }
 }

@@ -26,7 +26,7 @@ use super::V3;
 const SERVICE_TAG: u8 = 10;
 
 /// Wraps the connections of a listener of these services.
-pub(crate) fn answering_unknown<'a>(
+pub fn answering_unknown<'a>(
     listener: Listener,
     services: impl Iterator<Item = &'a String>,
 ) -> Listener {

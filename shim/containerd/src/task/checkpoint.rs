@@ -17,7 +17,7 @@ use containerd_shim_protos::shim::oci::CheckpointOptions;
 use protobuf::well_known_types::any::Any;
 use protobuf::{Message, UnknownValueRef};
 
-use super::guard_settings::guard_settings;
+use super::create::guard_settings;
 use super::{Task, TaskError};
 use crate::blocking::run_blocking;
 use crate::bundle::Bundle;
@@ -34,7 +34,7 @@ const FIRST_OPTIONS_TYPE: &str = "containerd.linux.runc.CheckpointOptions";
 const DUMP_LOG: &str = "criu-dump.log";
 
 /// The parameters that are kept from the `Create` to the `Start` of a container to restore.
-pub(super) struct Restoration {
+pub struct Restoration {
     images: String,
     parent: String,
     no_pivot_root: bool,
@@ -51,7 +51,7 @@ impl std::fmt::Debug for Restoration {
 
 impl Task {
     /// Writes the container into a directory, with criu.
-    pub(crate) async fn checkpoint(&self, request: CheckpointTaskRequest) -> Result<(), TaskError> {
+    pub async fn checkpoint(&self, request: CheckpointTaskRequest) -> Result<(), TaskError> {
         let mut options = decode(request.options.as_ref())?;
         let parent = parent_path(&options);
         options.image_path = images_directory(options.image_path, request.path);
@@ -92,7 +92,7 @@ impl Task {
     }
 
     /// Prepares a container for the restore at its start.
-    pub(super) async fn prepare_restoration(
+    pub async fn prepare_restoration(
         &self,
         request: &CreateTaskRequest,
         options: &Options,
@@ -114,7 +114,7 @@ impl Task {
 
     /// Restores the init, if it waits for that; the caller holds its turn. After a failure the start
     /// may be tried again.
-    pub(super) async fn restore(&self) -> Result<Option<Arc<Watched>>, TaskError> {
+    pub async fn restore(&self) -> Result<Option<Arc<Watched>>, TaskError> {
         let Some(from) = self.restoration().take() else {
             return Ok(None);
         };
@@ -154,7 +154,7 @@ impl Task {
         Ok(Arc::new(pending.watch(pid)?))
     }
 
-    pub(super) fn restoration(&self) -> MutexGuard<'_, Option<Restoration>> {
+    pub fn restoration(&self) -> MutexGuard<'_, Option<Restoration>> {
         self.restoration
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -162,7 +162,7 @@ impl Task {
 }
 
 /// The images of the new container; empty without a checkpoint.
-pub(super) fn images_of<'a>(request: &'a CreateTaskRequest, options: &'a Options) -> &'a str {
+pub fn images_of<'a>(request: &'a CreateTaskRequest, options: &'a Options) -> &'a str {
     if request.checkpoint.is_empty() {
         &options.images_to_restore
     } else {

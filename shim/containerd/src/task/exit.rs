@@ -1,19 +1,23 @@
 //! The end of a process, from the kernel's report to containerd's event.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bindguard_core::error_chain;
 use containerd_shim_protos::events::task as proto;
 use containerd_shim_protos::topics;
-use nix::libc::SIGKILL;
+use nix::libc::{ESRCH, SIGKILL};
 
-use super::exec::Exec;
-use super::state::ProcessState;
-use super::{Task, TaskProcess};
+use super::create::end_pod;
+use super::process::ProcessState;
+use super::start::Exec;
+use super::{Task, TaskError, TaskProcess};
 use crate::cgroup::OomWatch;
 use crate::events::timestamp;
 use crate::exits::{Exit, Watched};
+use crate::rootfs;
+use crate::step::failed;
 
 /// The time limit for which an init's exit waits for the exits of execs. The execs are dead or
 /// dying by then: only an exec that hangs in the kernel can take longer.
@@ -24,7 +28,7 @@ const SIGNALS_LIMIT: Duration = Duration::from_secs(10);
 
 impl Task {
     /// Waits for the init in a task of its own.
-    pub(super) fn await_init(self: &Arc<Self>, watched: Arc<Watched>) {
+    pub fn await_init(self: &Arc<Self>, watched: Arc<Watched>) {
         let task = Arc::clone(self);
         tokio::spawn(async move {
             let exit = task.end_of_init(&watched).await;
@@ -99,7 +103,7 @@ impl Task {
     }
 
     /// Waits for an exec in a task of its own.
-    pub(super) fn await_exec(self: &Arc<Self>, process: Arc<TaskProcess>, watched: Arc<Watched>) {
+    pub fn await_exec(self: &Arc<Self>, process: Arc<TaskProcess>, watched: Arc<Watched>) {
         let task = Arc::clone(self);
         tokio::spawn(async move {
             let exit = watched.exit().await;
@@ -146,4 +150,193 @@ impl Task {
             }
         }
     }
+}
+
+// `Delete`: of an init with its container, or of an exec.
+//
+// The output of a process is passed on before its delete is answered, because the client then
+// closes its side. An exec's end sends no TaskDelete: containerd would take that for the
+// container's.
+
+/// The time limit for the end of an init that was never started, after the runtime has killed it.
+const KILLED_LIMIT: Duration = Duration::from_secs(5);
+
+impl Task {
+    /// Removes an exec, or the container. Returns the process, and its exit if the process ran.
+    pub async fn delete(
+        &self,
+        exec_id: &str,
+    ) -> Result<(Arc<TaskProcess>, Option<Exit>), TaskError> {
+        let process = self.process(exec_id)?;
+        match exec_id {
+            "" => self.delete_init().await?,
+            _ => self.delete_exec(self.exec(exec_id)?).await?,
+        }
+        let exit = process
+            .exit()
+            .filter(|_| !(exec_id.is_empty() && self.is_deleted_unstarted()));
+        Ok((process, exit))
+    }
+
+    async fn delete_exec(&self, exec: Arc<Exec>) -> Result<(), TaskError> {
+        let _turn = exec.turn.lock().await;
+        exec.process.state().deleted()?;
+        release(&exec.process).await;
+        exec.process.advance(ProcessState::deleted)?;
+        self.execs().remove(exec.process.id());
+        Ok(())
+    }
+
+    async fn delete_init(&self) -> Result<(), TaskError> {
+        let _turn = self.delete_turn.lock().await;
+        if self.init.state() == ProcessState::Deleted {
+            return Err(TaskError::NotFound(format!("container {}", self.id)));
+        }
+        if self.init.state() == ProcessState::Created {
+            self.delete_unstarted().await?;
+        }
+        self.init.state().deleted()?;
+        if self.init.state() == ProcessState::Stopped {
+            release(&self.init).await;
+            self.delete_from_runtime().await?;
+        } else if self.init.watched().is_some() {
+            let ended = Arc::clone(&self.init).wait();
+            if tokio::time::timeout(KILLED_LIMIT, ended).await.is_err() {
+                tracing::warn!(
+                    id = self.id,
+                    "an init that was never started outlives its container"
+                );
+            }
+            release(&self.init).await;
+        }
+        rootfs::unmount(self.bundle.rootfs()).await?;
+        // Before the answer: after it the kubelet removes the volumes. If the shim is killed here, the
+        // command `delete` ends the pod.
+        if let Ok(spec) = self.bundle.spec() {
+            end_pod(&self.runtime, &self.id, &spec).await;
+        }
+        self.bundle.settle();
+        self.init.advance(ProcessState::deleted)?;
+        self.publish_deleted();
+        Ok(())
+    }
+
+    /// A start in progress ends first: it decides whether the init has an exit to report.
+    async fn delete_unstarted(&self) -> Result<(), TaskError> {
+        let _turn = self.turn.lock().await;
+        if self.init.state() != ProcessState::Created {
+            return Ok(());
+        }
+        self.deleted_unstarted.store(true, Ordering::Relaxed);
+        if let Err(error) = self.delete_from_runtime().await {
+            self.deleted_unstarted.store(false, Ordering::Relaxed);
+            return Err(error);
+        }
+        // A container that was never restored has no process.
+        self.restoration().take();
+        Ok(())
+    }
+
+    /// If the runtime no longer knows the container, there is nothing left to delete.
+    async fn delete_from_runtime(&self) -> Result<(), TaskError> {
+        match self.runtime.delete(&self.id).await {
+            Err(error) if self.runtime.knows(&self.id) => Err(TaskError::runtime("delete")(error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// True if the runtime ended the init for a delete. No program ran, so there is no exit to
+    /// report.
+    fn is_deleted_unstarted(&self) -> bool {
+        self.deleted_unstarted.load(Ordering::Relaxed)
+    }
+
+    fn publish_deleted(&self) {
+        let exit = self.init.exit().filter(|_| !self.is_deleted_unstarted());
+        self.shared.events.send(
+            topics::TASK_DELETE_EVENT_TOPIC,
+            &proto::TaskDelete {
+                container_id: self.id.clone(),
+                pid: self.init.pid(),
+                exit_status: exit.map_or(0, |exit| exit.status),
+                exited_at: exit.map(|exit| timestamp(exit.at)).unwrap_or_default(),
+                ..Default::default()
+            },
+        );
+    }
+}
+
+async fn release(process: &TaskProcess) {
+    if let Some(attached) = process.attached() {
+        attached.drained().await;
+    }
+    process.detach();
+}
+
+// `Kill`: any signal to the init, to the whole container, or to an exec.
+//
+// The runtime signals an init, because it handles a frozen container, or a container without a pid
+// namespace. The shim signals an exec through its pidfd. The kernel reports that a process has
+// ended; the runtime's text is never parsed for it.
+
+impl Task {
+    /// Sends the signal.
+    pub async fn kill(&self, exec_id: &str, signal: u32, all: bool) -> Result<(), TaskError> {
+        match exec_id {
+            "" => self.kill_init(signal, all).await,
+            _ => kill_exec(&*self.process(exec_id)?, signal),
+        }
+    }
+
+    async fn kill_init(&self, signal: u32, all: bool) -> Result<(), TaskError> {
+        if self.init.state() == ProcessState::Created && self.init.watched().is_none() {
+            // While criu restores the container there is no process to signal yet.
+            drop(self.turn.lock().await);
+        }
+        let _signal = self.signals.read().await;
+        if self.init.state() == ProcessState::Deleted {
+            return Err(finished(&self.init));
+        }
+        // `all` also reaches processes that an init left, so a stopped init is no reason to refuse
+        // it.
+        if !all && has_ended(&self.init) {
+            return Err(finished(&self.init));
+        }
+        match self.runtime.kill(&self.id, signal, all).await {
+            Err(_) if has_ended(&self.init) => Err(finished(&self.init)),
+            result => result.map_err(TaskError::runtime("kill")),
+        }
+    }
+}
+
+fn kill_exec(process: &TaskProcess, signal: u32) -> Result<(), TaskError> {
+    let Some(watched) = process.watched() else {
+        return match process.state() {
+            state @ (ProcessState::Created | ProcessState::NotStarted) => Err(super::IllegalMove {
+                verb: "kill",
+                state,
+            }
+            .into()),
+            ProcessState::Running
+            | ProcessState::Pausing
+            | ProcessState::Paused
+            | ProcessState::Stopped
+            | ProcessState::Deleted => Err(finished(process)),
+        };
+    };
+    let number =
+        i32::try_from(signal).map_err(|_| TaskError::Invalid(format!("signal {signal}")))?;
+    match watched.signal(number) {
+        Err(error) if error.raw_os_error() == Some(ESRCH) => Err(finished(process)),
+        result => Ok(result.map_err(failed(format!("signal process {}", watched.pid())))?),
+    }
+}
+
+fn has_ended(process: &TaskProcess) -> bool {
+    process.watched().is_none_or(|watched| watched.has_ended())
+}
+
+fn finished(process: &TaskProcess) -> TaskError {
+    tracing::debug!(id = process.id(), "signalled after its end");
+    TaskError::NotFound("process already finished".to_owned())
 }

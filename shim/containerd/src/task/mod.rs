@@ -10,25 +10,20 @@
 
 mod checkpoint;
 mod create;
-mod delete;
-mod exec;
 mod exit;
-mod guard_settings;
 mod process;
 mod queries;
-mod signal;
 mod start;
-mod state;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-pub(crate) use create::Rollback;
-pub(crate) use guard_settings::end_pod;
-pub(crate) use process::TaskProcess;
-pub(crate) use state::IllegalMove;
+pub use create::Rollback;
+pub use create::end_pod;
+pub use process::IllegalMove;
+pub use process::TaskProcess;
 
 use crate::bundle::Bundle;
 use crate::cgroup::Cgroup;
@@ -39,22 +34,22 @@ use crate::options::OptionsError;
 use crate::runtime::{Runtime, RuntimeError};
 use crate::step::StepError;
 use checkpoint::Restoration;
-use exec::Exec;
+use start::Exec;
 
 /// The state shared by all tasks of the shim.
 #[derive(Debug, Clone)]
-pub(crate) struct SharedState {
+pub struct SharedState {
     /// containerd's namespace.
-    pub(crate) namespace: String,
+    pub namespace: String,
     /// The queue of events.
-    pub(crate) events: TaskEvents,
+    pub events: TaskEvents,
     /// The processes that have waiters.
-    pub(crate) exits: Arc<Exits>,
+    pub exits: Arc<Exits>,
 }
 
 /// A container.
 #[derive(Debug)]
-pub(crate) struct Task {
+pub struct Task {
     id: String,
     bundle: Bundle,
     runtime: Runtime,
@@ -77,7 +72,7 @@ pub(crate) struct Task {
 
 /// A request that a task could not complete.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum TaskError {
+pub enum TaskError {
     /// No container or process of that name exists, or not any more.
     #[error("{0}: not found")]
     NotFound(String),
@@ -147,7 +142,7 @@ impl Task {
     }
 
     /// The init where the exec id is empty, as in containerd's requests.
-    pub(crate) fn process(&self, exec_id: &str) -> Result<Arc<TaskProcess>, TaskError> {
+    pub fn process(&self, exec_id: &str) -> Result<Arc<TaskProcess>, TaskError> {
         match exec_id {
             "" => Ok(Arc::clone(&self.init)),
             _ => Ok(Arc::clone(&self.exec(exec_id)?.process)),

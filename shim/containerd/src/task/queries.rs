@@ -9,14 +9,14 @@ use containerd_shim_protos::types::task::ProcessInfo;
 use protobuf::well_known_types::any::Any;
 use protobuf::{EnumOrUnknown, Message, MessageField};
 
-use super::state::ProcessState;
+use super::process::ProcessState;
 use super::{Task, TaskError, TaskProcess};
 use crate::events::timestamp;
 use crate::step::failed;
 
 impl Task {
     /// The state of a process.
-    pub(crate) fn state(&self, exec_id: &str) -> Result<StateResponse, TaskError> {
+    pub fn state(&self, exec_id: &str) -> Result<StateResponse, TaskError> {
         let process = self.process(exec_id)?;
         let streams = process.streams();
         let state = process.state();
@@ -39,7 +39,7 @@ impl Task {
     }
 
     /// A line for the container, and for each exec.
-    pub(crate) fn describe(&self) -> Vec<String> {
+    pub fn describe(&self) -> Vec<String> {
         let line = |process: &TaskProcess| {
             format!(
                 "{}, pid {}",
@@ -71,17 +71,17 @@ impl Task {
     }
 
     /// The init's pid.
-    pub(crate) fn pid(&self) -> u32 {
+    pub fn pid(&self) -> u32 {
         self.init.pid()
     }
 
     /// True if a process of it still runs, or could be started.
-    pub(crate) fn is_alive(&self) -> bool {
+    pub fn is_alive(&self) -> bool {
         self.init.state().is_alive()
     }
 
     /// True while its program runs or is paused.
-    pub(crate) fn runs(&self) -> bool {
+    pub fn runs(&self) -> bool {
         match self.init.state() {
             ProcessState::Running | ProcessState::Pausing | ProcessState::Paused => true,
             ProcessState::Created
@@ -92,7 +92,7 @@ impl Task {
     }
 
     /// True if its program does not run, and containerd removed its bundle.
-    pub(crate) fn is_abandoned(&self) -> bool {
+    pub fn is_abandoned(&self) -> bool {
         !self.runs() && self.bundle.is_gone()
     }
 
@@ -102,7 +102,7 @@ impl Task {
     /// container without processes as leaked: containerd kills the shim, and the exit status of a just
     /// stopped container is lost. So a stopped init is still listed until its deletion. If the runtime
     /// fails or hangs, the answer has the processes that the shim itself started.
-    pub(crate) async fn pids(&self) -> Result<Vec<ProcessInfo>, TaskError> {
+    pub async fn pids(&self) -> Result<Vec<ProcessInfo>, TaskError> {
         if !self.is_alive() {
             return match self.init.state() {
                 ProcessState::Deleted => Err(TaskError::NotFound(format!("container {}", self.id))),
@@ -145,7 +145,7 @@ impl Task {
 
     /// The resource usage of the container's cgroup, also after the init's end, until the cgroup is
     /// removed.
-    pub(crate) fn stats(&self) -> Result<Any, TaskError> {
+    pub fn stats(&self) -> Result<Any, TaskError> {
         let gone = || TaskError::NotFound(format!("cgroup of container {}", self.id));
         let metrics = self.cgroup.get().ok_or_else(gone)?.metrics();
         metrics
@@ -154,7 +154,7 @@ impl Task {
     }
 
     /// Closes a process's stdin.
-    pub(crate) fn close_stdin(&self, exec_id: &str) -> Result<(), TaskError> {
+    pub fn close_stdin(&self, exec_id: &str) -> Result<(), TaskError> {
         if let Some(attached) = self.process(exec_id)?.attached() {
             attached.close_stdin();
         }
@@ -163,7 +163,7 @@ impl Task {
 
     /// Sets the size of a process's terminal. The kernel's sizes have 16 bits; Go's shim also drops
     /// the higher bits.
-    pub(crate) fn resize(&self, exec_id: &str, columns: u32, rows: u32) -> Result<(), TaskError> {
+    pub fn resize(&self, exec_id: &str, columns: u32, rows: u32) -> Result<(), TaskError> {
         let [columns, rows] = [columns, rows].map(lower_half);
         let Some(attached) = self.process(exec_id)?.attached() else {
             return Ok(());
@@ -174,10 +174,7 @@ impl Task {
     }
 
     /// Waits for a process: the init if the exec id is empty.
-    pub(crate) async fn wait(
-        self: Arc<Self>,
-        exec_id: &str,
-    ) -> Result<crate::exits::Exit, TaskError> {
+    pub async fn wait(self: Arc<Self>, exec_id: &str) -> Result<crate::exits::Exit, TaskError> {
         let process = self.process(exec_id)?;
         drop(self);
         process

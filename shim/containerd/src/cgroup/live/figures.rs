@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::{RealCgroup, skipped};
-use crate::cgroup::directory::Directory;
+use crate::cgroup::files::Directory;
 use crate::cgroup::{Cgroup, CgroupHierarchy, v1, v2};
 
 /// exec replaces the first shell, whose memory is charged to a different cgroup.
@@ -22,7 +22,7 @@ fn a_process_in_version_1_has_all_figures_while_it_lives_and_afterwards() {
         panic!("{found:?}")
     };
     assert_eq!(
-        controllers.memory().map(Directory::path),
+        controllers.get("memory").map(Directory::path),
         Some(cgroup.path())
     );
 

@@ -2,12 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use bindguard_core::error_chain;
 use tokio::time::timeout;
 
 use super::{RealCgroup, skipped};
 use crate::cgroup::CgroupHierarchy;
-use crate::cgroup::directory::Directory;
-use crate::cgroup::oom::{OomError, OomWatch};
+use crate::cgroup::OomWatch;
+use crate::cgroup::files::Directory;
 use crate::cgroup::v1::Controllers;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -153,10 +154,9 @@ async fn the_cgroup_has_no_open_descriptor_afterwards() {
 #[tokio::test]
 async fn a_missing_memory_controller_is_an_error() {
     let nothing = OomWatch::open(&CgroupHierarchy::V1(Controllers::default()));
-    assert!(matches!(nothing, Err(OomError::NoController)));
+    let message = "watch for out-of-memory kills: the cgroup has no memory controller";
+    assert_eq!(error_chain(&nothing.unwrap_err()), message);
     let directory = super::Fixture::of(&[]);
-    assert!(matches!(
-        OomWatch::open(&CgroupHierarchy::V2(directory.directory())),
-        Err(OomError::NoController)
-    ));
+    let nothing = OomWatch::open(&CgroupHierarchy::V2(directory.directory()));
+    assert_eq!(error_chain(&nothing.unwrap_err()), message);
 }

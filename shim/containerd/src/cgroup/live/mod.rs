@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use super::directory::Directory;
+use super::files::Directory;
 
 /// Files like those of a cgroup, without the kernel.
-pub(super) struct Fixture(tempfile::TempDir);
+pub struct Fixture(tempfile::TempDir);
 
 impl Fixture {
-    pub(super) fn of(files: &[(&str, &str)]) -> Self {
+    pub fn of(files: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         for (name, text) in files {
             fs::write(directory.path().join(name), text).unwrap();
@@ -26,7 +26,7 @@ impl Fixture {
         Self(directory)
     }
 
-    pub(super) fn directory(&self) -> Directory {
+    pub fn directory(&self) -> Directory {
         Directory::at(self.0.path())
     }
 }
@@ -38,7 +38,7 @@ fn skipped(why: &str) {
 }
 
 /// A cgroup and the processes in it; both are removed when it is dropped, in every case.
-pub(super) struct RealCgroup {
+pub struct RealCgroup {
     directories: Vec<PathBuf>,
     children: Vec<Child>,
 }
@@ -46,7 +46,7 @@ pub(super) struct RealCgroup {
 impl RealCgroup {
     /// A new cgroup in each hierarchy, given by the hierarchies' mount points. If a hierarchy is
     /// missing, returns `None` and reports a skip.
-    pub(super) fn new(hierarchies: &[&str]) -> Option<Self> {
+    pub fn new(hierarchies: &[&str]) -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!(
             "bindguard-test-{}-{}",
@@ -73,7 +73,7 @@ impl RealCgroup {
     }
 
     /// Makes a child cgroup in the first hierarchy.
-    pub(super) fn below(&self, name: &str) -> Self {
+    pub fn below(&self, name: &str) -> Self {
         let directory = self.path().join(name);
         fs::create_dir(&directory).unwrap();
         Self {
@@ -83,17 +83,17 @@ impl RealCgroup {
     }
 
     /// Its directory in the first of the hierarchies.
-    pub(super) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.directories[0]
     }
 
-    pub(super) fn write(&self, file: &str, text: &str) {
+    pub fn write(&self, file: &str, text: &str) {
         let path = self.path().join(file);
         fs::write(&path, text).unwrap_or_else(|error| panic!("write {}: {error}", path.display()));
     }
 
     /// Runs a command in the cgroup, in all hierarchies; returns the pid.
-    pub(super) fn run(&mut self, command: &str) -> u32 {
+    pub fn run(&mut self, command: &str) -> u32 {
         let script = format!("read go; {command}");
         let child = Command::new("sh")
             .args(["-c", &script])
@@ -111,12 +111,12 @@ impl RealCgroup {
     }
 
     /// Waits for the first of its processes to end.
-    pub(super) fn wait(&mut self) {
+    pub fn wait(&mut self) {
         self.children.remove(0).wait().unwrap();
     }
 
     /// The number of this process's descriptors of files in it.
-    pub(super) fn open_files(&self) -> usize {
+    pub fn open_files(&self) -> usize {
         let links = fs::read_dir("/proc/self/fd")
             .unwrap()
             .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
@@ -126,14 +126,14 @@ impl RealCgroup {
     }
 
     /// Ends the processes; the cgroup stays.
-    pub(super) fn end_all(&mut self) {
+    pub fn end_all(&mut self) {
         for mut child in self.children.drain(..) {
             let _ = (child.kill(), child.wait());
         }
     }
 
     /// Ends the processes and removes the directories.
-    pub(super) fn remove(&mut self) {
+    pub fn remove(&mut self) {
         self.end_all();
         for directory in self.directories.drain(..) {
             remove(&directory);

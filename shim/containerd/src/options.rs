@@ -10,22 +10,20 @@
 //! They are kept in the bundle as `options.json`, in the format of Go's shim, so that `delete`
 //! works on a bundle of either shim.
 
-mod wire;
-
 use containerd_shim_protos::shim::oci;
-use protobuf::Message;
+use protobuf::rt::skip_field_for_tag;
 use protobuf::well_known_types::any::Any;
+use protobuf::{CodedInputStream, Message};
 use serde::{Deserialize, Serialize};
 
 use crate::blocking::run_blocking;
-use wire::Generic;
 
 /// The type for a runtime type that containerd does not know.
 const GENERIC: &str = "runtimeoptions.v1.Options";
 
 /// A failure to read options.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum OptionsError {
+pub enum OptionsError {
     /// A type URL that this shim does not know.
     #[error("options of unknown type {0:?}")]
     UnknownType(String),
@@ -61,42 +59,42 @@ pub(crate) enum OptionsError {
 /// The options of any of the types. Field names in JSON are Go's.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub(crate) struct Options {
+pub struct Options {
     /// chroot instead of pivot_root.
     #[serde(alias = "NoPivotRoot", skip_serializing_if = "is_default")]
-    pub(crate) no_pivot_root: bool,
+    pub no_pivot_root: bool,
     /// Keep the session keyring.
     #[serde(alias = "NoNewKeyring", skip_serializing_if = "is_default")]
-    pub(crate) no_new_keyring: bool,
+    pub no_new_keyring: bool,
     /// The cgroup for the shim itself.
     #[serde(alias = "ShimCgroup", skip_serializing_if = "is_default")]
-    pub(crate) shim_cgroup: String,
+    pub shim_cgroup: String,
     /// Owner of the container's pipes.
     #[serde(alias = "IoUid", skip_serializing_if = "is_default")]
-    pub(crate) io_uid: u32,
+    pub io_uid: u32,
     /// Group of the container's pipes.
     #[serde(alias = "IoGid", skip_serializing_if = "is_default")]
-    pub(crate) io_gid: u32,
+    pub io_gid: u32,
     /// The OCI runtime, a name on PATH or an absolute path; empty means runc.
     #[serde(alias = "BinaryName", skip_serializing_if = "is_default")]
-    pub(crate) binary_name: String,
+    pub binary_name: String,
     /// The OCI runtime's state directory, without the namespace; empty means the default.
     #[serde(alias = "Root", skip_serializing_if = "is_default")]
-    pub(crate) root: String,
+    pub root: String,
     /// Let systemd make the cgroups; None if unset.
     #[serde(alias = "SystemdCgroup", skip_serializing_if = "Option::is_none")]
-    pub(crate) systemd_cgroup: Option<bool>,
+    pub systemd_cgroup: Option<bool>,
     /// The criu binary; containerd 2.0 dropped the option, older versions still send it.
     #[serde(alias = "CriuPath", skip_serializing_if = "is_default")]
-    pub(crate) criu_path: String,
+    pub criu_path: String,
     /// The images of a container to restore. Only clients of containerd 1.x send them in options,
     /// in those of the first shim. A handler's options have a key `CriuImagePath`, too. Go's shim
     /// ignores that key.
     #[serde(skip)]
-    pub(crate) images_to_restore: String,
+    pub images_to_restore: String,
     /// criu's working directory.
     #[serde(alias = "CriuWorkPath", skip_serializing_if = "is_default")]
-    pub(crate) criu_work_path: String,
+    pub criu_work_path: String,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -106,7 +104,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 impl Options {
     /// Like `from_any`, for the shim's server: reads a file away from the event loop, since its
     /// file server may hang.
-    pub(crate) async fn of_request(any: Option<&Any>) -> Result<Self, OptionsError> {
+    pub async fn of_request(any: Option<&Any>) -> Result<Self, OptionsError> {
         match any.filter(|any| any.type_url.ends_with(GENERIC)).cloned() {
             None => Self::from_any(any),
             Some(any) => run_blocking(move || Self::from_any(Some(&any)))
@@ -116,7 +114,7 @@ impl Options {
     }
 
     /// Decodes by the type URL. A missing or empty message means defaults.
-    pub(crate) fn from_any(any: Option<&Any>) -> Result<Self, OptionsError> {
+    pub fn from_any(any: Option<&Any>) -> Result<Self, OptionsError> {
         let Some(any) = any else {
             return Ok(Self::default());
         };
@@ -126,7 +124,7 @@ impl Options {
             "containerd.runc.v1.Options" => Self::from_runc(&any.value),
             GENERIC => Self::from_generic(&any.value),
             "containerd.linux.runc.CreateOptions" => {
-                wire::first_shims_options(&any.value).map_err(|source| OptionsError::Malformed {
+                first_shims_options(&any.value).map_err(|source| OptionsError::Malformed {
                     kind: "containerd.linux.runc.CreateOptions",
                     source,
                 })
@@ -181,6 +179,70 @@ impl Options {
             source: Box::new(source),
         })
     }
+}
+
+// Messages for which the protos crate has no type, read field by field. Unused fields are skipped.
+
+const fn text(field: u32) -> u32 {
+    (field << 3) | 2
+}
+
+const fn number(field: u32) -> u32 {
+    field << 3
+}
+
+/// `runtimeoptions.v1.Options`.
+#[derive(Default)]
+struct Generic {
+    /// A file with the table.
+    config_path: String,
+    /// The table itself.
+    config_body: Vec<u8>,
+}
+
+impl Generic {
+    /// Reads the message.
+    pub fn decode(bytes: &[u8]) -> protobuf::Result<Self> {
+        const CONFIG_PATH: u32 = text(2);
+        const CONFIG_BODY: u32 = text(3);
+        let mut generic = Self::default();
+        let mut input = CodedInputStream::from_bytes(bytes);
+        while let Some(tag) = input.read_raw_tag_or_eof()? {
+            match tag {
+                CONFIG_PATH => generic.config_path = input.read_string()?,
+                CONFIG_BODY => generic.config_body = input.read_bytes()?,
+                other => skip_field_for_tag(other, &mut input)?,
+            }
+        }
+        Ok(generic)
+    }
+}
+
+/// `containerd.linux.runc.CreateOptions`, see `runtime/linux/runctypes/runc.proto` of containerd
+/// 1.7.
+fn first_shims_options(bytes: &[u8]) -> protobuf::Result<Options> {
+    const NO_PIVOT_ROOT: u32 = number(1);
+    const NO_NEW_KEYRING: u32 = number(8);
+    const SHIM_CGROUP: u32 = text(9);
+    const IO_UID: u32 = number(10);
+    const IO_GID: u32 = number(11);
+    const CRIU_WORK_PATH: u32 = text(12);
+    const CRIU_IMAGE_PATH: u32 = text(13);
+    let mut options = Options::default();
+    let mut input = CodedInputStream::from_bytes(bytes);
+    while let Some(tag) = input.read_raw_tag_or_eof()? {
+        match tag {
+            NO_PIVOT_ROOT => options.no_pivot_root = input.read_bool()?,
+            NO_NEW_KEYRING => options.no_new_keyring = input.read_bool()?,
+            SHIM_CGROUP => options.shim_cgroup = input.read_string()?,
+            IO_UID => options.io_uid = input.read_uint32()?,
+            IO_GID => options.io_gid = input.read_uint32()?,
+            CRIU_WORK_PATH => options.criu_work_path = input.read_string()?,
+            CRIU_IMAGE_PATH => options.images_to_restore = input.read_string()?,
+            other => skip_field_for_tag(other, &mut input)?,
+        }
+    }
+    Ok(options)
 }
 
 #[cfg(test)]
@@ -298,5 +360,14 @@ mod tests {
         );
         let gos = r#"{"root":"/run/y","systemd_cgroup":true,"task_api_version":3}"#;
         assert_eq!(serde_json::from_str::<Options>(gos).unwrap().root, "/run/y");
+    }
+
+    #[test]
+    fn a_user_namespaces_owner_of_the_pipes() {
+        // no_pivot_root, an open_tcp that is skipped, io_uid and io_gid 100000
+        let bytes = [0x08, 1, 0x10, 1, 0x50, 0xa0, 0x8d, 6, 0x58, 0xa0, 0x8d, 6];
+        let options = first_shims_options(&bytes).unwrap();
+        assert!(options.no_pivot_root && !options.no_new_keyring);
+        assert_eq!((options.io_uid, options.io_gid), (100_000, 100_000));
     }
 }
