@@ -4,7 +4,8 @@
 //! Each piece of work gets a separate thread. A pool would keep threads and their memory in a
 //! process that is nearly always idle.
 
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::channel;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use std::{io, thread};
 
@@ -37,11 +38,11 @@ pub async fn run_blocking<T: Send + 'static>(
     receive.await.map_err(io::Error::other)
 }
 
-// Reads files of processes that may be hostile, from threads that nothing waits for.
-//
-// A process that hangs in execve(2) holds its exec_update_lock: a reader of its `fd/*`, `stat` or
-// `wchan` waits as long as the process does. A FUSE daemon of a container decides how long. The
-// wait ends when the shim ends, so a thread in this wait keeps no shim alive.
+/// Locks for a look-up or a small change, never across an await. A panic elsewhere leaves the value
+/// usable.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Time limit for one process.
 const READ_TIMEOUT: Duration = Duration::from_millis(300);
@@ -52,8 +53,13 @@ const MAX_WAITING: usize = 8;
 /// A slot of a reading thread is free again when the thread ends.
 static READER_SLOTS: Semaphore = Semaphore::const_new(MAX_WAITING);
 
-/// The result of `read` for each process, in the same order. `None` for a process that blocks its
+/// Reads files of processes that may be hostile, from threads that nothing waits for. Returns the
+/// result of `read` for each process, in the same order. `None` for a process that blocks its
 /// readers, and for the processes that are left when too many threads wait already.
+///
+/// A process that hangs in execve(2) holds its exec_update_lock: a reader of its `fd/*`, `stat` or
+/// `wchan` waits as long as the process does. A FUSE daemon of a container decides how long. The
+/// wait ends when the shim ends, so a thread in this wait keeps no shim alive.
 pub fn read_each<P, T>(processes: &[P], read: fn(&P) -> T) -> Vec<Option<T>>
 where
     P: Clone + Send + 'static,
@@ -75,12 +81,11 @@ where
             break;
         }
         while results.len() < processes.len() {
-            match received.recv_timeout(READ_TIMEOUT) {
-                Ok(result) => results.push(Some(result)),
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                    results.push(None);
-                    break;
-                }
+            let result = received.recv_timeout(READ_TIMEOUT).ok();
+            let is_late = result.is_none();
+            results.push(result);
+            if is_late {
+                break;
             }
         }
     }

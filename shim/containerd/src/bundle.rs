@@ -7,8 +7,9 @@
 
 use std::collections::HashMap;
 use std::ffi::OsString;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
 
 use bindguard_core::spec::{RawObject, Text};
 use bindguard_sys::write_new_file;
@@ -28,18 +29,13 @@ const RUNTIME: &str = "runtime";
 /// A bundle's directory.
 #[derive(Debug, Clone)]
 pub struct Bundle {
-    path: PathBuf,
+    pub path: PathBuf,
 }
 
 impl Bundle {
     /// The bundle at this path. No file is read yet.
     pub fn at(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into() }
-    }
-
-    /// The directory.
-    pub fn path(&self) -> &Path {
-        &self.path
     }
 
     /// True if nothing is at its path.
@@ -63,15 +59,11 @@ impl Bundle {
         self.path.join("init.pid")
     }
 
-    /// The runtime writes the pid of an exec into this file. The prefix keeps it from the bundle's
-    /// own files: a client may name an exec `init` or `shim`.
-    pub fn exec_pid_file(&self, exec_id: &str) -> PathBuf {
-        self.path.join(format!("exec-{exec_id}.pid"))
-    }
-
-    /// The shim writes the process of an exec into this file, for the runtime.
-    pub fn exec_spec_file(&self, exec_id: &str) -> PathBuf {
-        self.path.join(format!("exec-{exec_id}.json"))
+    /// The file of an exec: into `json` the shim writes the process, for the runtime, and into `pid`
+    /// the runtime the pid. The prefix keeps it from the bundle's own files: a client may name an
+    /// exec `init` or `shim`.
+    pub fn exec_file(&self, exec_id: &str, extension: &str) -> PathBuf {
+        self.path.join(format!("exec-{exec_id}.{extension}"))
     }
 
     /// Reads the fields of `config.json` that the shim needs.
@@ -85,19 +77,24 @@ impl Bundle {
     pub fn write_options(&self, options: &Options) -> Result<(), StepError> {
         let path = self.path.join(OPTIONS);
         let json = serde_json::to_vec(options).map_err(failed(parse(&path)))?;
-        write(&path, &json)?;
-        write(&self.path.join(RUNTIME), options.binary_name.as_bytes())
+        for (path, bytes) in [
+            (path, &*json),
+            (self.path.join(RUNTIME), options.binary_name.as_bytes()),
+        ] {
+            write_beside(&path, bytes).map_err(failed(format!("write {}", path.display())))?;
+        }
+        Ok(())
     }
 
     /// The options that a shim saved here; defaults if there are none.
     pub fn read_options(&self) -> Result<Options, StepError> {
         let path = self.path.join(OPTIONS);
-        let mut options: Options = match read_if_there(&path)? {
-            Some(json) if !json.trim().is_empty() => {
-                serde_json::from_str(&json).map_err(failed(parse(&path)))?
-            }
-            _ => Options::default(),
-        };
+        let mut options = Options::default();
+        if let Some(json) = read_if_there(&path)?
+            && !json.trim().is_empty()
+        {
+            options = serde_json::from_str(&json).map_err(failed(parse(&path)))?;
+        }
         if let Some(runtime) = read_if_there(&self.path.join(RUNTIME))? {
             options.binary_name = runtime.trim().to_owned();
         }
@@ -107,13 +104,9 @@ impl Bundle {
     /// Records that the runtime no longer knows the container, and that the root filesystem is
     /// unmounted.
     pub fn settle(&self) {
-        for file in [
-            self.init_pid_file(),
-            self.path.join(OPTIONS),
-            self.path.join(RUNTIME),
-        ] {
+        for file in ["init.pid", OPTIONS, RUNTIME] {
             // A file that stays only makes `delete` check again.
-            let _ = fs::remove_file(file);
+            let _ = fs::remove_file(self.path.join(file));
         }
     }
 
@@ -141,10 +134,6 @@ fn parse(path: &Path) -> String {
     format!("parse {}", path.display())
 }
 
-fn write(path: &Path, bytes: &[u8]) -> Result<(), StepError> {
-    write_beside(path, bytes).map_err(failed(format!("write {}", path.display())))
-}
-
 /// Writes a file whole or not at all: readers never see a partial file.
 pub fn write_beside(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut name = OsString::from(".");
@@ -162,27 +151,22 @@ fn read_if_there(path: &Path) -> Result<Option<String>, StepError> {
     }
 }
 
-// The fields of an OCI spec that the shim reads.
-//
-// Go's shim and runc read a spec with Go's `encoding/json`, and this parser accepts the same
-// texts: `null` is nothing, of duplicate keys the last counts, objects with equal names are
-// merged. Half of a surrogate pair is U+FFFD, and so is a byte that is not UTF-8. Text after the
-// first JSON value is ignored. Only `annotations` must have the runtime spec's types: the
-// annotations name the pod, and so the shim, of the container. About the types of other fields the
-// runtime complains at `create`.
-
-/// The parts of a spec that the shim reads.
+/// The fields of an OCI spec that the shim reads.
+///
+/// Go's shim and runc read a spec with Go's `encoding/json`, and this parser accepts the same
+/// texts: `null` is nothing, of duplicate keys the last counts, objects with equal names are
+/// merged. Half of a surrogate pair is U+FFFD, and so is a byte that is not UTF-8. Text after the
+/// first JSON value is ignored. Only `annotations` must have the runtime spec's types: the
+/// annotations name the pod, and so the shim, of the container. About the types of other fields the
+/// runtime complains at `create`.
 #[derive(Debug, Default)]
 pub struct ShimSpec {
-    /// The spec's annotations.
     pub annotations: HashMap<String, String>,
-    linux: LinuxFields,
-}
-
-#[derive(Debug, Default)]
-struct LinuxFields {
-    cgroups_path: String,
-    has_own_pid_namespace: bool,
+    /// The path for the container's cgroup; empty if the spec has none.
+    pub cgroups_path: String,
+    /// True if the kernel ends all processes of the container with the init: the init must be pid 1
+    /// of a separate pid namespace.
+    pub has_own_pid_namespace: bool,
 }
 
 impl ShimSpec {
@@ -195,7 +179,7 @@ impl ShimSpec {
         for (key, value) in object.iter().flat_map(RawObject::entries) {
             match key {
                 "annotations" => spec.add_annotations(value)?,
-                "linux" => spec.linux.add(value),
+                "linux" => spec.add_linux(value),
                 _ => {}
             }
         }
@@ -215,29 +199,10 @@ impl ShimSpec {
         Ok(())
     }
 
-    /// True if the cgroup path has systemd's form, `slice:prefix:name`. Kubelets with the systemd
-    /// driver write it.
-    pub fn has_systemds_path(&self) -> bool {
-        let parts: Vec<&str> = self.linux.cgroups_path.split(':').collect();
-        matches!(parts[..], [slice, _, name] if !name.is_empty() && (slice.is_empty() || slice.ends_with(".slice")))
-    }
-
-    /// The path for the container's cgroup; empty if the spec has none.
-    pub fn cgroups_path(&self) -> &str {
-        &self.linux.cgroups_path
-    }
-
-    /// True if the kernel ends all processes of the container with the init: the init must be pid 1
-    /// of a separate pid namespace.
-    pub fn has_own_pid_namespace(&self) -> bool {
-        self.linux.has_own_pid_namespace
-    }
-}
-
-impl LinuxFields {
-    fn add(&mut self, value: &RawValue) {
+    fn add_linux(&mut self, value: &RawValue) {
         let Some(object) = read::<RawObject<'_>>(value) else {
-            *self = Self::default();
+            self.cgroups_path.clear();
+            self.has_own_pid_namespace = false;
             return;
         };
         for (key, value) in object.entries() {
@@ -256,18 +221,25 @@ impl LinuxFields {
             }
         }
     }
+
+    /// True if the cgroup path has systemd's form, `slice:prefix:name`. Kubelets with the systemd
+    /// driver write it.
+    pub fn has_systemds_path(&self) -> bool {
+        let parts: Vec<&str> = self.cgroups_path.split(':').collect();
+        matches!(parts[..], [slice, _, name] if !name.is_empty() && (slice.is_empty() || slice.ends_with(".slice")))
+    }
 }
 
 fn is_own_pid_namespace(namespace: &RawObject<'_>) -> bool {
-    let field = |name: &str| {
-        let values = namespace.entries().filter(|(key, _)| *key == name);
-        values
-            .filter_map(|(_, value)| read::<Text<'_>>(value))
-            .last()
-            .unwrap_or_default()
-            .0
-    };
-    field("type") == "pid" && field("path").is_empty()
+    let (mut kind, mut path) = (Text::default(), Text::default());
+    for (key, value) in namespace.entries() {
+        match (key, read(value)) {
+            ("type", Some(text)) => kind = text,
+            ("path", Some(text)) => path = text,
+            _ => {}
+        }
+    }
+    kind.0 == "pid" && path.0.is_empty()
 }
 
 /// None for `null`, or for a value of a different type.
@@ -351,14 +323,12 @@ mod tests {
 
     #[test]
     fn only_a_new_pid_namespace_ends_the_children() {
-        assert!(
-            linux(r#"{"namespaces":[{"type":"mount"},{"type":"pid"}]}"#).has_own_pid_namespace()
-        );
+        assert!(linux(r#"{"namespaces":[{"type":"mount"},{"type":"pid"}]}"#).has_own_pid_namespace);
         assert!(
             !linux(r#"{"namespaces":[{"type":"pid","path":"/proc/7/ns/pid"}]}"#)
-                .has_own_pid_namespace()
+                .has_own_pid_namespace
         );
-        assert!(!linux("{}").has_own_pid_namespace());
+        assert!(!linux("{}").has_own_pid_namespace);
     }
 
     #[test]
@@ -410,20 +380,20 @@ mod tests {
     #[test]
     fn linux_is_read_as_go_reads_it_and_its_types_are_the_runtimes_business() {
         assert_eq!(
-            linux(r#"{"cgroupsPath":"/a","cgroupsPath":"/b","cgroupsPath":null}"#).cgroups_path(),
+            linux(r#"{"cgroupsPath":"/a","cgroupsPath":"/b","cgroupsPath":null}"#).cgroups_path,
             "/b"
         );
         assert_eq!(
-            linux(r#"{"cgroupsPath":"/a"},"linux":{"hooks":1}"#).cgroups_path(),
+            linux(r#"{"cgroupsPath":"/a"},"linux":{"hooks":1}"#).cgroups_path,
             "/a"
         );
         assert_eq!(
-            linux(r#"{"cgroupsPath":"/a"},"linux":null"#).cgroups_path(),
+            linux(r#"{"cgroupsPath":"/a"},"linux":null"#).cgroups_path,
             ""
         );
         assert!(
             linux(r#"{"namespaces":[null,{"type":"net","type":"pid","path":null}]}"#)
-                .has_own_pid_namespace()
+                .has_own_pid_namespace
         );
         for other in [
             "null",
@@ -431,7 +401,7 @@ mod tests {
             r#"{"cgroupsPath":5,"namespaces":null}"#,
             r#"{"namespaces":[5]}"#,
         ] {
-            assert!(!linux(other).has_own_pid_namespace(), "{other}");
+            assert!(!linux(other).has_own_pid_namespace, "{other}");
         }
     }
 }

@@ -2,11 +2,14 @@
 //!
 //! Each event enters a queue when it happens, and a single task sends the events in order. No
 //! caller waits for containerd. If containerd is restarting, an event is sent again until it
-//! arrives: a lost exit leaves a dead container "running" for ever. Events are lost only if
-//! containerd is away for very long: see `queue`.
+//! arrives: a lost exit leaves a dead container "running" for ever.
+//!
+//! The queue is bounded: while containerd is down, a container with repeated out-of-memory kills
+//! makes events all the time. Beyond the bound the oldest report of such a kill is dropped or,
+//! without one, the oldest event. A containerd that returns queries states and exits itself.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use containerd_shim_protos::shim::event::Envelope;
@@ -18,20 +21,20 @@ use protobuf::well_known_types::timestamp::Timestamp;
 use protobuf::{Message, MessageField};
 use tokio::net::UnixStream;
 use tokio::sync::{Notify, oneshot};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use ttrpc::asynchronous::Client;
 use ttrpc::asynchronous::transport::Socket;
 use ttrpc::{Code, context};
 
-/// A queued event.
-#[derive(Debug)]
-pub struct Queued {
-    at: SystemTime,
-    topic: &'static str,
-    /// The message's name in `containerd.events`.
-    name: &'static str,
-    value: Vec<u8>,
-}
+use crate::blocking::lock;
+
+/// The number of events that Go's shim keeps for a retry.
+const MAX_EVENTS: usize = 2048;
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const MAX_PAUSE: Duration = Duration::from_secs(5);
+/// containerd may reject the same event this many times.
+const REJECTIONS: u32 = 8;
 
 /// The sending end of the queue.
 #[derive(Debug, Clone)]
@@ -43,7 +46,20 @@ impl TaskEvents {
     /// Starts the task that sends to containerd's ttrpc socket.
     pub fn publish_to(address: String, namespace: String) -> Self {
         let queue = Arc::new(Queue::default());
-        tokio::spawn(publish(address, namespace, Arc::clone(&queue)));
+        let mut publisher = Publisher {
+            address,
+            namespace,
+            client: None,
+        };
+        let items = Arc::clone(&queue);
+        tokio::spawn(async move {
+            loop {
+                match items.next().await {
+                    Item::Event(event) => publisher.deliver(&event).await,
+                    Item::Flush(done) => drop(done.send(())),
+                }
+            }
+        });
         Self { queue }
     }
 
@@ -64,7 +80,7 @@ impl TaskEvents {
     pub async fn flush(&self, limit: Duration) {
         let (sent, flushed) = oneshot::channel();
         self.queue.add(Item::Flush(sent));
-        if tokio::time::timeout(limit, flushed).await.is_err() {
+        if timeout(limit, flushed).await.is_err() {
             tracing::warn!("the last events did not reach containerd");
         }
     }
@@ -84,18 +100,19 @@ pub fn timestamp(at: SystemTime) -> MessageField<Timestamp> {
     MessageField::some(Timestamp::from(at))
 }
 
-// The events that containerd has not received yet, in order.
-//
-// The queue is bounded: while containerd is down, a container with repeated out-of-memory kills
-// makes events all the time. Beyond the bound the oldest report of such a kill is dropped or,
-// without one, the oldest event. A containerd that returns queries states and exits itself.
-
-/// The number of events that Go's shim keeps for a retry.
-const MAX_EVENTS: usize = 2048;
+/// A queued event.
+#[derive(Debug)]
+struct Queued {
+    at: SystemTime,
+    topic: &'static str,
+    /// The message's name in `containerd.events`.
+    name: &'static str,
+    value: Vec<u8>,
+}
 
 /// An entry of the queue.
 #[derive(Debug)]
-pub enum Item {
+enum Item {
     Event(Queued),
     /// Answered when all earlier events have been sent.
     Flush(oneshot::Sender<()>),
@@ -103,7 +120,7 @@ pub enum Item {
 
 /// The queue, shared by the senders and the publishing task.
 #[derive(Debug, Default)]
-pub struct Queue {
+struct Queue {
     items: Mutex<Items>,
     added: Notify,
 }
@@ -117,8 +134,8 @@ struct Items {
 
 impl Queue {
     /// Adds an item, and drops an older item if there are too many.
-    pub fn add(&self, item: Item) {
-        let mut items = self.items();
+    fn add(&self, item: Item) {
+        let mut items = lock(&self.items);
         if items.waiting.len() >= MAX_EVENTS {
             items.drop_one();
         }
@@ -128,23 +145,18 @@ impl Queue {
     }
 
     /// Waits for the next item.
-    pub async fn next(self: &Arc<Self>) -> Item {
+    async fn next(&self) -> Item {
         loop {
             let added = self.added.notified();
-            if let Some(item) = self.items().take() {
+            if let Some(item) = lock(&self.items).take() {
                 return item;
             }
             added.await;
         }
     }
 
-    /// The number of queued items.
-    pub fn len(&self) -> usize {
-        self.items().waiting.len()
-    }
-
-    fn items(&self) -> MutexGuard<'_, Items> {
-        self.items.lock().unwrap_or_else(PoisonError::into_inner)
+    fn len(&self) -> usize {
+        lock(&self.items).waiting.len()
     }
 }
 
@@ -169,11 +181,8 @@ impl Items {
         let is_event = |item: &Item| matches!(item, Item::Event(_));
         let is_kill =
             |item: &Item| matches!(item, Item::Event(event) if event.topic == TASK_OOM_EVENT_TOPIC);
-        let oldest = self
-            .waiting
-            .iter()
-            .position(is_kill)
-            .or_else(|| self.waiting.iter().position(is_event));
+        let kill = self.waiting.iter().position(is_kill);
+        let oldest = kill.or_else(|| self.waiting.iter().position(is_event));
         let Some(Item::Event(event)) = oldest.and_then(|place| self.waiting.remove(place)) else {
             return;
         };
@@ -187,40 +196,11 @@ impl Items {
     }
 }
 
-// The task that calls containerd's event service.
-//
-// The task connects for the first event and keeps the connection. A transport failure (no socket,
-// a broken connection, no answer in time) is retried without end, with a growing pause. An event
-// that containerd rejects repeatedly is dropped with a log line: it would block all later events.
-
-const ANSWER_LIMIT: Duration = Duration::from_secs(5);
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const MAX_PAUSE: Duration = Duration::from_secs(5);
-/// containerd may reject the same event this many times.
-const REJECTIONS: u32 = 8;
-
-enum PublishError {
-    /// containerd could not be reached.
-    Transport(String),
-    /// containerd rejected the event.
-    Rejected(String),
-}
-
-/// Sends the queued events, in order, until the shim ends.
-pub async fn publish(address: String, namespace: String, queue: Arc<Queue>) {
-    let mut publisher = Publisher {
-        address,
-        namespace,
-        client: None,
-    };
-    loop {
-        match queue.next().await {
-            Item::Event(event) => publisher.deliver(&event).await,
-            Item::Flush(done) => drop(done.send(())),
-        }
-    }
-}
-
+/// Calls containerd's event service.
+///
+/// It connects for the first event and keeps the connection. A transport failure (no socket, a
+/// broken connection, no answer in time) is retried without end, with a growing pause. An event that
+/// containerd rejects repeatedly is dropped with a log line: it would block all later events.
 struct Publisher {
     address: String,
     namespace: String,
@@ -234,17 +214,23 @@ impl Publisher {
         loop {
             match self.try_deliver(event).await {
                 Ok(()) => return,
-                Err(PublishError::Rejected(why)) => {
+                Err(ttrpc::Error::RpcStatus(status))
+                    if !matches!(status.code(), Code::UNAVAILABLE | Code::DEADLINE_EXCEEDED) =>
+                {
                     rejections += 1;
                     if rejections >= REJECTIONS {
-                        tracing::error!(
+                        return tracing::error!(
                             topic = event.topic,
-                            "containerd does not take an event: {why}"
+                            "containerd does not take an event: {}",
+                            status.message
                         );
-                        return;
                     }
                 }
-                Err(PublishError::Transport(why)) => {
+                Err(error) => {
+                    let why = match error {
+                        ttrpc::Error::Others(why) => why,
+                        error => error.to_string(),
+                    };
                     self.client = None;
                     tracing::debug!(topic = event.topic, "containerd cannot be reached: {why}");
                 }
@@ -254,45 +240,7 @@ impl Publisher {
         }
     }
 
-    async fn try_deliver(&mut self, event: &Queued) -> Result<(), PublishError> {
-        let request = self.request(event);
-        let client = self.connected().await?;
-        match client
-            .forward(context::with_duration(ANSWER_LIMIT), &request)
-            .await
-        {
-            Ok(_) => Ok(()),
-            Err(ttrpc::Error::RpcStatus(status))
-                if !matches!(status.code(), Code::UNAVAILABLE | Code::DEADLINE_EXCEEDED) =>
-            {
-                Err(PublishError::Rejected(status.message))
-            }
-            Err(error) => Err(PublishError::Transport(error.to_string())),
-        }
-    }
-
-    async fn connected(&mut self) -> Result<&EventsClient, PublishError> {
-        let client = match self.client.take() {
-            Some(client) => client,
-            None => {
-                let path = self
-                    .address
-                    .strip_prefix("unix://")
-                    .unwrap_or(&self.address);
-                let connecting =
-                    tokio::time::timeout(ANSWER_LIMIT, UnixStream::connect(path)).await;
-                let stream = connecting
-                    .map_err(|elapsed| PublishError::Transport(elapsed.to_string()))?
-                    .map_err(|error| {
-                        PublishError::Transport(format!("connect to {path}: {error}"))
-                    })?;
-                EventsClient::new(Client::new(Socket::from(stream)))
-            }
-        };
-        Ok(self.client.insert(client))
-    }
-
-    fn request(&self, event: &Queued) -> ForwardRequest {
+    async fn try_deliver(&mut self, event: &Queued) -> ttrpc::Result<()> {
         let any = Any {
             // Go's registry has the full name alone.
             type_url: format!("containerd.events.{}", event.name),
@@ -306,10 +254,25 @@ impl Publisher {
             event: MessageField::some(any),
             ..Default::default()
         };
-        ForwardRequest {
+        let request = ForwardRequest {
             envelope: MessageField::some(envelope),
             ..Default::default()
-        }
+        };
+        let client = match self.client.take() {
+            Some(client) => client,
+            None => {
+                let address = &self.address;
+                let path = address.strip_prefix("unix://").unwrap_or(address);
+                let stream = timeout(ANSWER_LIMIT, UnixStream::connect(path))
+                    .await
+                    .map_err(|elapsed| ttrpc::Error::Others(elapsed.to_string()))?
+                    .map_err(|error| ttrpc::Error::Others(format!("connect to {path}: {error}")))?;
+                EventsClient::new(Client::new(Socket::from(stream)))
+            }
+        };
+        let client = self.client.insert(client);
+        let limit = context::with_duration(ANSWER_LIMIT);
+        client.forward(limit, &request).await.map(drop)
     }
 }
 

@@ -10,6 +10,9 @@
 //! They are kept in the bundle as `options.json`, in the format of Go's shim, so that `delete`
 //! works on a bundle of either shim.
 
+use std::fs;
+use std::io;
+
 use containerd_shim_protos::shim::oci;
 use protobuf::rt::skip_field_for_tag;
 use protobuf::well_known_types::any::Any;
@@ -18,8 +21,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::blocking::run_blocking;
 
+const RUNC: &str = "containerd.runc.v1.Options";
 /// The type for a runtime type that containerd does not know.
 const GENERIC: &str = "runtimeoptions.v1.Options";
+const FIRST_SHIMS: &str = "containerd.linux.runc.CreateOptions";
 
 /// A failure to read options.
 #[derive(Debug, thiserror::Error)]
@@ -49,11 +54,11 @@ pub enum OptionsError {
         /// The file.
         path: String,
         /// Why not.
-        source: std::io::Error,
+        source: io::Error,
     },
     /// No thread could read them.
     #[error("read the options in a thread")]
-    Thread(#[source] std::io::Error),
+    Thread(#[source] io::Error),
 }
 
 /// The options of any of the types. Field names in JSON are Go's.
@@ -118,27 +123,30 @@ impl Options {
         let Some(any) = any else {
             return Ok(Self::default());
         };
-        let full_name = any.type_url.rsplit('/').next().unwrap_or_default();
-        match full_name {
+        let malformed = |kind| move |source| OptionsError::Malformed { kind, source };
+        match any.type_url.rsplit('/').next().unwrap_or_default() {
             "" if any.value.is_empty() => Ok(Self::default()),
-            "containerd.runc.v1.Options" => Self::from_runc(&any.value),
-            GENERIC => Self::from_generic(&any.value),
-            "containerd.linux.runc.CreateOptions" => {
-                first_shims_options(&any.value).map_err(|source| OptionsError::Malformed {
-                    kind: "containerd.linux.runc.CreateOptions",
-                    source,
-                })
+            RUNC => Self::from_runc(&any.value).map_err(malformed(RUNC)),
+            FIRST_SHIMS => first_shims_options(&any.value).map_err(malformed(FIRST_SHIMS)),
+            GENERIC => {
+                let (path, table) = table_of(&any.value).map_err(malformed(GENERIC))?;
+                if !table.is_empty() {
+                    return Self::from_table(&String::from_utf8_lossy(&table), None);
+                }
+                if path.is_empty() {
+                    return Ok(Self::default());
+                }
+                match fs::read_to_string(&path) {
+                    Ok(text) => Self::from_table(&text, Some(path)),
+                    Err(source) => Err(OptionsError::File { path, source }),
+                }
             }
             _ => Err(OptionsError::UnknownType(any.type_url.clone())),
         }
     }
 
-    fn from_runc(bytes: &[u8]) -> Result<Self, OptionsError> {
-        let malformed = |source| OptionsError::Malformed {
-            kind: "containerd.runc.v1.Options",
-            source,
-        };
-        let sent = oci::Options::parse_from_bytes(bytes).map_err(malformed)?;
+    fn from_runc(bytes: &[u8]) -> protobuf::Result<Self> {
+        let sent = oci::Options::parse_from_bytes(bytes)?;
         Ok(Self {
             no_pivot_root: sent.no_pivot_root,
             no_new_keyring: sent.no_new_keyring,
@@ -148,29 +156,9 @@ impl Options {
             binary_name: sent.binary_name,
             root: sent.root,
             systemd_cgroup: Some(sent.systemd_cgroup),
-            criu_path: String::new(),
-            images_to_restore: String::new(),
             criu_work_path: sent.criu_work_path,
+            ..Self::default()
         })
-    }
-
-    fn from_generic(bytes: &[u8]) -> Result<Self, OptionsError> {
-        let sent = Generic::decode(bytes).map_err(|source| OptionsError::Malformed {
-            kind: GENERIC,
-            source,
-        })?;
-        if !sent.config_body.is_empty() {
-            return Self::from_table(&String::from_utf8_lossy(&sent.config_body), None);
-        }
-        if sent.config_path.is_empty() {
-            return Ok(Self::default());
-        }
-        let text =
-            std::fs::read_to_string(&sent.config_path).map_err(|source| OptionsError::File {
-                path: sent.config_path.clone(),
-                source,
-            })?;
-        Self::from_table(&text, Some(sent.config_path))
     }
 
     fn from_table(text: &str, path: Option<String>) -> Result<Self, OptionsError> {
@@ -191,31 +179,20 @@ const fn number(field: u32) -> u32 {
     field << 3
 }
 
-/// `runtimeoptions.v1.Options`.
-#[derive(Default)]
-struct Generic {
-    /// A file with the table.
-    config_path: String,
-    /// The table itself.
-    config_body: Vec<u8>,
-}
-
-impl Generic {
-    /// Reads the message.
-    pub fn decode(bytes: &[u8]) -> protobuf::Result<Self> {
-        const CONFIG_PATH: u32 = text(2);
-        const CONFIG_BODY: u32 = text(3);
-        let mut generic = Self::default();
-        let mut input = CodedInputStream::from_bytes(bytes);
-        while let Some(tag) = input.read_raw_tag_or_eof()? {
-            match tag {
-                CONFIG_PATH => generic.config_path = input.read_string()?,
-                CONFIG_BODY => generic.config_body = input.read_bytes()?,
-                other => skip_field_for_tag(other, &mut input)?,
-            }
+/// The file with the table, and the table itself, of a `runtimeoptions.v1.Options`.
+fn table_of(bytes: &[u8]) -> protobuf::Result<(String, Vec<u8>)> {
+    const CONFIG_PATH: u32 = text(2);
+    const CONFIG_BODY: u32 = text(3);
+    let (mut path, mut body) = (String::new(), Vec::new());
+    let mut input = CodedInputStream::from_bytes(bytes);
+    while let Some(tag) = input.read_raw_tag_or_eof()? {
+        match tag {
+            CONFIG_PATH => path = input.read_string()?,
+            CONFIG_BODY => body = input.read_bytes()?,
+            other => skip_field_for_tag(other, &mut input)?,
         }
-        Ok(generic)
     }
+    Ok((path, body))
 }
 
 /// `containerd.linux.runc.CreateOptions`, see `runtime/linux/runctypes/runc.proto` of containerd
@@ -306,7 +283,7 @@ mod tests {
         );
 
         let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), table).unwrap();
+        fs::write(file.path(), table).unwrap();
         let sent = generic(file.path().to_str().unwrap(), "");
         assert_eq!(
             Options::from_any(Some(&any("runtimeoptions.v1.Options", sent))).unwrap(),

@@ -33,6 +33,8 @@ const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 const GOODBYE_LIMIT: Duration = Duration::from_millis(200);
 /// The maximum number of events that epoll_wait(2) returns; tokio would reserve space for 1024.
 const EVENTS_AT_ONCE: usize = 128;
+/// Each line of the log is a single write, which the fifo keeps whole up to 4 KiB.
+const MAX_LINE: usize = 2048;
 /// The interval at which a shim that got SIGTERM checks whether it may end.
 const TERMINATE_POLL: Duration = Duration::from_millis(500);
 
@@ -154,77 +156,62 @@ async fn terminated(containers: &Containers) {
     }
 }
 
-// Writes the state of the shim into its log on SIGUSR1, as Go's shim writes its stacks.
-//
-// For a pod that hangs: the pending calls and their ages, the processes of the runtime, and the
-// kernel functions that those processes wait in. The dump reads only memory and files of /proc,
-// with a time limit for files of other processes.
-
-/// Each line of the log is a single write, which the fifo keeps whole up to 4 KiB.
-const MAX_LINE: usize = 2048;
-
-/// Writes the dump.
-pub async fn dump(containers: &Containers) {
+/// Writes the state of the shim into its log on SIGUSR1, as Go's shim writes its stacks.
+///
+/// For a pod that hangs: the pending calls and their ages, the processes of the runtime, and the
+/// kernel functions that those processes wait in. The dump reads only memory and files of /proc,
+/// with a time limit for files of other processes.
+async fn dump(containers: &Containers) {
     tracing::info!("=== BEGIN state dump ===");
-    let kernel = [threads(), children(child_pids()).await, descriptors()].concat();
-    containers
-        .describe()
-        .into_iter()
-        .chain(kernel)
-        .for_each(|line| tracing::info!("{line}"));
+    let (threads, children) = (threads(), children(child_pids()).await);
+    for line in [containers.describe(), threads, children, descriptors()].concat() {
+        tracing::info!("{line}");
+    }
     tracing::info!("=== END state dump ===");
 }
 
 fn threads() -> Vec<String> {
-    let line = |tid: &String| {
-        let read = |file: &str| {
-            fs::read_to_string(format!("/proc/self/task/{tid}/{file}")).unwrap_or_default()
-        };
-        format!(
-            "thread: tid {tid}{}, waits in {:?}",
-            state_of(&read("stat")),
-            read("wchan")
-        )
-    };
-    names_in("/proc/self/task").iter().map(line).collect()
+    let mut lines = Vec::new();
+    for tid in names_in("/proc/self/task") {
+        let waits = waits_of(&format!("/proc/self/task/{tid}"));
+        lines.push(format!("thread: tid {tid}{waits}"));
+    }
+    lines
 }
 
 /// Away from the event loop, which serves the pod while a child blocks its readers.
 async fn children(pids: Vec<u32>) -> Vec<String> {
-    run_blocking(move || describe(&pids))
+    let describe = move || {
+        // A child is the init of a container, which can block the readers of these files.
+        let all = read_each(&pids, |pid| waits_of(&format!("/proc/{pid}")));
+        let mut lines = Vec::new();
+        for (pid, waits) in pids.iter().zip(all) {
+            let waits = waits.unwrap_or_else(|| {
+                let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+                format!(", {:?} blocks its readers", name.trim_end())
+            });
+            lines.push(format!("child: pid {pid}{waits}"));
+        }
+        lines
+    };
+    run_blocking(describe)
         .await
         .unwrap_or_else(|error| vec![format!("children: {error}")])
 }
 
-fn describe(pids: &[u32]) -> Vec<String> {
-    // A child is the init of a container, which can block the readers of these files.
-    let lines = read_each(pids, |pid| {
-        let read =
-            |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
-        format!(
-            "child: pid {pid}{}, waits in {:?}",
-            state_of(&read("stat")),
-            read("wchan")
-        )
-    });
-    let without_answer = |pid: &u32| {
-        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        format!("child: pid {pid}, {:?} blocks its readers", name.trim_end())
-    };
-    pids.iter()
-        .zip(lines)
-        .map(|(pid, line)| line.unwrap_or_else(|| without_answer(pid)))
-        .collect()
+fn waits_of(folder: &str) -> String {
+    let stat = fs::read_to_string(format!("{folder}/stat")).unwrap_or_default();
+    let waits = fs::read_to_string(format!("{folder}/wchan")).unwrap_or_default();
+    format!("{}, waits in {waits:?}", state_of(&stat))
 }
 
 /// `, NAME is S`; see proc_pid_stat(5).
 fn state_of(stat: &str) -> String {
-    let name_and_state = stat
-        .split_once(" (")
-        .and_then(|(_, rest)| rest.rsplit_once(") "));
-    name_and_state.map_or_else(String::new, |(name, rest)| {
-        format!(", {name:?} is {}", &rest[..rest.len().min(1)])
-    })
+    let rest = stat.split_once(" (").map_or("", |(_, rest)| rest);
+    match rest.rsplit_once(") ") {
+        Some((name, rest)) => format!(", {name:?} is {}", &rest[..rest.len().min(1)]),
+        None => String::new(),
+    }
 }
 
 fn descriptors() -> Vec<String> {
@@ -245,10 +232,10 @@ fn descriptors() -> Vec<String> {
 
 /// In numerical order.
 fn names_in(folder: &str) -> Vec<String> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut names: Vec<String> = entries
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .collect();
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        names.extend(entry.file_name().into_string());
+    }
     names.sort_by_key(|name| name.parse::<u32>().unwrap_or(u32::MAX));
     names
 }

@@ -7,7 +7,7 @@ use std::error::Error;
 #[error("{step}")]
 pub struct StepError {
     step: String,
-    source: Box<dyn Error + Send + Sync>,
+    source: Option<Box<dyn Error + Send + Sync>>,
 }
 
 /// Names the failed action and its object.
@@ -17,6 +17,13 @@ pub fn failed<E: Into<Box<dyn Error + Send + Sync>>>(
     let step = step.into();
     move |source| StepError {
         step,
-        source: source.into(),
+        source: Some(source.into()),
+    }
+}
+
+/// A failure that has no other cause than what the text says.
+impl From<String> for StepError {
+    fn from(step: String) -> Self {
+        Self { step, source: None }
     }
 }

@@ -9,7 +9,7 @@
 //!   may be listening.
 //! * A socket listens before the link leads to it. Of several `start`s without a link, symlink(2)
 //!   succeeds for exactly one.
-//! * A link that leads to a server is changed or removed only with the [`right`] to this server's
+//! * A link that leads to a server is changed or removed only with the [`LinkRight`] to this server's
 //!   links, and only if it still leads there. Names are not used again, so a link never leads back
 //!   to an earlier server.
 //!
@@ -50,7 +50,7 @@ pub enum Claim {
 
 /// A listening socket without a server yet. Drop removes the socket.
 pub struct OwnSocket {
-    listener: UnixListener,
+    pub listener: UnixListener,
     path: PathBuf,
     is_handed_over: bool,
 }
@@ -77,12 +77,14 @@ pub fn claim(
                 }
                 continue;
             }
-            // A server that does not accept now is used without the question.
-            Found::Server(socket, server) => match server.map_or(Ok(true), &mut takes)? {
-                true => return Ok(Claim::Serving(socket)),
+            Found::Server(socket, server) => {
+                // A server that does not accept now is used without the question.
+                if server.map_or(Ok(true), &mut takes)? {
+                    return Ok(Claim::Serving(socket));
+                }
                 // The server removes its own socket.
-                false => (socket, false),
-            },
+                (socket, false)
+            }
             Found::Dead(socket) => (socket, true),
         };
         let new = own.take().map_or_else(|| OwnSocket::bind(link), Ok)?;
@@ -134,21 +136,15 @@ fn remove_as(owner: &Path, socket: &Path) {
             Ok(None) | Err(_) => return,
         }
     };
-    let is_of_group = |link: &PathBuf| {
-        !link
-            .file_name()
-            .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
-    };
-    let entries = fs::read_dir(folder_of(socket))
+    for entry in fs::read_dir(folder_of(socket))
         .into_iter()
         .flatten()
         .flatten()
-        .map(|entry| entry.path());
-    for link in entries
-        .filter(is_of_group)
-        .filter(|link| leads_to(link, socket))
     {
-        let _ = fs::remove_file(link);
+        let is_of_group = !entry.file_name().as_encoded_bytes().starts_with(b".");
+        if is_of_group && leads_to(&entry.path(), socket) {
+            let _ = fs::remove_file(entry.path());
+        }
     }
     // A socket at the group's own name may have been replaced by a link to a living server.
     if matches!(target_of(socket), Ok(Some(target)) if target == socket) {
@@ -256,12 +252,11 @@ fn unique_beside(link: &Path) -> PathBuf {
 
 /// The SHA-256 in hexadecimal digits.
 pub fn hash(bytes: &[u8]) -> String {
-    Sha256::digest(bytes)
-        .iter()
-        .fold(String::with_capacity(64), |mut name, byte| {
-            let _ = write!(name, "{byte:02x}");
-            name
-        })
+    let mut name = String::with_capacity(64);
+    for byte in Sha256::digest(bytes) {
+        let _ = write!(name, "{byte:02x}");
+    }
+    name
 }
 
 impl OwnSocket {
@@ -274,11 +269,6 @@ impl OwnSocket {
         };
         fs::set_permissions(&own.path, Permissions::from_mode(0o600))?;
         Ok(own)
-    }
-
-    /// The socket for the server.
-    pub fn listener(&self) -> &UnixListener {
-        &self.listener
     }
 
     /// Returns the path. A server has the socket now, and removes it when it ends.
@@ -296,20 +286,19 @@ impl Drop for OwnSocket {
     }
 }
 
-// The right to change the links to a socket. At most one living process has the right.
-//
-// ```text
-//   s/.<hash of the socket's path>.0  ── symbolic link ──►  a socket on which the owner of the right listens
-// ```
-// symlink(2) succeeds for exactly one process. When the owner dies, the kernel closes the owner's
-// socket, and the next number can be taken. The owner removes all numbers, the lowest first. A
-// competitor may have seen the dead owners before this removal. Therefore each process checks the
-// dead owners again after making its own link. If a dead owner's link is gone, the right was
-// released in between, and the process gives up.
-
-/// The right, until it is dropped.
+/// The right to change the links to a socket, until it is dropped. At most one living process has
+/// the right.
+///
+/// ```text
+///   s/.<hash of the socket's path>.0  ── symbolic link ──►  a socket on which the owner of the right listens
+/// ```
+/// symlink(2) succeeds for exactly one process. When the owner dies, the kernel closes the owner's
+/// socket, and the next number can be taken. The owner removes all numbers, the lowest first. A
+/// competitor may have seen the dead owners before this removal. Therefore each process checks the
+/// dead owners again after making its own link. If a dead owner's link is gone, the right was
+/// released in between, and the process gives up.
 #[derive(Debug)]
-pub struct LinkRight {
+struct LinkRight {
     /// The entries of dead owners, then the entry of this process.
     entries: Vec<PathBuf>,
 }
@@ -317,27 +306,29 @@ pub struct LinkRight {
 impl LinkRight {
     /// Takes the right for `owner`, a socket on which this process listens. `None` if a different
     /// process has the right.
-    pub fn take(socket: &Path, owner: &Path) -> io::Result<Option<Self>> {
-        let mut dead_owners: Vec<(PathBuf, PathBuf)> = Vec::new();
+    fn take(socket: &Path, owner: &Path) -> io::Result<Option<Self>> {
+        let hash = hash(socket.as_os_str().as_encoded_bytes());
+        let mut entries: Vec<PathBuf> = Vec::new();
+        let mut dead_owners: Vec<PathBuf> = Vec::new();
         loop {
-            let entry = entry(socket, dead_owners.len());
+            // Begins with a dot: no link of a group does.
+            let entry = socket.with_file_name(format!(".{hash}.{}", entries.len()));
             match symlink(owner, &entry) {
-                Ok(())
-                    if dead_owners
-                        .iter()
-                        .all(|(entry, owner)| leads_to(entry, owner)) =>
-                {
-                    let entries = dead_owners
-                        .into_iter()
-                        .map(|(entry, _)| entry)
-                        .chain([entry])
-                        .collect();
+                Ok(()) => {
+                    for (dead, owner) in entries.iter().zip(&dead_owners) {
+                        if !leads_to(dead, owner) {
+                            return fs::remove_file(entry).map(|()| None);
+                        }
+                    }
+                    entries.push(entry);
                     return Ok(Some(Self { entries }));
                 }
-                Ok(()) => return fs::remove_file(entry).map(|()| None),
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {
                     match fs::read_link(&entry) {
-                        Ok(other) if is_dead(&other) => dead_owners.push((entry, other)),
+                        Ok(other) if is_dead(&other) => {
+                            entries.push(entry);
+                            dead_owners.push(other);
+                        }
                         _ => return Ok(None),
                     }
                 }
@@ -353,14 +344,6 @@ impl Drop for LinkRight {
             let _ = fs::remove_file(entry);
         }
     }
-}
-
-/// Begins with a dot: no link of a group does.
-fn entry(socket: &Path, number: usize) -> PathBuf {
-    socket.with_file_name(format!(
-        ".{}.{number}",
-        hash(socket.as_os_str().as_encoded_bytes())
-    ))
 }
 
 fn leads_to(link: &Path, target: &Path) -> bool {

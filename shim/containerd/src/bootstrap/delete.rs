@@ -19,8 +19,8 @@ use containerd_shim_protos::api::DeleteResponse;
 use nix::libc::SIGKILL;
 use protobuf::Message;
 
+use super::ADDRESS_FILE;
 use super::claim::{self, SocketState};
-use super::{ADDRESS_FILE, socket_of_bundle};
 use crate::args::Args;
 use crate::bundle::{Bundle, ShimSpec};
 use crate::events::timestamp;
@@ -30,10 +30,13 @@ use crate::options::Options;
 use crate::runtime::Runtime;
 use crate::service::is_alive;
 use crate::step::{StepError, failed};
-use crate::task::{Rollback, end_pod};
+use crate::task::{end_pod, roll_back};
 
 /// The limit of tries: a killed server hangs up, and a new server may have started and been killed.
 const DYING_SERVERS: u32 = 5;
+/// containerd writes the sandbox's id into this file, in the bundle of each container that it adds
+/// to a sandbox.
+const SANDBOX: &str = "sandbox";
 
 /// Cleans up after a dead server and answers on stdout.
 pub fn delete(args: &Args) -> Result<(), StepError> {
@@ -43,19 +46,18 @@ pub fn delete(args: &Args) -> Result<(), StepError> {
     let event_loop = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
-    event_loop
-        .map_err(failed("start an event loop"))?
-        .block_on(async {
-            let crashed = !bundle.is_settled();
-            if crashed {
-                clean_up(args, &args.id, &bundle).await;
+    let event_loop = event_loop.map_err(failed("start an event loop"))?;
+    event_loop.block_on(async {
+        let crashed = !bundle.is_settled();
+        if crashed {
+            clean_up(args, &args.id, &bundle).await;
+        }
+        if remove_socket(&bundle.path, &args.id).await && crashed {
+            for (id, bundle) in joined(&bundle.path, &args.id) {
+                clean_up(args, &id, &bundle).await;
             }
-            if remove_socket(bundle.path(), &args.id).await && crashed {
-                for (id, bundle) in joined(bundle.path(), &args.id) {
-                    clean_up(args, &id, &bundle).await;
-                }
-            }
-        });
+        }
+    });
     let answer = DeleteResponse {
         pid,
         exit_status: 128 + SIGKILL.unsigned_abs(),
@@ -83,30 +85,21 @@ async fn clean_up(args: &Args, id: &str, bundle: &Bundle) {
         );
         ShimSpec::default()
     });
-    let runtime = Runtime::new(
-        &options,
-        &args.namespace,
-        bundle.clone(),
-        Arc::new(Exits::default()),
-    );
-    Rollback {
-        runtime: &runtime,
-        id,
-        bundle,
-        cgroups_path: spec.cgroups_path(),
-    }
-    .run()
-    .await;
+    let exits = Arc::new(Exits::default());
+    let runtime = Runtime::new(&options, &args.namespace, bundle.clone(), exits);
+    roll_back(&runtime, id, &spec.cgroups_path).await;
     end_pod(&runtime, id, &spec).await;
 }
 
-/// Returns true if no server listens on it any more.
+/// Returns true if no server listens on the socket that a bundle names any more.
 async fn remove_socket(bundle: &Path, id: &str) -> bool {
-    let Some(socket) = socket_of_bundle(bundle) else {
+    let Ok(address) = fs::read_to_string(bundle.join(ADDRESS_FILE)) else {
         return false;
     };
+    let address = address.trim();
+    let socket = Path::new(address.strip_prefix("unix://").unwrap_or(address));
     for _ in 0..DYING_SERVERS {
-        match claim::remove_stale(&socket) {
+        match claim::remove_stale(socket) {
             SocketState::Gone => return true,
             SocketState::Silent => return false,
             SocketState::Accepts(server) => {
@@ -129,36 +122,28 @@ fn bundle_path(args: &Args) -> io::Result<PathBuf> {
     Ok(here.parent().unwrap_or(Path::new("/")).join(&args.id))
 }
 
-// The containers of a pod for which containerd runs neither `start` nor `delete`.
-//
-// With version 3 of the protocol containerd 2.3 sends a pod's later containers directly to the
-// sandbox's server. When this server dies, containerd runs `delete` only for the sandbox, and just
-// removes the bundles of the pod's containers. The containers' processes would live on, unknown to
-// containerd.
-
-/// containerd writes the sandbox's id into this file, in the bundle of each container that it adds
-/// to a sandbox.
-const SANDBOX: &str = "sandbox";
-
 /// The containers, by name, that joined the sandbox without a `start`. Their bundles are beside the
 /// sandbox's bundle.
-pub fn joined(sandbox: &Path, id: &str) -> Vec<(String, Bundle)> {
-    let beside = sandbox
-        .parent()
-        .and_then(|namespace| fs::read_dir(namespace).ok());
-    let bundles = beside
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|path| path != sandbox);
-    let joined = bundles
-        .filter(|path| fs::read_to_string(path.join(SANDBOX)).is_ok_and(|of| of.trim() == id));
-    // containerd runs `delete` for a container that had a `start`.
-    let joined = joined.filter(|path| matches!(path.join(ADDRESS_FILE).try_exists(), Ok(false)));
+///
+/// With version 3 of the protocol containerd 2.3 sends a pod's later containers directly to the
+/// sandbox's server. When this server dies, containerd runs `delete` only for the sandbox, and just
+/// removes the bundles of the pod's containers. The containers' processes would live on, unknown to
+/// containerd.
+fn joined(sandbox: &Path, id: &str) -> Vec<(String, Bundle)> {
+    let mut joined = Vec::new();
+    let beside = sandbox.parent().map(fs::read_dir);
+    for entry in beside.into_iter().flatten().flatten().flatten() {
+        let path = entry.path();
+        // containerd runs `delete` for a container that had a `start`.
+        if path != sandbox
+            && fs::read_to_string(path.join(SANDBOX)).is_ok_and(|of| of.trim() == id)
+            && matches!(path.join(ADDRESS_FILE).try_exists(), Ok(false))
+            && let Ok(name) = entry.file_name().into_string()
+        {
+            joined.push((name, Bundle::at(path)));
+        }
+    }
     joined
-        .filter_map(|path| Some((path.file_name()?.to_str()?.to_owned(), Bundle::at(&path))))
-        .collect()
 }
 
 #[cfg(test)]

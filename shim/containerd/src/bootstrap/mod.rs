@@ -6,7 +6,6 @@
 //!   -info    the features of shim and runtime (containerd 2.x)   → RuntimeInfo
 //!   -v       the version, for people
 //! ```
-//! [`answer`] lists the answers to `start` for each containerd.
 
 mod claim;
 mod delete;
@@ -14,53 +13,40 @@ mod start;
 mod stdin;
 
 use std::error::Error;
-use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use bindguard_core::program_names::{SHIM, SHIM_RUNTIME_TYPE};
-use claim::hash;
-pub use claim::remove as remove_socket;
 use containerd_shim_protos::types::introspection::{RuntimeInfo, RuntimeVersion};
-pub use delete::delete;
 use protobuf::well_known_types::any::Any;
 use protobuf::{Message, MessageField};
+
+pub use claim::remove as remove_socket;
+pub use delete::delete;
 pub use start::start;
 
 use crate::runtime::look_up;
 use crate::step::failed;
-
-// Addresses: the link of a group, the server's address in a bundle, and containerd's event socket.
+use claim::hash;
 
 /// The directory all of containerd's shims put their sockets in.
-pub const SOCKET_DIRECTORY: &str = "/run/containerd/s";
+const SOCKET_DIRECTORY: &str = "/run/containerd/s";
 /// containerd 1.x reads this file in a bundle after a restart: it has the server's address.
-pub const ADDRESS_FILE: &str = "address";
+const ADDRESS_FILE: &str = "address";
+
+/// The revision of the sources; the Makefile sets it.
+const REVISION: Option<&str> = option_env!("BINDGUARD_REVISION");
+
+/// The name under which Go's containerd registers the runtime spec's features.
+const FEATURES: &str = "types.containerd.io/opencontainers/runtime-spec/1/features/Features";
 
 /// The link to a group's server: a hash of containerd's address, namespace and group, since paths
 /// of sockets are short. Go's shim binds its socket at the same path, so a start of either shim
 /// finds the group's server.
-pub fn link_of_group(directory: &Path, containerd: &str, namespace: &str, group: &str) -> PathBuf {
+fn link_of_group(directory: &Path, containerd: &str, namespace: &str, group: &str) -> PathBuf {
     let key = Path::new(containerd).join(namespace).join(group);
     directory.join(hash(key.as_os_str().as_encoded_bytes()))
-}
-
-/// The address of a socket.
-pub fn address_of_socket(socket: &Path) -> String {
-    format!("unix://{}", socket.display())
-}
-
-/// Writes the address into the bundle, which is the current directory.
-pub fn write_address(address: &str) -> io::Result<()> {
-    crate::bundle::write_beside(Path::new(ADDRESS_FILE), address.as_bytes())
-}
-
-/// The socket that a bundle names.
-pub fn socket_of_bundle(bundle: &Path) -> Option<PathBuf> {
-    let address = fs::read_to_string(bundle.join(ADDRESS_FILE)).ok()?;
-    let address = address.trim();
-    Some(address.strip_prefix("unix://").unwrap_or(address).into())
 }
 
 /// containerd's event socket: the address in the environment, else the fixed path beside
@@ -72,53 +58,36 @@ pub fn events_address(containerd: &str) -> String {
     }
 }
 
-// `-info` and `-v`: the features and the version of this shim.
-
-/// The revision of the sources; the Makefile sets it.
-const REVISION: Option<&str> = option_env!("BINDGUARD_REVISION");
-
-/// The name under which Go's containerd registers the runtime spec's features.
-const FEATURES: &str = "types.containerd.io/opencontainers/runtime-spec/1/features/Features";
-
 /// Answers with a RuntimeInfo. containerd 2.x requests it above all to learn whether the runtime
 /// can id-map mounts.
 pub fn info() -> Result<(), Box<dyn Error>> {
     let (options, any) = stdin::read_options()?;
-    let revision = REVISION.unwrap_or_default().to_owned();
+    let binary = match options.binary_name.as_str() {
+        "" => "runc",
+        binary => binary,
+    };
+    let program =
+        look_up(binary).ok_or_else(|| format!("find the runtime {binary:?}: no such program"))?;
     let version = RuntimeVersion {
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        revision,
+        revision: REVISION.unwrap_or_default().to_owned(),
         ..Default::default()
     };
     let info = RuntimeInfo {
         name: SHIM_RUNTIME_TYPE.to_owned(),
         version: MessageField::some(version),
-        features: MessageField::from_option(features(&options.binary_name)?),
+        features: MessageField::from_option(features(&program)),
         options: MessageField::from_option(any),
         ..Default::default()
     };
     let answer = info.write_to_bytes().map_err(failed("encode the answer"))?;
-    Ok(io::stdout()
-        .write_all(&answer)
-        .map_err(failed("answer on stdout"))?)
+    let written = io::stdout().write_all(&answer);
+    Ok(written.map_err(failed("answer on stdout"))?)
 }
 
 /// The output of `runc features`, if it is JSON. Older runtimes have no such verb: then the answer
 /// has no features.
-fn features(binary: &str) -> io::Result<Option<Any>> {
-    let binary = if binary.is_empty() { "runc" } else { binary };
-    let program = look_up(binary).ok_or_else(|| {
-        let why = format!("find the runtime {binary:?}: no such program");
-        io::Error::new(io::ErrorKind::NotFound, why)
-    })?;
-    Ok(output_of_features(&program).map(|json| Any {
-        type_url: FEATURES.to_owned(),
-        value: json,
-        ..Default::default()
-    }))
-}
-
-fn output_of_features(program: &Path) -> Option<Vec<u8>> {
+fn features(program: &Path) -> Option<Any> {
     let output = Command::new(program)
         .arg("features")
         .stdin(Stdio::null())
@@ -126,14 +95,19 @@ fn output_of_features(program: &Path) -> Option<Vec<u8>> {
         .output()
         .ok()?;
     let is_json = serde_json::from_slice::<serde::de::IgnoredAny>(&output.stdout).is_ok();
-    (is_json && output.status.success()).then_some(output.stdout)
+    (is_json && output.status.success()).then(|| Any {
+        type_url: FEATURES.to_owned(),
+        value: output.stdout,
+        ..Default::default()
+    })
 }
 
 /// Prints the version for people.
 pub fn version() {
-    let revision = REVISION
-        .filter(|revision| !revision.is_empty())
-        .unwrap_or("unknown");
+    let revision = match REVISION {
+        None | Some("") => "unknown",
+        Some(revision) => revision,
+    };
     println!(
         "{SHIM}:\n  Version:  {}\n  Revision: {revision}",
         env!("CARGO_PKG_VERSION")

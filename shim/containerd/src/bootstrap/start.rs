@@ -15,18 +15,27 @@ use bindguard_sys::leave_room;
 use containerd_shim_protos::TASK_API_VERSION;
 use containerd_shim_protos::bootstrap_api::BootstrapResult;
 use protobuf::Message;
-use rustix::process::Pid;
 use rustix::thread::{CoreSchedulingScope, create_core_scheduling_cookie};
 
 use super::claim::{Claim, claim};
 use super::stdin::{Bootstrap, StartInput};
-use super::{SOCKET_DIRECTORY, address_of_socket, link_of_group, write_address};
+use super::{ADDRESS_FILE, SOCKET_DIRECTORY, link_of_group};
 use crate::args::Args;
-use crate::bundle::{Bundle, ShimSpec};
+use crate::bundle::{Bundle, ShimSpec, write_beside};
 use crate::cgroup::hierarchies_with_controllers;
 use crate::service::{ServerAnswer, expect};
 use crate::step::{StepError, failed};
 use crate::{logging, memory};
+
+/// The annotations that name the group of containers that share a server, those of a pod. Searched
+/// in this order; the second is the CRI plugin's.
+const GROUP_ANNOTATIONS: [&str; 2] = [
+    "io.containerd.runc.v2.group",
+    "io.kubernetes.cri.sandbox-id",
+];
+
+/// The highest `oom_score_adj` of the kernel.
+const HIGHEST_OOM_SCORE: i32 = 1000;
 
 /// Answers with the address of the group's server, and starts a server if there is none. Runs in
 /// the bundle's directory.
@@ -35,32 +44,44 @@ pub fn start(args: &Args) -> Result<(), Box<dyn Error>> {
     let _ = logging::to_fifo(Path::new(logging::FIFO), args.debug);
     let sent = StartInput::read(args)?;
     let spec = Bundle::at(".").spec()?;
-    let configured = sent
-        .bootstrap
-        .as_ref()
-        .and_then(|bootstrap| bootstrap.socket_directory.as_deref());
-    let directory = configured.unwrap_or(Path::new(SOCKET_DIRECTORY));
-    let link = link_of_group(
-        directory,
-        &args.address,
-        &args.namespace,
-        &group_of(&spec, &args.id),
-    );
+    let mut directory = Path::new(SOCKET_DIRECTORY);
+    if let Some(bootstrap) = &sent.bootstrap
+        && let Some(configured) = &bootstrap.socket_directory
+    {
+        directory = configured;
+    }
+    let group = group_of(&spec, &args.id);
+    let link = link_of_group(directory, &args.address, &args.namespace, &group);
     let claimed = claim(&link, |server| waits_for(server, &args.id))
         .map_err(failed("bind the shim's socket"))?;
-    let address = address_of_socket(&match claimed {
+    let socket = match claimed {
         Claim::Serving(socket) => socket,
         Claim::New(own) => {
-            start_server(args, &sent, own.listener())?;
+            start_server(args, &sent, &own.listener)?;
             own.hand_over()
         }
-    });
+    };
+    let address = format!("unix://{}", socket.display());
     // Every bundle gets the address, also if the container joins a server: containerd 1.x reads the
     // file after a restart.
-    write_address(&address).map_err(failed("write the address into the bundle"))?;
+    write_beside(Path::new(ADDRESS_FILE), address.as_bytes())
+        .map_err(failed("write the address into the bundle"))?;
     let answer =
         encode_answer(&address, sent.bootstrap.as_ref()).map_err(failed("encode the answer"))?;
-    Ok(write_out(&answer).map_err(failed("answer with the address"))?)
+    let mut stdout = io::stdout().lock();
+    let written = stdout.write_all(&answer).and_then(|()| stdout.flush());
+    Ok(written.map_err(failed("answer with the address"))?)
+}
+
+/// The group that an annotation names; a container without an annotation is a group of its own.
+fn group_of(spec: &ShimSpec, id: &str) -> String {
+    for name in GROUP_ANNOTATIONS {
+        if let Some(group) = spec.annotations.get(name) {
+            let group = if group.is_empty() { id } else { group };
+            return group.to_owned();
+        }
+    }
+    id.to_owned()
 }
 
 /// True if the server waits for this container from now on. A server that is about to end does not.
@@ -75,45 +96,40 @@ fn start_server(args: &Args, sent: &StartInput, listener: &UnixListener) -> Resu
     join_core_scheduling_group();
     // The link, not its target: after an upgrade, too, bindguard-runtime is searched beside it.
     let program = std::env::current_exe().map_err(failed("find this program"))?;
-    let words = [
-        "-namespace",
-        &args.namespace,
-        "-id",
-        &args.id,
-        "-address",
-        &args.address,
-    ];
-    let bootstrap = sent.bootstrap.as_ref();
-    let debug = args.debug || bootstrap.is_some_and(|bootstrap| bootstrap.debug);
-    let words = words.into_iter().chain(debug.then_some("-debug"));
-    let mut environment = vec![memory::settings()];
-    if let Some(address) = bootstrap
-        .map(|bootstrap| &bootstrap.ttrpc_address)
-        .filter(|address| !address.is_empty())
-    {
-        environment.push(("TTRPC_ADDRESS", address.into()));
-    }
     let socket = listener
         .try_clone()
         .map_err(failed("pass on the shim's socket"))?;
+    let (name, value) = memory::settings();
     let mut command = Command::new(program);
-    command.args(words).envs(environment);
     command
+        .args(["-namespace", &args.namespace])
+        .args(["-id", &args.id])
+        .args(["-address", &args.address])
+        .env(name, value)
         .stdin(OwnedFd::from(socket))
         .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    // A signal to containerd's process group does not reach it.
-    command.process_group(0);
+        .stderr(Stdio::null())
+        // A signal to containerd's process group does not reach it.
+        .process_group(0);
+    let mut debug = args.debug;
+    if let Some(bootstrap) = &sent.bootstrap {
+        debug |= bootstrap.debug;
+        if !bootstrap.ttrpc_address.is_empty() {
+            command.env("TTRPC_ADDRESS", &bootstrap.ttrpc_address);
+        }
+    }
+    if debug {
+        command.arg("-debug");
+    }
     let server = command.spawn().map_err(failed("start the server"))?.id();
     // An upgrade replaces the program's file, and the server runs on: `bindguard status` reads the
     // version. Both files are worth less than a create, which may need the room.
     if File::open(".").is_ok_and(|bundle| leave_room(&bundle).is_ok()) {
-        let pid = server.to_string();
         for (name, text) in [
-            ("shim.pid", &*pid),
+            ("shim.pid", &*server.to_string()),
             (VERSION_FILE, env!("CARGO_PKG_VERSION")),
         ] {
-            let _ = crate::bundle::write_beside(Path::new(name), text.as_bytes());
+            let _ = write_beside(Path::new(name), text.as_bytes());
         }
     }
     join_cgroup(server, &sent.options.shim_cgroup);
@@ -121,62 +137,28 @@ fn start_server(args: &Args, sent: &StartInput, listener: &UnixListener) -> Resu
     Ok(())
 }
 
-fn write_out(answer: &[u8]) -> io::Result<()> {
-    let mut stdout = io::stdout().lock();
-    stdout.write_all(answer)?;
-    stdout.flush()
-}
-
-// The answer to `start`, in a form that the calling containerd understands.
-//
-// | containerd | sends | understands | what follows for a pod |
-// |---|---|---|---|
-// | 1.6, 1.7 | an `Any` or nothing | the plain address | `start` and `delete` for each container |
-// | 2.0 to 2.2 | an `Any` or nothing | the plain address, JSON | with the address, version 2: the same |
-// | 2.3 and later | `BootstrapParams` | also a `BootstrapResult` | with version 3: `start` and `delete` for the sandbox alone |
-
-/// The bytes for stdout.
+/// The answer to `start`, in a form that the calling containerd understands.
+///
+/// | containerd | sends | understands | what follows for a pod |
+/// |---|---|---|---|
+/// | 1.6, 1.7 | an `Any` or nothing | the plain address | `start` and `delete` for each container |
+/// | 2.0 to 2.2 | an `Any` or nothing | the plain address, JSON | with the address, version 2: the same |
+/// | 2.3 and later | `BootstrapParams` | also a `BootstrapResult` | with version 3: `start` and `delete` for the sandbox alone |
 fn encode_answer(address: &str, bootstrap: Option<&Bootstrap>) -> protobuf::Result<Vec<u8>> {
-    match bootstrap {
-        None => Ok(address.as_bytes().to_owned()),
-        Some(_) => {
-            let (address, protocol) = (address.to_owned(), "ttrpc".to_owned());
-            BootstrapResult {
-                version: TASK_API_VERSION,
-                address,
-                protocol,
-                ..Default::default()
-            }
-            .write_to_bytes()
-        }
+    if bootstrap.is_none() {
+        return Ok(address.as_bytes().to_owned());
     }
+    let result = BootstrapResult {
+        version: TASK_API_VERSION,
+        address: address.to_owned(),
+        protocol: "ttrpc".to_owned(),
+        ..Default::default()
+    };
+    result.write_to_bytes()
 }
 
-// The group of containers that share a server: those of a pod.
-
-/// Searched in this order; the second is the CRI plugin's.
-const GROUP_ANNOTATIONS: [&str; 2] = [
-    "io.containerd.runc.v2.group",
-    "io.kubernetes.cri.sandbox-id",
-];
-
-/// The group that an annotation names; a container without an annotation is a group of its own.
-fn group_of(spec: &ShimSpec, id: &str) -> String {
-    let named = GROUP_ANNOTATIONS
-        .iter()
-        .find_map(|name| spec.annotations.get(*name));
-    named
-        .filter(|group| !group.is_empty())
-        .cloned()
-        .unwrap_or_else(|| id.to_owned())
-}
-
-// The server's placement among the node's processes: out-of-memory order, cgroup, core scheduling.
-//
+// The server's placement among the node's processes: core scheduling, out-of-memory order, cgroup.
 // Failures are logged only: a node without these features must still run containers.
-
-/// The highest `oom_score_adj` of the kernel.
-const HIGHEST_OOM_SCORE: i32 = 1000;
 
 /// Gives this process and the server a separate core scheduling group, if containerd sets
 /// `SCHED_CORE`.
@@ -193,19 +175,19 @@ fn join_core_scheduling_group() {
 /// Lets the kernel kill the shim rather than containerd: the score is the parent's, containerd's,
 /// plus 1.
 fn adjust_oom_score(server: u32) {
-    let result = oom_score_of(rustix::process::getppid()).and_then(|score| {
+    let parent = match rustix::process::getppid() {
+        Some(pid) => pid.as_raw_nonzero().to_string(),
+        None => "self".to_owned(),
+    };
+    let adjust = || -> io::Result<()> {
+        let score = fs::read_to_string(format!("/proc/{parent}/oom_score_adj"))?;
+        let score: i32 = score.trim().parse().map_err(io::Error::other)?;
         let score = (score + 1).min(HIGHEST_OOM_SCORE);
         fs::write(format!("/proc/{server}/oom_score_adj"), score.to_string())
-    });
-    if let Err(error) = result {
+    };
+    if let Err(error) = adjust() {
         tracing::debug!(%error, "the shim's oom_score_adj stays as it is");
     }
-}
-
-fn oom_score_of(parent: Option<Pid>) -> io::Result<i32> {
-    let pid = parent.map_or_else(|| "self".to_owned(), |pid| pid.as_raw_nonzero().to_string());
-    let text = fs::read_to_string(format!("/proc/{pid}/oom_score_adj"))?;
-    text.trim().parse().map_err(io::Error::other)
 }
 
 /// Moves the server into the cgroup that the options name: in every v1 hierarchy, or in the v2
@@ -214,8 +196,9 @@ fn join_cgroup(server: u32, cgroup: &str) {
     if cgroup.is_empty() {
         return;
     }
+    let cgroup = Path::new(cgroup.trim_start_matches('/'));
     for hierarchy in hierarchies_with_controllers() {
-        let directory = hierarchy.join(cgroup.trim_start_matches('/'));
+        let directory = hierarchy.join(cgroup);
         let joined = make_cgroup(&hierarchy, cgroup)
             .and_then(|()| fs::write(directory.join("cgroup.procs"), server.to_string()));
         if let Err(error) = joined {
@@ -226,9 +209,9 @@ fn join_cgroup(server: u32, cgroup: &str) {
 
 /// A cpuset of v1 begins without a CPU and accepts no process until it has some: it gets its
 /// parent's. In v2 an empty cpuset uses its parent's, and the topmost has no such file.
-fn make_cgroup(hierarchy: &Path, cgroup: &str) -> io::Result<()> {
+fn make_cgroup(hierarchy: &Path, cgroup: &Path) -> io::Result<()> {
     let mut directory = hierarchy.to_owned();
-    for name in Path::new(cgroup.trim_start_matches('/')).components() {
+    for name in cgroup.components() {
         let parent = directory.clone();
         directory.push(name);
         match DirBuilder::new().mode(0o755).create(&directory) {
@@ -236,10 +219,9 @@ fn make_cgroup(hierarchy: &Path, cgroup: &str) -> io::Result<()> {
             _ => {}
         }
         for file in ["cpuset.cpus", "cpuset.mems"] {
-            if fs::read_to_string(directory.join(file)).is_ok_and(|own| own.trim().is_empty()) {
-                let Ok(of_parent) = fs::read_to_string(parent.join(file)) else {
-                    continue;
-                };
+            if fs::read_to_string(directory.join(file)).is_ok_and(|own| own.trim().is_empty())
+                && let Ok(of_parent) = fs::read_to_string(parent.join(file))
+            {
                 fs::write(directory.join(file), of_parent)?;
             }
         }

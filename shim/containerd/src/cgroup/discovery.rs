@@ -36,8 +36,7 @@ pub fn find(pid: u32) -> Result<CgroupHierarchy, StepError> {
         search.v1(&memberships)?
     };
     found.ok_or_else(|| {
-        let step = format!("find the cgroup of process {pid}");
-        failed(step)("no mounted hierarchy shows it")
+        format!("find the cgroup of process {pid}: no mounted hierarchy shows it").into()
     })
 }
 

@@ -66,7 +66,7 @@ impl OomWatch {
             },
             CgroupHierarchy::V2(directory) => V2Watch::open(directory)?.map(Self::V2),
         };
-        opened.ok_or_else(|| failed(WATCH)("the cgroup has no memory controller"))
+        opened.ok_or_else(|| format!("{WATCH}: the cgroup has no memory controller").into())
     }
 
     /// Waits for the next kill. Returns false from the moment that the cgroup is gone, or empty for

@@ -2,8 +2,8 @@
 //!
 //! The shim is a subreaper: processes that outlive the runtime, above all a container's init,
 //! become its children. Each known process is waited for by its own pidfd. There is no
-//! `waitpid(-1)`, which would race with these waits and with `tokio::process`. The reaper in
-//! `orphans` reaps every unknown zombie at once.
+//! `waitpid(-1)`, which would race with these waits and with `tokio::process`. [`reap_on_sigchld`]
+//! reaps every unknown zombie at once.
 //!
 //! The inits of containers and the execs become known too late. Such a process is the shim's child
 //! as soon as the parent has ended, but the shim reads the pid only after the runtime's call. If
@@ -15,16 +15,24 @@ mod pidfd;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fs;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::SystemTime;
 
 use nix::libc::SIGCHLD;
-pub use pidfd::{Exit, WatchError, Watched};
-use pidfd::{kill_child, status_of};
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitId, WaitIdOptions, getpid, waitid};
 
+pub use pidfd::{Exit, Watched};
+use pidfd::{kill_child, status_of};
+
+use crate::blocking::lock;
 use crate::signals::Signals;
+use crate::step::StepError;
+
+/// The largest number of statuses: a call may hang for ever in a pod whose containers leave orphans
+/// all the time. Beyond it the oldest status is dropped. If that was a call's process, it is
+/// reported with a lost status.
+const MAX_STATUSES: usize = 1024;
 
 /// The processes that have waiters.
 #[derive(Debug, Default)]
@@ -64,7 +72,7 @@ impl Exits {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner)
     }
 }
 
@@ -79,7 +87,7 @@ pub struct PendingProcess {
 impl PendingProcess {
     /// Watches the process, after the runtime has reported its pid. This works also after the
     /// process was reaped. If it cannot be watched it is killed: its client gets an error.
-    pub fn watch(&self, pid: u32) -> Result<Watched, WatchError> {
+    pub fn watch(&self, pid: u32) -> Result<Watched, StepError> {
         match Watched::open(pid, &self.exits) {
             Ok(watched) if watched.is_child() => Ok(watched),
             // The process is gone, or a new process has the pid.
@@ -115,16 +123,10 @@ impl Drop for KnownPid {
     }
 }
 
-// The statuses of reaped orphans, for as long as an orphan may be the process of a running call.
-//
-// Calls and orphans are numbered in the order of their arrival. An orphan that was reaped before a
-// call began is not that call's process, whatever its pid.
-
-/// The largest number of statuses: a call may hang for ever in a pod whose containers leave orphans
-/// all the time. Beyond it the oldest status is dropped. If that was a call's process, it is
-/// reported with a lost status.
-const MAX_STATUSES: usize = 1024;
-
+/// The statuses of reaped orphans, for as long as an orphan may be the process of a running call.
+///
+/// Calls and orphans are numbered in the order of their arrival. An orphan that was reaped before a
+/// call began is not that call's process, whatever its pid.
 #[derive(Debug, Default)]
 struct Statuses {
     last: u64,
@@ -141,7 +143,7 @@ struct OrphanStatus {
 
 impl Statuses {
     /// Returns the call's number.
-    pub fn begin_call(&mut self) -> u64 {
+    fn begin_call(&mut self) -> u64 {
         self.last += 1;
         self.calls.insert(self.last);
         self.last
@@ -177,39 +179,32 @@ impl Statuses {
     }
 
     /// The status of the last orphan of that pid that was reaped since a call began.
-    pub fn find(&self, since: u64, pid: u32) -> Option<Exit> {
-        let newest_first = self
-            .kept
-            .iter()
-            .rev()
-            .take_while(|kept| kept.number > since);
-        newest_first
-            .into_iter()
-            .find(|kept| kept.pid == pid)
-            .map(|kept| kept.exit)
+    fn find(&self, since: u64, pid: u32) -> Option<Exit> {
+        let mut newest_first = self.kept.iter().rev();
+        let found = newest_first.find(|kept| kept.pid == pid)?;
+        (found.number > since).then_some(found.exit)
     }
 }
 
-// Reaps zombies that have no waiter.
-//
-// A subreaper inherits unknown processes: leftovers of a container in the host's pid namespace, or
-// children of a runtime's hook. Orphans are reaped at once, even during a call of the runtime: a
-// zombie counts against its container's pids limit, and the call may hang for ever. On SIGCHLD the
-// task reads the kernel's list of the shim's children and reaps each dead, unknown child. The
-// shim's own children are known before this task can see them, because their starter runs on the
-// same thread.
-
-/// Reaps orphans for as long as the shim lives.
+/// Reaps zombies that have no waiter, for as long as the shim lives.
+///
+/// A subreaper inherits unknown processes: leftovers of a container in the host's pid namespace, or
+/// children of a runtime's hook. Orphans are reaped at once, even during a call of the runtime: a
+/// zombie counts against its container's pids limit, and the call may hang for ever. On SIGCHLD the
+/// task reads the kernel's list of the shim's children and reaps each dead, unknown child. The
+/// shim's own children are known before this task can see them, because their starter runs on the
+/// same thread.
 pub async fn reap_on_sigchld(exits: Arc<Exits>) {
     let mut children = match Signals::register(&[SIGCHLD]) {
         Ok(children) => children,
         Err(error) => {
-            tracing::error!(%error, "orphans will stay zombies: no SIGCHLD");
-            return;
+            return tracing::error!(%error, "orphans will stay zombies: no SIGCHLD");
         }
     };
     while children.next().await.is_ok() {
-        if !has_zombie() {
+        // Usually the child's own waiter was faster, and no zombie is left.
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        if matches!(waitid(WaitId::All, options), Ok(None) | Err(Errno::CHILD)) {
             continue;
         }
         for pid in child_pids() {
@@ -220,13 +215,6 @@ pub async fn reap_on_sigchld(exits: Arc<Exits>) {
     }
 }
 
-/// True if there is a dead child, waited for or not. Usually the child's own waiter was faster, and
-/// no zombie is left.
-fn has_zombie() -> bool {
-    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    !matches!(waitid(WaitId::All, options), Ok(None) | Err(Errno::CHILD))
-}
-
 /// The children of the event loop's thread, including zombies.
 pub fn child_pids() -> Vec<u32> {
     children_of(getpid())
@@ -234,10 +222,10 @@ pub fn child_pids() -> Vec<u32> {
 
 /// The children of a thread: a child belongs to the thread that forked it. The kernel gives orphans
 /// to a process's first thread (find_new_reaper in kernel/exit.c), the event loop's thread. Threads
-/// in rootfs/fuse.rs and rootfs/id_map.rs start and reap children of their own.
+/// for FUSE and for mappings of ids in rootfs start and reap children of their own.
 fn children_of(thread: Pid) -> Vec<u32> {
-    let list = fs::read_to_string(format!("/proc/self/task/{}/children", thread.as_raw_pid()))
-        .unwrap_or_default();
+    let path = format!("/proc/self/task/{}/children", thread.as_raw_pid());
+    let list = fs::read_to_string(path).unwrap_or_default();
     list.split_whitespace()
         .filter_map(|pid| pid.parse().ok())
         .collect()
@@ -245,22 +233,18 @@ fn children_of(thread: Pid) -> Vec<u32> {
 
 /// Reaps the process if it is dead, and keeps the status for a call that may have started the
 /// process.
-pub fn reap(pid: u32, exits: &Exits) {
+fn reap(pid: u32, exits: &Exits) {
     let Some(raw) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
         return;
     };
-    match waitid(
-        WaitId::Pid(raw),
-        WaitIdOptions::EXITED | WaitIdOptions::NOHANG,
-    ) {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+    match waitid(WaitId::Pid(raw), options) {
         Ok(Some(status)) => {
-            exits.inner().statuses.keep(
-                pid,
-                Exit {
-                    status: status_of(&status),
-                    at: SystemTime::now(),
-                },
-            );
+            let exit = Exit {
+                status: status_of(&status),
+                at: SystemTime::now(),
+            };
+            exits.inner().statuses.keep(pid, exit);
             tracing::debug!(pid, "reaped an orphan");
         }
         Ok(None) => {}

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
 use nix::libc::ESRCH;
@@ -19,9 +19,16 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::{Exits, KnownPid};
+use crate::blocking::lock;
+use crate::step::{StepError, failed};
 
 /// The status that containerd gets when the real status is lost, as with Go's shim.
 const LOST_STATUS: u32 = 255;
+
+/// For a look at a child that leaves it to be reaped.
+const LOOK: WaitIdOptions = WaitIdOptions::EXITED
+    .union(WaitIdOptions::NOHANG)
+    .union(WaitIdOptions::NOWAIT);
 
 /// The status and the time of a process's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,18 +39,10 @@ pub struct Exit {
     pub at: SystemTime,
 }
 
-/// A process that cannot be watched.
-#[derive(Debug, thiserror::Error)]
-#[error("watch process {pid}")]
-pub struct WatchError {
-    pid: u32,
-    source: io::Error,
-}
-
 /// A child, or a process that becomes a child when the runtime ends.
 #[derive(Debug)]
 pub struct Watched {
-    pid: u32,
+    pub pid: u32,
     process: WatchedState,
 }
 
@@ -61,34 +60,32 @@ enum WatchedState {
 impl Watched {
     /// Opens a process. Call `open` before the process can have been reaped: until then the kernel
     /// does not reuse the pid.
-    pub fn open(pid: u32, exits: &Arc<Exits>) -> Result<Self, WatchError> {
+    pub fn open(pid: u32, exits: &Arc<Exits>) -> Result<Self, StepError> {
         Self::known(exits.know(pid))
     }
 
     /// Opens a process that is known already.
-    pub fn known(known: KnownPid) -> Result<Self, WatchError> {
-        let pid = known.pid;
-        let failed = |source| WatchError { pid, source };
-        let raw = i32::try_from(pid)
-            .ok()
-            .and_then(Pid::from_raw)
-            .ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
-        let fd = pidfd_open(raw, PidfdFlags::empty()).map_err(|errno| failed(errno.into()))?;
-        let pidfd = crate::kernel::watch(fd, Interest::READABLE).map_err(failed)?;
-        Ok(Self {
-            pid,
-            process: WatchedState::Present {
-                pidfd,
-                known: Mutex::new(Some(known)),
-            },
-        })
+    pub fn known(known: KnownPid) -> Result<Self, StepError> {
+        let step = format!("watch process {}", known.pid);
+        Self::watch(known).map_err(failed(step))
     }
 
     /// A child that was just started. If it cannot be watched it is killed, and becomes an orphan.
     pub fn child(pid: u32, exits: &Arc<Exits>) -> io::Result<Self> {
-        Self::known(exits.know(pid)).map_err(|error| {
-            kill_child(pid);
-            error.source
+        Self::watch(exits.know(pid)).inspect_err(|_| kill_child(pid))
+    }
+
+    fn watch(known: KnownPid) -> io::Result<Self> {
+        let pid = known.pid;
+        let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let raw = raw.ok_or(io::ErrorKind::InvalidInput)?;
+        let fd = pidfd_open(raw, PidfdFlags::empty())?;
+        Ok(Self {
+            pid,
+            process: WatchedState::Present {
+                pidfd: crate::kernel::watch(fd, Interest::READABLE)?,
+                known: Mutex::new(Some(known)),
+            },
         })
     }
 
@@ -105,16 +102,8 @@ impl Watched {
         let WatchedState::Present { pidfd, .. } = &self.process else {
             return false;
         };
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        !matches!(
-            waitid(WaitId::PidFd(pidfd.get_ref().as_fd()), options),
-            Err(Errno::CHILD)
-        )
-    }
-
-    /// The process's pid.
-    pub fn pid(&self) -> u32 {
-        self.pid
+        let looked = waitid(WaitId::PidFd(pidfd.get_ref().as_fd()), LOOK);
+        !matches!(looked, Err(Errno::CHILD))
     }
 
     /// Sends a signal; it cannot reach a later process with the same pid.
@@ -143,35 +132,30 @@ impl Watched {
             WatchedState::Reaped(exit) => return *exit,
         };
         let status = loop {
-            match pidfd.readable().await {
-                Ok(mut ready) => match self.reap(pidfd.get_ref()) {
-                    Some(status) => break status,
-                    // Woken too early; the kernel will wake this again.
-                    None => ready.clear_ready(),
-                },
+            let mut ready = match pidfd.readable().await {
+                Ok(ready) => ready,
                 Err(error) => {
                     tracing::error!(pid = self.pid, %error, "cannot wait for a process");
                     break LOST_STATUS;
                 }
+            };
+            let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+            match waitid(WaitId::PidFd(pidfd.get_ref().as_fd()), options) {
+                Ok(Some(status)) => break status_of(&status),
+                // Woken too early; the kernel will wake this again.
+                Ok(None) => ready.clear_ready(),
+                Err(error) => {
+                    // ECHILD: the process is not the shim's child, so the kernel reports the end
+                    // without the status.
+                    tracing::warn!(pid = self.pid, %error, "the exit status of a process is lost");
+                    break LOST_STATUS;
+                }
             }
         };
-        known.lock().unwrap_or_else(PoisonError::into_inner).take();
+        lock(known).take();
         Exit {
             status,
             at: SystemTime::now(),
-        }
-    }
-
-    fn reap(&self, pidfd: &OwnedFd) -> Option<u32> {
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-        match waitid(WaitId::PidFd(pidfd.as_fd()), options) {
-            Ok(status) => status.as_ref().map(status_of),
-            Err(error) => {
-                // ECHILD: the process is not the shim's child, so the kernel reports the end
-                // without the status.
-                tracing::warn!(pid = self.pid, %error, "the exit status of a process is lost");
-                Some(LOST_STATUS)
-            }
         }
     }
 }
@@ -179,22 +163,20 @@ impl Watched {
 /// Kills a process that has no pidfd. A child that is not reaped yet still has its pid; any other
 /// process is left alone.
 pub fn kill_child(pid: u32) {
-    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
-    if let Some(raw) = raw.filter(|raw| waitid(WaitId::Pid(*raw), options).is_ok()) {
+    if let Some(raw) = i32::try_from(pid).ok().and_then(Pid::from_raw)
+        && waitid(WaitId::Pid(raw), LOOK).is_ok()
+    {
         let _ = kill_process(raw, Signal::KILL);
     }
 }
 
 /// The exit code, or 128 plus the signal.
 pub fn status_of(status: &WaitIdStatus) -> u32 {
-    let code = status.exit_status().map(|code| code.unsigned_abs());
-    let signal = || {
-        status
-            .terminating_signal()
-            .map(|signal| 128 + signal.unsigned_abs())
-    };
-    code.or_else(signal).unwrap_or(LOST_STATUS)
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => code.unsigned_abs(),
+        (None, Some(signal)) => 128 + signal.unsigned_abs(),
+        (None, None) => LOST_STATUS,
+    }
 }
 
 #[cfg(test)]

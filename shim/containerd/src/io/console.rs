@@ -1,10 +1,5 @@
-//! The socket over which the runtime sends the terminal's master.
-//!
-//! The protocol is that of the OCI runtime's `--console-socket`: a stream socket gets a message
-//! with a descriptor (SCM_RIGHTS). The runtime connects and sends before `create` returns, and
-//! waits for no answer. So the shim needs no task: once the runtime has succeeded, the message is
-//! in the socket's queue. Each try of a create makes a connection, and the last connection is the
-//! container's.
+//! Pipes between shim and process, and the socket over which the runtime sends the terminal's
+//! master.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, IoSliceMut};
@@ -18,24 +13,32 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Gid, OFlags, Uid, fchown, fcntl_getfl, fcntl_setfl};
-use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::IoError;
-use crate::step::failed;
+use crate::step::{StepError, failed};
 
 /// A socket's path may have 107 bytes and a bundle's path is longer, so sockets are in a short
 /// directory of our own.
 const DIRECTORY: &str = "/run/containerd/s";
 static COUNTER: AtomicU64 = AtomicU64::new(0);
 
+/// The step of a descriptor that the event loop rejects.
+pub const WATCH: &str = "watch the process's streams";
+
 /// A console socket for the runtime. A drop removes the socket's path.
+///
+/// The protocol is that of the OCI runtime's `--console-socket`: a stream socket gets a message
+/// with a descriptor (SCM_RIGHTS). The runtime connects and sends before `create` returns, and
+/// waits for no answer. So the shim needs no task: once the runtime has succeeded, the message is
+/// in the socket's queue. Each try of a create makes a connection, and the last connection is the
+/// container's.
 pub struct ConsoleSocket {
     listener: UnixListener,
-    path: PathBuf,
+    /// For the runtime's `--console-socket`.
+    pub path: PathBuf,
 }
 
 impl ConsoleSocket {
@@ -59,11 +62,6 @@ impl ConsoleSocket {
         Ok(Self { listener, path })
     }
 
-    /// For the runtime's `--console-socket`.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// The master that the runtime sent, non-blocking. Call it after the runtime has succeeded.
     pub fn take_master(&self) -> io::Result<OwnedFd> {
         let mut master = None;
@@ -74,9 +72,10 @@ impl ConsoleSocket {
                 Err(error) => return Err(error),
             }
         }
-        let master = master.ok_or_else(|| {
-            io::Error::new(io::ErrorKind::UnexpectedEof, "the runtime sent no terminal")
-        })?;
+        let Some(master) = master else {
+            let why = "the runtime sent no terminal";
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, why));
+        };
         nonblocking(&master)?;
         Ok(master)
     }
@@ -87,17 +86,14 @@ fn receive(stream: impl AsFd) -> io::Result<Option<OwnedFd>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-    recvmsg(
-        stream,
-        &mut [IoSliceMut::new(&mut name)],
-        &mut ancillary,
-        flags,
-    )?;
-    let mut fds = ancillary.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-        _ => None,
-    });
-    Ok(fds.next().and_then(|mut fds| fds.next()))
+    let mut buffers = [IoSliceMut::new(&mut name)];
+    recvmsg(stream, &mut buffers, &mut ancillary, flags)?;
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(mut fds) = message {
+            return Ok(fds.next());
+        }
+    }
+    Ok(None)
 }
 
 impl Drop for ConsoleSocket {
@@ -106,34 +102,23 @@ impl Drop for ConsoleSocket {
     }
 }
 
-// Pipes between shim and process, and descriptors for the event loop.
-
-/// The step of a descriptor that the event loop rejects.
-pub const WATCH: &str = "watch the process's streams";
-
 /// The owner of the pipes: the container's user, so that the container can reopen /dev/stdout.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct StreamOwner {
-    /// User id.
     pub uid: u32,
-    /// Group id.
     pub gid: u32,
 }
 
 /// A pipe: the read end, the write end.
-pub fn owned_pipe(stream: &'static str, owner: StreamOwner) -> Result<(OwnedFd, OwnedFd), IoError> {
-    let make = || {
-        let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+pub fn owned_pipe(stream: &str, owner: StreamOwner) -> Result<(OwnedFd, OwnedFd), StepError> {
+    let made = pipe_with(PipeFlags::CLOEXEC).and_then(|(read, write)| {
         if owner.uid != 0 || owner.gid != 0 {
-            fchown(
-                &write,
-                Some(Uid::from_raw(owner.uid)),
-                Some(Gid::from_raw(owner.gid)),
-            )?;
+            let (uid, gid) = (Uid::from_raw(owner.uid), Gid::from_raw(owner.gid));
+            fchown(&write, Some(uid), Some(gid))?;
         }
         Ok((read, write))
-    };
-    Ok(make().map_err(failed::<Errno>(format!("make the pipe for {stream}")))?)
+    });
+    made.map_err(failed(format!("make the pipe for {stream}")))
 }
 
 /// Makes calls on it fail instead of wait. All users of the end share this flag, so never set it on
@@ -148,7 +133,12 @@ pub fn unread(pipe: &OwnedFd) -> Vec<u8> {
     const STEP: usize = 16 * 1024;
     const MAX_BYTES: usize = 1 << 20;
     let (mut bytes, mut buffer) = (Vec::new(), [0; STEP]);
-    while bytes.len() < MAX_BYTES && has_bytes(pipe) {
+    while bytes.len() < MAX_BYTES {
+        let mut fds = [PollFd::new(pipe, PollFlags::IN)];
+        let polled = poll(&mut fds, Some(&Timespec::default()));
+        if !matches!(polled, Ok(1..)) || !fds[0].revents().contains(PollFlags::IN) {
+            break;
+        }
         match rustix::io::read(pipe, &mut buffer) {
             Ok(0) | Err(_) => break,
             Ok(count) => bytes.extend_from_slice(&buffer[..count]),
@@ -157,14 +147,8 @@ pub fn unread(pipe: &OwnedFd) -> Vec<u8> {
     bytes
 }
 
-fn has_bytes(pipe: &OwnedFd) -> bool {
-    let mut fds = [PollFd::new(pipe, PollFlags::IN)];
-    matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..))
-        && fds[0].revents().contains(PollFlags::IN)
-}
-
 /// Registers a descriptor in the event loop.
-pub fn watched(fd: OwnedFd, interest: Interest) -> Result<Arc<AsyncFd<OwnedFd>>, IoError> {
+pub fn watched(fd: OwnedFd, interest: Interest) -> Result<Arc<AsyncFd<OwnedFd>>, StepError> {
     let watched = crate::kernel::watch(fd, interest).map_err(failed(WATCH))?;
     Ok(Arc::new(watched))
 }
@@ -198,8 +182,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = ConsoleSocket::bind_in(dir.path()).unwrap();
         let (first, second) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
-        send(socket.path(), &first);
-        send(socket.path(), &second);
+        send(&socket.path, &first);
+        send(&socket.path, &second);
         let got = rustix::fs::fstat(socket.take_master().unwrap()).unwrap();
         assert_eq!(got.st_ino, rustix::fs::fstat(&second).unwrap().st_ino);
     }
@@ -208,7 +192,7 @@ mod tests {
     fn a_missing_terminal_is_an_error_and_the_socket_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let socket = ConsoleSocket::bind_in(dir.path()).unwrap();
-        let path = socket.path().to_owned();
+        let path = socket.path.clone();
         assert!(socket.take_master().is_err());
         drop(socket);
         assert!(!path.try_exists().unwrap());

@@ -1,8 +1,9 @@
-//! Copies bytes between two descriptors, in a task.
+//! Copies bytes between two descriptors, in a task, or from a pipe to a log file, in a thread.
 //!
-//! The buffer is on the stack of the step that reads and writes, not in the task: an idle stream
-//! costs no memory. Only bytes that the reader has not accepted yet are kept, and until the reader
-//! accepts them nothing more is read. So a slow reader delays no other container.
+//! A process's output must be passed on before its delete is answered. But a leftover process may
+//! keep the stream open for ever, and a reader may be gone: neither may delay the delete for ever.
+//! So the wait depends on whether bytes move, and whether there are any: the limit for a reader
+//! that pauses is longer than that for a writer without output.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -16,7 +17,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::blocking::spawn_thread;
 
@@ -24,9 +25,13 @@ use crate::blocking::spawn_thread;
 const STEP: usize = 16 * 1024;
 
 /// A running copy.
+///
+/// The buffer is on the stack of the step that reads and writes, not in the task: an idle stream
+/// costs no memory. Only bytes that the reader has not accepted yet are kept, and until the reader
+/// accepts them nothing more is read. So a slow reader delays no other container.
 #[derive(Debug)]
 pub struct StreamCopy {
-    task: AbortHandle,
+    pub task: AbortHandle,
     progress: CopyProgress,
 }
 
@@ -51,11 +56,6 @@ impl StreamCopy {
         }
     }
 
-    /// Aborts the copy.
-    pub fn stop(&self) {
-        self.task.abort();
-    }
-
     /// Waits for the end of the stream, and aborts a copy that stalls. A slow copy that still moves
     /// continues alone.
     pub async fn finish_or_stall(&self, limits: DrainLimits) {
@@ -70,7 +70,7 @@ impl StreamCopy {
                 tracing::warn!(
                     "closing a stream that has no reader, or that a leftover process has open"
                 );
-                self.stop();
+                self.task.abort();
             }
         }
     }
@@ -109,10 +109,9 @@ enum CopyStep {
 fn step(from: impl AsFd, to: impl AsFd, mover: &Mover) -> io::Result<CopyStep> {
     let mut buffer = [0; STEP];
     let read = match rustix::io::read(from, &mut buffer) {
-        Ok(0) => return Ok(CopyStep::End),
-        Ok(read) => read,
         // A pty's master answers EIO when the last process has closed the slave.
-        Err(Errno::IO) => return Ok(CopyStep::End),
+        Ok(0) | Err(Errno::IO) => return Ok(CopyStep::End),
+        Ok(read) => read,
         Err(Errno::INTR) => return Ok(CopyStep::Moved),
         Err(errno) => return Err(errno.into()),
     };
@@ -131,19 +130,11 @@ fn step(from: impl AsFd, to: impl AsFd, mover: &Mover) -> io::Result<CopyStep> {
     Ok(CopyStep::Moved)
 }
 
-// The progress of a stream, and its end.
-//
-// A process's output must be passed on before its delete is answered. But a leftover process may
-// keep the stream open for ever, and a reader may be gone: neither may delay the delete for ever.
-// So the wait depends on whether bytes move, and whether there are any: the limit for a reader
-// that pauses is longer than that for a writer without output.
-
 /// Time limits for the rest of a stream.
 #[derive(Debug, Clone, Copy)]
 pub struct DrainLimits {
     /// With no bytes to pass on: a leftover process has the stream open.
     pub idle: Duration,
-    /// In total.
     pub total: Duration,
 }
 
@@ -203,36 +194,32 @@ impl Mover {
 
 impl CopyProgress {
     /// Waits for the end of the stream.
-    pub async fn drain(&self, limits: DrainLimits) -> DrainResult {
+    async fn drain(&self, limits: DrainLimits) -> DrainResult {
         let mut open = self.open.clone();
         let end = Instant::now() + limits.total;
         let mut before = self.counts.moved.load(Ordering::Relaxed);
         // `changed` fails when the mover is gone.
-        while tokio::time::timeout(limits.idle, open.changed())
-            .await
-            .is_err()
-        {
+        while timeout(limits.idle, open.changed()).await.is_err() {
             let now = self.counts.moved.load(Ordering::Relaxed);
-            match (now == before, Instant::now() >= end) {
-                (true, late) if late || !self.counts.holding.load(Ordering::Relaxed) => {
-                    return DrainResult::Stalled;
-                }
-                (false, true) => return DrainResult::Moving,
-                _ => before = now,
+            let is_late = Instant::now() >= end;
+            if now != before && is_late {
+                return DrainResult::Moving;
             }
+            if now == before && (is_late || !self.counts.holding.load(Ordering::Relaxed)) {
+                return DrainResult::Stalled;
+            }
+            before = now;
         }
         DrainResult::Passed
     }
 }
 
-// Writes a log file: `file://`.
-//
-// The process gets a pipe and never the file: with a descriptor of the file a container could
-// truncate its own log. The event loop cannot wait for a disk, so a thread copies from the pipe to
-// the file; it ends with the last writer. If stdout and stderr name the same file they share the
-// pipe, and their lines stay in order.
-
-/// A thread that writes.
+/// A thread that writes a log file: `file://`.
+///
+/// The process gets a pipe and never the file: with a descriptor of the file a container could
+/// truncate its own log. The event loop cannot wait for a disk, so a thread copies from the pipe to
+/// the file; it ends with the last writer. If stdout and stderr name the same file they share the
+/// pipe, and their lines stay in order.
 #[derive(Debug)]
 pub struct FileWriter {
     progress: CopyProgress,
@@ -353,9 +340,7 @@ mod tests {
             idle: Duration::from_millis(50),
             total: Duration::from_millis(100),
         };
-        tokio::time::timeout(LONG, copy.finish_or_stall(limits))
-            .await
-            .unwrap();
+        timeout(LONG, copy.finish_or_stall(limits)).await.unwrap();
     }
 
     /// For a paused clock, which stands still while any task works: the duration of that work does

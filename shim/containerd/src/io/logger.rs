@@ -25,16 +25,16 @@ use nix::libc::{SIGKILL, SIGTERM};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::sync::watch;
+use tokio::time::timeout;
 
-use super::IoError;
 use super::open::LogProgram;
 use crate::blocking::run_blocking;
 use crate::exits::{Exits, Watched};
 use crate::kernel;
-use crate::step::failed;
+use crate::step::{StepError, failed};
 
 /// The time limit until a program is ready. Go's shim waits for ever, and so does the client.
-pub const READY_LIMIT: Duration = Duration::from_secs(60);
+const READY_LIMIT: Duration = Duration::from_secs(60);
 /// The time limit for reading after the last writer is gone.
 const READ_ON_LIMIT: Duration = Duration::from_secs(2);
 /// The time limit for its end after SIGTERM.
@@ -47,7 +47,6 @@ pub struct LoggedProcess<'a> {
     pub id: &'a str,
     /// containerd's namespace.
     pub namespace: &'a str,
-    /// The waiters of processes.
     pub exits: &'a Arc<Exits>,
 }
 
@@ -65,67 +64,52 @@ impl Logger {
         program: LogProgram,
         process: LoggedProcess<'_>,
         [stdout, stderr]: [OwnedFd; 2],
-    ) -> Result<Self, IoError> {
-        let step = start(&program);
+    ) -> Result<Self, StepError> {
+        let name = format!("the logging program {}", program.path.display());
+        let step = format!("start {name}");
         let (ready, ready_writer) = io::pipe().map_err(failed(&step))?;
         let mut ready = pipe::Receiver::from_owned_fd(ready.into()).map_err(failed(&step))?;
-        let logger =
-            Self::spawn(&program, process, vec![stdout, stderr, ready_writer.into()]).await?;
-        let mut word = [0];
-        match tokio::time::timeout(READY_LIMIT, ready.read(&mut word)).await {
-            Ok(Ok(0)) if program.must_signal_ready => Err(IoError::NotReady {
-                program: program.path,
-            }),
-            Ok(Ok(_)) => Ok(logger),
-            Ok(Err(error)) => Err(failed(step)(error).into()),
-            Err(_) => Err(IoError::Late {
-                program: program.path,
-            }),
-        }
-    }
 
-    /// Starts the program, away from the event loop: the file may be on a server that does not
-    /// answer.
-    async fn spawn(
-        program: &LogProgram,
-        process: LoggedProcess<'_>,
-        fds: Vec<OwnedFd>,
-    ) -> Result<Self, IoError> {
-        let step = start(program);
         let mut command = Command::new(&program.path);
-        command.args(&program.arguments).env_clear();
         command
+            .args(&program.arguments)
+            .env_clear()
             .env("CONTAINER_ID", process.id)
-            .env("CONTAINER_NAMESPACE", process.namespace);
-        command
+            .env("CONTAINER_NAMESPACE", process.namespace)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
+        let fds = vec![stdout, stderr, ready_writer.into()];
         kernel::inherit_from_three(&mut command, fds).map_err(failed(&step))?;
         kernel::with_default_signals(&mut command);
         let exits = Arc::clone(process.exits);
         // Known before the thread ends: while the thread lives, the child is no orphan.
         let spawn = move || command.spawn().map(|child| exits.know(child.id()));
-        let known = run_blocking(spawn)
-            .await
-            .and_then(|started| started)
-            .map_err(failed(step))?;
-        let watched = Watched::known(known).map_err(failed(format!(
-            "watch the logging program {}",
-            program.path.display()
-        )))?;
-        let watched = Arc::new(watched);
+        // Away from the event loop: the file may be on a server that does not answer.
+        let known = run_blocking(spawn).await.and_then(|started| started);
+        let known = known.map_err(failed(&step))?;
+        let watched = Arc::new(Watched::known(known).map_err(failed(format!("watch {name}")))?);
         let (end, ended) = watch::channel(false);
         let dying = Arc::clone(&watched);
         tokio::spawn(async move {
             dying.exit().await;
             end.send_replace(true);
         });
-        Ok(Self {
-            program: program.path.clone(),
+        let logger = Self {
+            program: program.path,
             watched,
             ended,
-        })
+        };
+
+        let mut word = [0];
+        match timeout(READY_LIMIT, ready.read(&mut word)).await {
+            Ok(Ok(0)) if program.must_signal_ready => {
+                Err(format!("{name} did not say that it is ready: it may have ended").into())
+            }
+            Ok(Ok(_)) => Ok(logger),
+            Ok(Err(error)) => Err(failed(step)(error)),
+            Err(_) => Err(format!("{name} is not ready after {READY_LIMIT:?}").into()),
+        }
     }
 
     /// Waits for the program's end, which follows the end of its process, and forces it if
@@ -143,9 +127,7 @@ impl Logger {
 
     async fn ends_within(&self, limit: Duration) -> bool {
         let mut ended = self.ended.clone();
-        tokio::time::timeout(limit, ended.wait_for(|ended| *ended))
-            .await
-            .is_ok()
+        timeout(limit, ended.wait_for(|ended| *ended)).await.is_ok()
     }
 
     fn send(&self, signal: i32) {
@@ -153,10 +135,6 @@ impl Logger {
             tracing::debug!(program = %self.program.display(), %error, "signal a logging program");
         }
     }
-}
-
-fn start(program: &LogProgram) -> String {
-    format!("start the logging program {}", program.path.display())
 }
 
 impl Drop for Logger {
@@ -172,7 +150,7 @@ mod tests {
     use super::*;
 
     /// A program that runs this script; its stdout and stderr have no writer.
-    async fn started(script: &str, must_signal_ready: bool) -> Result<Logger, IoError> {
+    async fn started(script: &str, must_signal_ready: bool) -> Result<Logger, StepError> {
         let exits = Arc::new(Exits::default());
         let arguments = ["-c", script].map(str::to_owned).to_vec();
         let program = LogProgram {
@@ -196,10 +174,8 @@ mod tests {
     #[tokio::test]
     async fn a_closed_pipe_means_ready_for_the_older_kind_only() {
         assert!(started("exit 0", false).await.is_ok());
-        assert!(matches!(
-            started("exit 0", true).await,
-            Err(IoError::NotReady { .. })
-        ));
+        let error = started("exit 0", true).await.unwrap_err().to_string();
+        assert!(error.ends_with("it may have ended"), "{error}");
         assert!(started("echo >&5", true).await.is_ok());
     }
 

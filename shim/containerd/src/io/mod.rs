@@ -19,20 +19,22 @@ mod logger;
 mod open;
 mod prepared_io;
 
+use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-pub use console::StreamOwner;
-use copy::{DrainLimits, FileWriter, StreamCopy};
-pub use logger::LoggedProcess;
-use logger::{Logger, READY_LIMIT};
-pub use prepared_io::PreparedIo;
 use rustix::termios::Winsize;
 use tokio::io::unix::AsyncFd;
 
-use crate::step::StepError;
+use copy::{DrainLimits, FileWriter, StreamCopy};
+use logger::Logger;
+
+pub use console::StreamOwner;
+pub use logger::LoggedProcess;
+pub use prepared_io::PreparedIo;
+
+use crate::blocking::lock;
 
 /// A pty's master, shared by both directions.
 type Master = Arc<AsyncFd<OwnedFd>>;
@@ -47,11 +49,9 @@ const DRAIN_LIMITS: DrainLimits = DrainLimits {
 /// The streams that `Create` and `Exec` name for a process: paths or URIs. Empty means no stream.
 #[derive(Debug, Clone, Default)]
 pub struct Streams {
-    /// Path of the fifo to read.
     pub stdin: String,
-    /// Path of the fifo to write.
     pub stdout: String,
-    /// Path of the fifo to write; unused with a terminal.
+    /// Unused with a terminal.
     pub stderr: String,
     /// A pty instead of three pipes.
     pub terminal: bool,
@@ -62,15 +62,6 @@ pub struct Streams {
 enum Sink {
     File(FileWriter),
     Logger(Logger),
-}
-
-impl Sink {
-    async fn finish(&self) {
-        match self {
-            Self::File(writer) => writer.finish_or_stall(DRAIN_LIMITS).await,
-            Self::Logger(logger) => logger.finish().await,
-        }
-    }
 }
 
 /// The streams of a running process.
@@ -88,14 +79,11 @@ pub struct RunningIo {
 impl RunningIo {
     /// Closes stdin: the process sees its end as soon as the client's side is closed as well.
     pub fn close_stdin(&self) {
-        self.stdin_hold
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        lock(&self.stdin_hold).take();
     }
 
     /// Sets the terminal's size; without a terminal there is nothing to set.
-    pub fn resize(&self, columns: u16, rows: u16) -> std::io::Result<()> {
+    pub fn resize(&self, columns: u16, rows: u16) -> io::Result<()> {
         let Some(console) = &self.console else {
             return Ok(());
         };
@@ -110,15 +98,17 @@ impl RunningIo {
 
     /// Waits until all output of the dead process has been passed on.
     pub async fn drained(&self) {
-        let [first, second] =
-            [self.outputs.first(), self.outputs.get(1)].map(|output| async move {
-                if let Some(output) = output {
-                    output.finish_or_stall(DRAIN_LIMITS).await;
-                }
-            });
+        let [first, second] = [0, 1].map(|index| async move {
+            if let Some(output) = self.outputs.get(index) {
+                output.finish_or_stall(DRAIN_LIMITS).await;
+            }
+        });
         tokio::join!(first, second);
         for sink in &self.sinks {
-            sink.finish().await;
+            match sink {
+                Sink::File(writer) => writer.finish_or_stall(DRAIN_LIMITS).await,
+                Sink::Logger(logger) => logger.finish().await,
+            }
         }
     }
 }
@@ -126,37 +116,7 @@ impl RunningIo {
 impl Drop for RunningIo {
     fn drop(&mut self) {
         if let Some(stdin) = &self.stdin {
-            stdin.stop();
+            stdin.task.abort();
         }
     }
-}
-
-// The errors of setting up a process's streams.
-
-/// A stream that could not be set up.
-#[derive(Debug, thiserror::Error)]
-pub enum IoError {
-    /// A file, a pipe, the terminal, a logging program.
-    #[error(transparent)]
-    Step(#[from] StepError),
-    /// A kind of stream that this shim does not support.
-    #[error("{stream} {uri:?}: streams of this kind are not supported")]
-    Scheme {
-        /// stdin, stdout or stderr.
-        stream: &'static str,
-        /// The URI that containerd named.
-        uri: String,
-    },
-    /// A logging program ended, or closed the pipe, without output; with `binary-v2` only.
-    #[error("the logging program {program} did not say that it is ready: it may have ended")]
-    NotReady {
-        /// The executable.
-        program: PathBuf,
-    },
-    /// A logging program writes nothing and does not close the pipe.
-    #[error("the logging program {program} is not ready after {READY_LIMIT:?}")]
-    Late {
-        /// The executable.
-        program: PathBuf,
-    },
 }

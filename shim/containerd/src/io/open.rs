@@ -3,6 +3,13 @@
 //! A client may choose any of the names. A name may lead to a server that does not answer; a
 //! `file://` may be a fifo without a reader. Such a call waits until the open returns, as with Go's
 //! shim. The pod's other containers do not wait.
+//!
+//! Fifos are opened so that no call blocks and no disconnect fails. An output is opened for reading
+//! *and* writing: this succeeds before its reader comes, and a write after the reader has gone
+//! fills the fifo instead of failing with EPIPE. The same is true of the write end of an input,
+//! which the shim keeps open until `CloseIO`. Any other file (a regular file, /dev/null) is copied
+//! by a thread as an input, and passed to the process itself as an output: the event loop watches
+//! no such file.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -12,10 +19,10 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
+use super::Streams;
 use super::console::nonblocking;
-use super::{IoError, Streams};
 use crate::blocking::{run_blocking, spawn_thread};
-use crate::step::failed;
+use crate::step::{StepError, failed};
 
 /// The files behind the three names.
 #[derive(Default)]
@@ -26,14 +33,35 @@ pub struct OpenedStreams {
     pub stderr: OutputTarget,
 }
 
+/// The destination of an output.
+#[derive(Default)]
+pub enum OutputTarget {
+    #[default]
+    Nowhere,
+    /// A fifo, open for both; the shim copies into it.
+    Fifo(OwnedFd),
+    /// An existing file that is no fifo; the process writes directly.
+    File(OwnedFd),
+    /// A log file that the shim writes.
+    LogFile(PathBuf, OwnedFd),
+    /// The log file of stdout, for stderr.
+    SameLogFile,
+    /// A program that is not started yet.
+    Logger(LogProgram),
+}
+
+/// An input: the read end, and the write end that keeps a fifo from ending.
+pub struct Input {
+    /// For the copy.
+    pub read: OwnedFd,
+    /// Kept open until `CloseIO`.
+    pub hold: Option<OwnedFd>,
+}
+
 impl OpenedStreams {
-    /// Opens them.
-    pub async fn open(streams: &Streams) -> Result<Self, IoError> {
-        if !streams.terminal
-            && [&streams.stdin, &streams.stdout, &streams.stderr]
-                .iter()
-                .all(|name| name.is_empty())
-        {
+    pub async fn open(streams: &Streams) -> Result<Self, StepError> {
+        let names = [&streams.stdin, &streams.stdout, &streams.stderr];
+        if !streams.terminal && names.iter().all(|name| name.is_empty()) {
             return Ok(Self::default());
         }
         let streams = streams.clone();
@@ -42,13 +70,13 @@ impl OpenedStreams {
             .map_err(failed("open the process's streams in a thread"))?
     }
 
-    fn open_all(streams: &Streams) -> Result<Self, IoError> {
+    fn open_all(streams: &Streams) -> Result<Self, StepError> {
         let stdin = open_stdin(&streams.stdin)?;
         let stdout = match open_output("stdout", &streams.stdout)? {
             // Without a reader the process would hang as soon as the terminal is full.
             OutputTarget::Nowhere if streams.terminal => {
                 let missing = io::Error::from(io::ErrorKind::NotFound);
-                return Err(failed(open("stdout", Path::new("")))(missing).into());
+                return Err(failed(open("stdout", Path::new("")))(missing));
             }
             // The event loop watches no such file: a thread writes it.
             OutputTarget::File(file) if streams.terminal => {
@@ -76,19 +104,18 @@ impl OpenedStreams {
     }
 }
 
-fn open_stdin(name: &str) -> Result<Option<Input>, IoError> {
-    const STREAM: &str = "stdin";
-    match parse(STREAM, name)? {
+fn open_stdin(name: &str) -> Result<Option<Input>, StepError> {
+    match parse("stdin", name)? {
         Stream::Nowhere => Ok(None),
         Stream::Path(path) => {
-            let input = open_input(&path).map_err(failed(open(STREAM, &path)))?;
+            let input = open_input(&path).map_err(failed(open("stdin", &path)))?;
             Ok(Some(input))
         }
-        Stream::File(_) | Stream::Logger(_) => Err(unsupported(STREAM, name)),
+        Stream::File(_) | Stream::Logger(_) => Err(unsupported("stdin", name)),
     }
 }
 
-fn open_output(stream: &'static str, name: &str) -> Result<OutputTarget, IoError> {
+fn open_output(stream: &str, name: &str) -> Result<OutputTarget, StepError> {
     Ok(match parse(stream, name)? {
         Stream::Nowhere => OutputTarget::Nowhere,
         Stream::Path(path) => open_output_path(&path).map_err(failed(open(stream, &path)))?,
@@ -100,68 +127,25 @@ fn open_output(stream: &'static str, name: &str) -> Result<OutputTarget, IoError
     })
 }
 
-fn parse(stream: &'static str, name: &str) -> Result<Stream, IoError> {
+fn parse(stream: &str, name: &str) -> Result<Stream, StepError> {
     Stream::parse(name).map_err(|_| unsupported(stream, name))
 }
 
-fn unsupported(stream: &'static str, name: &str) -> IoError {
-    IoError::Scheme {
-        stream,
-        uri: name.to_owned(),
-    }
+fn unsupported(stream: &str, name: &str) -> StepError {
+    format!("{stream} {name:?}: streams of this kind are not supported").into()
 }
 
-fn open(stream: &'static str, path: &Path) -> String {
+fn open(stream: &str, path: &Path) -> String {
     format!("open {stream} {:?}", path.display().to_string())
 }
 
-// Opens the paths that containerd names as streams.
-//
-// Fifos are opened so that no call blocks and no disconnect fails. An output is opened for reading
-// *and* writing: this succeeds before its reader comes, and a write after the reader has gone
-// fills the fifo instead of failing with EPIPE. The same is true of the write end of an input,
-// which the shim keeps open until `CloseIO`. Any other file (a regular file, /dev/null) is copied
-// by a thread as an input, and passed to the process itself as an output: the event loop watches
-// no such file.
-
-/// The destination of an output.
-#[derive(Default)]
-pub enum OutputTarget {
-    #[default]
-    Nowhere,
-    /// A fifo, open for both; the shim copies into it.
-    Fifo(OwnedFd),
-    /// An existing file that is no fifo; the process writes directly.
-    File(OwnedFd),
-    /// A log file that the shim writes.
-    LogFile(PathBuf, OwnedFd),
-    /// The log file of stdout, for stderr.
-    SameLogFile,
-    /// A program that is not started yet.
-    Logger(LogProgram),
-}
-
-/// An input: the read end, and the write end that keeps a fifo from ending.
-pub struct Input {
-    /// For the copy.
-    pub read: OwnedFd,
-    /// Kept open until `CloseIO`.
-    pub hold: Option<OwnedFd>,
-}
-
-/// Opens an output.
 fn open_output_path(path: &Path) -> io::Result<OutputTarget> {
     if fs::metadata(path)?.file_type().is_fifo() {
-        let fifo = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .custom_flags(nonblock())
-            .open(path)?;
+        let fifo = fifo_options().read(true).write(true).open(path)?;
         return Ok(OutputTarget::Fifo(fifo.into()));
     }
-    Ok(OutputTarget::File(
-        OpenOptions::new().append(true).open(path)?.into(),
-    ))
+    let file = OpenOptions::new().append(true).open(path)?;
+    Ok(OutputTarget::File(file.into()))
 }
 
 /// Opens the log file of a `file://` stream, and creates it if needed.
@@ -169,72 +153,54 @@ fn open_log_file(path: &Path) -> io::Result<OwnedFd> {
     if let Some(dir) = path.parent() {
         DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
     }
-    Ok(OpenOptions::new()
-        .append(true)
-        .create(true)
-        .mode(0o644)
-        .open(path)?
-        .into())
+    let mut options = OpenOptions::new();
+    let file = options.append(true).create(true).mode(0o644).open(path)?;
+    Ok(file.into())
 }
 
-/// Opens an input.
 fn open_input(path: &Path) -> io::Result<Input> {
     if !fs::metadata(path)?.file_type().is_fifo() {
-        return Ok(Input {
-            read: copied_into_pipe(File::open(path)?)?,
-            hold: None,
-        });
+        let mut file = File::open(path)?;
+        let (read, mut write) = io::pipe()?;
+        let read = OwnedFd::from(read);
+        nonblocking(&read)?;
+        spawn_thread(move || {
+            if let Err(error) = io::copy(&mut file, &mut write) {
+                tracing::debug!(%error, "an input ended early");
+            }
+        })?;
+        return Ok(Input { read, hold: None });
     }
     // The reader first: a non-blocking open of the write end fails (ENXIO) as long as there is no
     // reader.
-    let read = OpenOptions::new()
-        .read(true)
-        .custom_flags(nonblock())
-        .open(path)?;
-    let hold = OpenOptions::new()
-        .write(true)
-        .custom_flags(nonblock())
-        .open(path)?;
+    let read = fifo_options().read(true).open(path)?;
+    let hold = fifo_options().write(true).open(path)?;
     Ok(Input {
         read: read.into(),
         hold: Some(hold.into()),
     })
 }
 
-/// Starts to copy the file; returns the pipe's read end.
-fn copied_into_pipe(mut file: File) -> io::Result<OwnedFd> {
-    let (read, mut write) = io::pipe()?;
-    let read = OwnedFd::from(read);
-    nonblocking(&read)?;
-    spawn_thread(move || {
-        if let Err(error) = io::copy(&mut file, &mut write) {
-            tracing::debug!(%error, "an input ended early");
-        }
-    })?;
-    Ok(read)
+fn fifo_options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.custom_flags(OFlags::NONBLOCK.bits().cast_signed());
+    options
 }
 
-fn nonblock() -> i32 {
-    OFlags::NONBLOCK.bits().cast_signed()
-}
-
-// A stream as containerd names it: nothing, a path, or a URI.
-//
-// ```text
-//   /run/containerd/fifo/1/web-stdout     a path, nearly always of a fifo
-//   file:///var/log/web.log               a file that the shim makes
-//   binary:///usr/bin/logger?tag=web      a program that reads stdout and stderr; its arguments are `tag web`
-//   binary-v2:///usr/bin/logger           the same, and it must report that it is ready
-// ```
-// The parser follows Go's net/url, because clients test against net/url: a host is ignored and may
-// be missing (`file:/x`), `%20` is a blank in a path, and `+` is a blank in a query. A path with
-// an invalid escape is refused, a query part with an invalid escape is skipped. The first value of
-// a repeated key is used.
-
-/// The client's end of a stream.
+/// A stream as containerd names it: nothing, a path, or a URI.
+///
+/// ```text
+///   /run/containerd/fifo/1/web-stdout     a path, nearly always of a fifo
+///   file:///var/log/web.log               a file that the shim makes
+///   binary:///usr/bin/logger?tag=web      a program that reads stdout and stderr; its arguments are `tag web`
+///   binary-v2:///usr/bin/logger           the same, and it must report that it is ready
+/// ```
+/// The parser follows Go's net/url, because clients test against net/url: a host is ignored and may
+/// be missing (`file:/x`), `%20` is a blank in a path, and `+` is a blank in a query. A path with
+/// an invalid escape is refused, a query part with an invalid escape is skipped. The first value of
+/// a repeated key is used.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Stream {
-    /// No stream.
+enum Stream {
     Nowhere,
     /// An existing file.
     Path(PathBuf),
@@ -257,29 +223,24 @@ pub struct LogProgram {
 
 /// A URI with an unknown scheme, or with an invalid path.
 #[derive(Debug, PartialEq, Eq)]
-pub struct InvalidUri;
+struct InvalidUri;
 
 impl Stream {
-    /// Parses the kind of stream.
-    pub fn parse(name: &str) -> Result<Self, InvalidUri> {
+    fn parse(name: &str) -> Result<Self, InvalidUri> {
         if name.is_empty() {
             return Ok(Self::Nowhere);
         }
-        let Some((scheme, rest)) = name
-            .split_once(":/")
-            .filter(|(scheme, _)| !scheme.contains('/'))
-        else {
-            return Ok(Self::Path(name.into()));
+        let (scheme, rest) = match name.split_once(":/") {
+            Some((scheme, rest)) if !scheme.contains('/') => (scheme, rest),
+            _ => return Ok(Self::Path(name.into())),
         };
-        let rest = rest
-            .split_once('#')
-            .map_or(rest, |(before, _fragment)| before);
+        let (rest, _fragment) = rest.split_once('#').unwrap_or((rest, ""));
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         let path = match place.strip_prefix('/') {
-            Some(after_slashes) => after_slashes
-                .find('/')
-                .map_or("", |slash| &after_slashes[slash..])
-                .to_owned(),
+            Some(after_slashes) => match after_slashes.find('/') {
+                Some(slash) => after_slashes[slash..].to_owned(),
+                None => String::new(),
+            },
             None => format!("/{place}"),
         };
         let path = PathBuf::from(decoded(&path).ok_or(InvalidUri)?);
@@ -297,24 +258,20 @@ impl Stream {
 }
 
 fn arguments(query: &str) -> Vec<String> {
-    let mut pairs: Vec<(String, String)> = Vec::new();
-    for word in query
-        .split('&')
-        .filter(|word| !word.is_empty() && !word.contains(';'))
-    {
-        let (key, value) = word.split_once('=').unwrap_or((word, ""));
-        let [Some(key), Some(value)] = [key, value].map(|text| decoded(&text.replace('+', " ")))
-        else {
+    let mut arguments: Vec<String> = Vec::new();
+    for word in query.split('&') {
+        if word.is_empty() || word.contains(';') {
             continue;
-        };
-        if pairs.iter().all(|(known, _)| *known != key) {
-            pairs.push((key, value));
+        }
+        let (key, value) = word.split_once('=').unwrap_or((word, ""));
+        if let Some(key) = decoded(&key.replace('+', " "))
+            && let Some(value) = decoded(&value.replace('+', " "))
+            && arguments.chunks(2).all(|known| known[0] != key)
+        {
+            arguments.extend([key, value]);
         }
     }
-    pairs
-        .into_iter()
-        .flat_map(|(key, value)| [key, value])
-        .collect()
+    arguments
 }
 
 /// Percent-decoding. None: a `%` without two hexadecimal digits.
@@ -322,23 +279,17 @@ fn decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let [byte, after @ ..] = rest {
-        let (value, after) = match byte {
-            b'%' => after
-                .split_at_checked(2)
-                .and_then(|(digits, after)| Some((hex(digits)?, after)))?,
-            _ => (*byte, after),
-        };
-        bytes.push(value);
+        rest = after;
+        if *byte != b'%' {
+            bytes.push(*byte);
+            continue;
+        }
+        let (digits, after) = after.split_at_checked(2)?;
+        let digit = |digit: u8| char::from(digit).to_digit(16);
+        bytes.push((digit(digits[0])? * 16 + digit(digits[1])?) as u8);
         rest = after;
     }
     Some(String::from_utf8_lossy(&bytes).into_owned())
-}
-
-fn hex(digits: &[u8]) -> Option<u8> {
-    let text = std::str::from_utf8(digits)
-        .ok()
-        .filter(|text| text.bytes().all(|byte| byte.is_ascii_hexdigit()))?;
-    u8::from_str_radix(text, 16).ok()
 }
 
 #[cfg(test)]

@@ -5,17 +5,17 @@ use std::io::{self, Write};
 use std::mem;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio::io::Interest;
 
 use super::console::{ConsoleSocket, StreamOwner, WATCH, nonblocking, owned_pipe, unread, watched};
-use super::copy::FileWriter;
+use super::copy::{FileWriter, StreamCopy};
 use super::logger::Logger;
-use super::open::{Input, LogProgram, OpenedStreams, OutputTarget};
-use super::{IoError, LoggedProcess, RunningIo, Sink, StreamCopy, Streams};
-use crate::blocking::spawn_thread;
-use crate::step::failed;
+use super::open::{Input, OpenedStreams, OutputTarget};
+use super::{LoggedProcess, RunningIo, Sink, Streams};
+use crate::blocking::{lock, spawn_thread};
+use crate::step::{StepError, failed};
 
 /// The number of bytes of a failed try's output that an error quotes.
 const LAST_OUTPUT: usize = 2048;
@@ -24,7 +24,8 @@ const LAST_OUTPUT: usize = 2048;
 #[derive(Default)]
 pub struct PreparedIo {
     child: [Option<OwnedFd>; 3],
-    pairs: Vec<Pair>,
+    /// Sources and destinations of outputs.
+    pairs: Vec<(OwnedFd, OwnedFd)>,
     stdin: Option<Input>,
     /// None with a terminal: the master arrives later.
     stdin_pipe: Option<OwnedFd>,
@@ -35,114 +36,70 @@ pub struct PreparedIo {
     sinks: Vec<Sink>,
 }
 
-struct Pair {
-    from: OwnedFd,
-    to: OwnedFd,
-}
-
 impl PreparedIo {
     /// Opens everything for these streams, and waits for a logging program to be ready.
     pub async fn open(
         streams: &Streams,
         owner: StreamOwner,
         process: LoggedProcess<'_>,
-    ) -> Result<Self, IoError> {
+    ) -> Result<Self, StepError> {
         let opened = OpenedStreams::open(streams).await?;
-        let mut prepared_io = Self::default();
-        if let Some(input) = opened.stdin {
-            prepared_io.take_stdin(input, streams.terminal, owner)?;
-        }
-        if streams.terminal {
-            prepared_io.console =
-                Some(ConsoleSocket::bind().map_err(failed("set up the terminal"))?);
-            prepared_io
-                .take_console_output(opened.stdout, process)
-                .await?;
-            return Ok(prepared_io);
-        }
-        match opened.stdout {
-            OutputTarget::Logger(program) => {
-                prepared_io.start_logger(program, owner, process).await?
-            }
-            stdout => {
-                prepared_io.take_output(1, "stdout", stdout, owner)?;
-                prepared_io.take_output(2, "stderr", opened.stderr, owner)?;
-            }
-        }
-        Ok(prepared_io)
-    }
-
-    fn take_stdin(
-        &mut self,
-        input: Input,
-        terminal: bool,
-        owner: StreamOwner,
-    ) -> Result<(), IoError> {
-        if !terminal {
+        let mut io = Self {
+            stdin: opened.stdin,
+            ..Self::default()
+        };
+        if io.stdin.is_some() && !streams.terminal {
             let (read, write) = owned_pipe("stdin", owner)?;
             nonblocking(&write).map_err(failed(WATCH))?;
-            self.child[0] = Some(read);
-            self.stdin_pipe = Some(write);
+            io.child[0] = Some(read);
+            io.stdin_pipe = Some(write);
         }
-        self.stdin = Some(input);
-        Ok(())
+        if streams.terminal {
+            io.console = Some(ConsoleSocket::bind().map_err(failed("set up the terminal"))?);
+            io.take_console_output(opened.stdout, process).await?;
+            return Ok(io);
+        }
+        if let OutputTarget::Logger(program) = opened.stdout {
+            let (out, stdout) = owned_pipe("stdout", owner)?;
+            let (err, stderr) = owned_pipe("stderr", owner)?;
+            let logger = Logger::start(program, process, [out, err]).await?;
+            io.sinks.push(Sink::Logger(logger));
+            io.child[1] = Some(stdout);
+            io.child[2] = Some(stderr);
+        } else {
+            io.child[1] = io.take_output("stdout", opened.stdout, owner)?;
+            io.child[2] = io.take_output("stderr", opened.stderr, owner)?;
+        }
+        Ok(io)
     }
 
+    /// Returns the process's end.
     fn take_output(
         &mut self,
-        slot: usize,
-        name: &'static str,
+        name: &str,
         target: OutputTarget,
         owner: StreamOwner,
-    ) -> Result<(), IoError> {
-        self.child[slot] = match target {
+    ) -> Result<Option<OwnedFd>, StepError> {
+        Ok(match target {
             // Only stdout can be a program's, and `open` handles that.
             OutputTarget::Nowhere | OutputTarget::Logger(_) => None,
             OutputTarget::File(file) => Some(file),
             OutputTarget::Fifo(to) => {
                 let (from, write) = owned_pipe(name, owner)?;
                 nonblocking(&from).map_err(failed(WATCH))?;
-                self.pairs.push(Pair { from, to });
+                self.pairs.push((from, to));
                 Some(write)
             }
             OutputTarget::LogFile(path, file) => {
-                Some(self.write_log_file(name, path, file, owner)?)
+                let (read, write) = owned_pipe(name, owner)?;
+                self.logs.push(PendingLog::new(read, file, &path));
+                Some(write)
             }
             OutputTarget::SameLogFile => {
                 let stdout = self.child[1].as_ref().map(OwnedFd::try_clone).transpose();
                 stdout.map_err(failed(format!("make the pipe for {name}")))?
             }
-        };
-        Ok(())
-    }
-
-    /// Prepares a log file that is written from a pipe; returns the pipe's write end.
-    fn write_log_file(
-        &mut self,
-        name: &'static str,
-        path: PathBuf,
-        file: OwnedFd,
-        owner: StreamOwner,
-    ) -> Result<OwnedFd, IoError> {
-        let (read, write) = owned_pipe(name, owner)?;
-        self.logs.push(PendingLog::new(read, file, &path));
-        Ok(write)
-    }
-
-    async fn start_logger(
-        &mut self,
-        program: LogProgram,
-        owner: StreamOwner,
-        process: LoggedProcess<'_>,
-    ) -> Result<(), IoError> {
-        let (out, stdout) = owned_pipe("stdout", owner)?;
-        let (err, stderr) = owned_pipe("stderr", owner)?;
-        self.sinks.push(Sink::Logger(
-            Logger::start(program, process, [out, err]).await?,
-        ));
-        self.child[1] = Some(stdout);
-        self.child[2] = Some(stderr);
-        Ok(())
+        })
     }
 
     /// A terminal has a single output, which passes through the shim: only the shim may read from
@@ -151,21 +108,22 @@ impl PreparedIo {
         &mut self,
         target: OutputTarget,
         process: LoggedProcess<'_>,
-    ) -> Result<(), IoError> {
-        const STREAM: &str = "stdout";
+    ) -> Result<(), StepError> {
+        let owner = StreamOwner::default();
         let to = match target {
             OutputTarget::Nowhere | OutputTarget::SameLogFile => return Ok(()),
             OutputTarget::Fifo(to) | OutputTarget::File(to) => to,
             OutputTarget::LogFile(path, file) => {
-                self.write_log_file(STREAM, path, file, StreamOwner::default())?
+                let (read, write) = owned_pipe("stdout", owner)?;
+                self.logs.push(PendingLog::new(read, file, &path));
+                write
             }
             OutputTarget::Logger(program) => {
-                let (out, stdout) = owned_pipe(STREAM, StreamOwner::default())?;
+                let (out, stdout) = owned_pipe("stdout", owner)?;
                 // Without a writer: the program sees the end of stderr at once.
-                let (err, _) = owned_pipe("stderr", StreamOwner::default())?;
-                self.sinks.push(Sink::Logger(
-                    Logger::start(program, process, [out, err]).await?,
-                ));
+                let (err, _) = owned_pipe("stderr", owner)?;
+                let logger = Logger::start(program, process, [out, err]).await?;
+                self.sinks.push(Sink::Logger(logger));
                 stdout
             }
         };
@@ -182,35 +140,25 @@ impl PreparedIo {
             .map(|end| end.as_ref().map(AsFd::as_fd))
     }
 
-    /// True if the process's stderr goes to a file. Otherwise the runtime's own stderr may be
-    /// captured.
-    pub fn has_stderr(&self) -> bool {
-        self.child[2].is_some()
-    }
-
     /// Removes the output of a failed try of the runtime, so that the next try's container starts
     /// without this output.
     pub fn withhold_output(&self) {
-        let of_pairs = self.pairs.iter().map(|pair| unread(&pair.from));
-        let text = of_pairs
-            .chain(self.logs.iter().map(PendingLog::withhold_output))
-            .collect::<Vec<_>>()
-            .concat();
+        let mut text = Vec::new();
+        for (from, _) in &self.pairs {
+            text.extend(unread(from));
+        }
+        for log in &self.logs {
+            text.extend(log.withhold_output());
+        }
         if !text.is_empty() {
-            *self
-                .last_output
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner) = text;
+            *lock(&self.last_output) = text;
         }
     }
 
     /// The end of the last try's output, if it failed and wrote any.
     pub fn last_output(&self) -> Option<String> {
         self.withhold_output();
-        let text = self
-            .last_output
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let text = lock(&self.last_output);
         let end = &text[text.len().saturating_sub(LAST_OUTPUT)..];
         Some(String::from_utf8_lossy(end).trim().to_owned()).filter(|output| !output.is_empty())
     }
@@ -227,22 +175,21 @@ impl PreparedIo {
 
     /// The path to which the runtime sends the terminal, if there is one.
     pub fn console_socket(&self) -> Option<PathBuf> {
-        self.console.as_ref().map(|socket| socket.path().to_owned())
+        self.console.as_ref().map(|socket| socket.path.clone())
     }
 
     /// Starts the copies. The process's ends are closed here: from now on only the process has them
     /// open.
-    pub fn attach(self) -> Result<RunningIo, IoError> {
+    pub fn attach(self) -> Result<RunningIo, StepError> {
         let mut attached = RunningIo::default();
         attached.sinks = self.sinks;
         for log in self.logs {
             attached.sinks.push(Sink::File(log.begin()?));
         }
-        let mut stdin_target = None;
-        for pair in self.pairs {
+        for (from, to) in self.pairs {
             attached.outputs.push(StreamCopy::spawn(
-                watched(pair.from, Interest::READABLE)?,
-                watched(pair.to, Interest::WRITABLE)?,
+                watched(from, Interest::READABLE)?,
+                watched(to, Interest::WRITABLE)?,
             ));
         }
         if let Some(console) = self.console {
@@ -256,19 +203,16 @@ impl PreparedIo {
                     watched(out, Interest::WRITABLE)?,
                 ));
             }
-            stdin_target = Some(Arc::clone(&master));
             attached.console = Some(master);
         }
         if let Some(Input { read, hold }) = self.stdin {
             let target = match self.stdin_pipe {
                 Some(to) => Some(watched(to, Interest::WRITABLE)?),
-                None => stdin_target,
+                None => attached.console.clone(),
             };
             if let Some(target) = target {
-                attached.stdin = Some(StreamCopy::spawn(
-                    watched(read, Interest::READABLE)?,
-                    target,
-                ));
+                let from = watched(read, Interest::READABLE)?;
+                attached.stdin = Some(StreamCopy::spawn(from, target));
             }
             attached.stdin_hold = Mutex::new(hold);
         }
@@ -276,13 +220,11 @@ impl PreparedIo {
     }
 }
 
-// A log file (`file://`) before its process exists.
-//
-// The runtime writes its errors to the stderr that the container gets. The copy begins only after
-// the runtime succeeded. So the output of a failed try can be kept out of the log of a container
-// that the next try starts.
-
-/// A pipe to copy into a file.
+/// A log file (`file://`) before its process exists: a pipe to copy into a file.
+///
+/// The runtime writes its errors to the stderr that the container gets. The copy begins only after
+/// the runtime succeeded. So the output of a failed try can be kept out of the log of a container
+/// that the next try starts.
 struct PendingLog {
     pipe: OwnedFd,
     file: OwnedFd,
@@ -293,7 +235,7 @@ struct PendingLog {
 
 impl PendingLog {
     /// `pipe` is the read end.
-    pub fn new(pipe: OwnedFd, file: OwnedFd, path: &Path) -> Self {
+    fn new(pipe: OwnedFd, file: OwnedFd, path: &Path) -> Self {
         Self {
             pipe,
             file,
@@ -303,17 +245,17 @@ impl PendingLog {
     }
 
     /// Removes the output of a failed try from the pipe, before a further try.
-    pub fn withhold_output(&self) -> Vec<u8> {
+    fn withhold_output(&self) -> Vec<u8> {
         let text = unread(&self.pipe);
         if !text.is_empty() {
-            self.failure().clone_from(&text);
+            lock(&self.failure).clone_from(&text);
         }
         text
     }
 
     /// Writes the output of the last failed try, if no try follows. No caller waits for the disk.
-    pub fn write_failure(&self) -> io::Result<()> {
-        let text = mem::take(&mut *self.failure());
+    fn write_failure(&self) -> io::Result<()> {
+        let text = mem::take(&mut *lock(&self.failure));
         if text.is_empty() {
             return Ok(());
         }
@@ -326,16 +268,9 @@ impl PendingLog {
     }
 
     /// Starts to copy: the process exists now.
-    pub fn begin(self) -> Result<FileWriter, IoError> {
-        let Self {
-            pipe, file, path, ..
-        } = self;
-        let step = format!("start writing the log file {}", path.display());
-        Ok(FileWriter::start(pipe, file).map_err(failed(step))?)
-    }
-
-    fn failure(&self) -> MutexGuard<'_, Vec<u8>> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
+    fn begin(self) -> Result<FileWriter, StepError> {
+        let step = format!("start writing the log file {}", self.path.display());
+        FileWriter::start(self.pipe, self.file).map_err(failed(step))
     }
 }
 

@@ -87,20 +87,15 @@ pub fn free_loop_device(control: &File) -> io::Result<u32> {
 /// Attaches a file to a loop device, which detaches the file after the last user. EBUSY: a
 /// competing process attached first.
 pub fn attach_loop_device(device: &File, file: &File, mode: LoopMode) -> io::Result<()> {
-    let direct_io = if mode.direct_io {
-        LO_FLAGS_DIRECT_IO
-    } else {
-        0
-    };
-    let read_only = if mode.read_only {
-        LO_FLAGS_READ_ONLY
-    } else {
-        0
-    };
-    let flags = LO_FLAGS_AUTOCLEAR | read_only | direct_io;
-    let fd = u32::try_from(file.as_raw_fd()).map_err(io::Error::other)?;
+    let mut flags = LO_FLAGS_AUTOCLEAR;
+    if mode.direct_io {
+        flags |= LO_FLAGS_DIRECT_IO;
+    }
+    if mode.read_only {
+        flags |= LO_FLAGS_READ_ONLY;
+    }
     let config = LoopConfig {
-        fd,
+        fd: u32::try_from(file.as_raw_fd()).map_err(io::Error::other)?,
         info: LoopInfo {
             flags,
             ..LoopInfo::default()
@@ -117,11 +112,8 @@ pub fn attach_loop_device(device: &File, file: &File, mode: LoopMode) -> io::Res
 }
 
 fn attach_in_steps(device: &File, file: RawFd, flags: u32) -> io::Result<()> {
-    ioctl(
-        device,
-        LOOP_SET_FD,
-        usize::try_from(file).map_err(io::Error::other)?,
-    )?;
+    let fd = usize::try_from(file).map_err(io::Error::other)?;
+    ioctl(device, LOOP_SET_FD, fd)?;
     let info = LoopInfo {
         flags,
         ..LoopInfo::default()

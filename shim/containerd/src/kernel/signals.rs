@@ -1,5 +1,5 @@
 //! Signal handlers: for signals that the shim waits for, and for stray signals that would end the
-//! shim and its containers.
+//! shim and its containers. Settings that a child makes itself.
 //!
 //! A stray signal gets a handler that does nothing instead of SIG_IGN: execve(2) keeps ignored
 //! signals ignored, and the runtime, hooks and containers must begin like any program. See
@@ -59,26 +59,29 @@ pub fn forward_signal(
     arrived: Arc<AtomicBool>,
     socket: Arc<UnixStream>,
 ) -> io::Result<()> {
-    let forward = move || {
-        arrived.store(true, Ordering::Release);
-        // A full socket has enough bytes to wake its reader.
-        let _ = send(&*socket, b"x", SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-    };
     // SAFETY: the action stores into an atomic and calls send(2), which signal-safety(7) allows;
     // rustix makes the system call itself and does not change errno.
-    unsafe { register(signal, forward) }.map(drop)
+    let registered = unsafe {
+        register(signal, move || {
+            arrived.store(true, Ordering::Release);
+            // A full socket has enough bytes to wake its reader.
+            let _ = send(&*socket, b"x", SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        })
+    };
+    registered.map(drop)
 }
 
 /// Ignores all signals that processes may send, except requests to end. Call once.
 pub fn ignore_stray_signals() {
-    let all = (1..=libc::SIGRTMAX())
-        .filter(|signal| !UNCHANGED.contains(signal) && !LIBC_SIGNALS.contains(signal));
     let _ = FORMER_ACTIONS.set(FAULTS.map(action_of));
-    // Ignored already: by Rust, or by the program that started containerd.
-    let is_ignored = |signal: &c_int| {
-        action_of(*signal).is_none_or(|action| action.sa_sigaction == libc::SIG_IGN)
-    };
-    for signal in all.filter(|signal| !is_ignored(signal)) {
+    for signal in 1..=libc::SIGRTMAX() {
+        if UNCHANGED.contains(&signal)
+            || LIBC_SIGNALS.contains(&signal)
+            // Ignored already: by Rust, or by the program that started containerd.
+            || action_of(signal).is_none_or(|action| action.sa_sigaction == libc::SIG_IGN)
+        {
+            continue;
+        }
         // SAFETY: all zeros are a valid sigaction, and the handler has the form that SA_SIGINFO
         // requires. The handler calls only functions that signal-safety(7) allows.
         let set = unsafe {
@@ -95,9 +98,9 @@ pub fn ignore_stray_signals() {
             tracing::warn!(signal, error = %io::Error::last_os_error(), "this signal would end the shim");
         }
     }
-    LIBC_SIGNALS
-        .iter()
-        .for_each(|signal| set_disposition(*signal, libc::SIG_IGN));
+    for signal in LIBC_SIGNALS {
+        set_disposition(signal, libc::SIG_IGN);
+    }
 }
 
 /// Sets SIG_IGN or SIG_DFL, by the kernel's own call.
@@ -127,12 +130,15 @@ fn action_of(signal: c_int) -> Option<libc::sigaction> {
 }
 
 extern "C" fn ignore_signal(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
-    let fault = FAULTS.iter().position(|fault| *fault == signal);
+    let Some(fault) = FAULTS.iter().position(|fault| *fault == signal) else {
+        return;
+    };
     // SAFETY: with SA_SIGINFO the kernel passes a siginfo. The code of a signal that a process sent
     // is not positive.
-    let fault = fault.filter(|_| unsafe { (*info).si_code } > 0);
-    let before = fault.and_then(|index| FORMER_ACTIONS.get()?.get(index)?.as_ref());
-    if let Some(before) = before {
+    if unsafe { (*info).si_code } <= 0 {
+        return;
+    }
+    if let Some(before) = FORMER_ACTIONS.get().and_then(|all| all[fault].as_ref()) {
         // The fault happens again, this time with the former action: Rust reports an exhausted
         // stack. SAFETY: the kernel returned the action; raise(3) takes a number.
         unsafe {
@@ -144,8 +150,7 @@ extern "C" fn ignore_signal(signal: c_int, info: *mut libc::siginfo_t, _: *mut c
     }
 }
 
-// Settings that a child makes itself, between fork(2) and execve(2): [`Command`] has none of them.
-//
+// Settings that a child makes itself, between fork(2) and execve(2): `Command` has none of them.
 // Only functions that signal-safety(7) allows may run there: any thread of the parent may hold the
 // allocator's lock.
 
@@ -173,9 +178,9 @@ pub fn with_default_signals(command: &mut Command) {
     // SAFETY: the closure makes system calls that take numbers and a struct on its own stack.
     unsafe {
         command.pre_exec(|| {
-            LIBC_SIGNALS
-                .iter()
-                .for_each(|signal| set_disposition(*signal, libc::SIG_DFL));
+            for signal in LIBC_SIGNALS {
+                set_disposition(signal, libc::SIG_DFL);
+            }
             Ok(())
         });
     }

@@ -10,7 +10,7 @@ mod live;
 mod mount_options;
 mod overlay;
 
-use std::fs::{self, DirBuilder, File, OpenOptions, read_link};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::DirBuilderExt;
@@ -21,9 +21,7 @@ use std::time::Duration;
 
 use bindguard_core::error_chain;
 use containerd_shim_protos::types::mount::Mount;
-use mount_options::MountOptions;
 use nix::mount::MsFlags;
-use overlay::{MappedNamespace, mount_with_long_options};
 use rustix::fs::{
     MemfdFlags, Mode, OFlags, ResolveFlags, StatVfsMountFlags, memfd_create, openat2,
 };
@@ -33,6 +31,8 @@ use rustix::mount::{UnmountFlags, unmount as unmount_once};
 use crate::blocking::run_blocking;
 use crate::kernel::{self, LoopMode, attach_loop_device, free_loop_device};
 use crate::step::{StepError, failed};
+use mount_options::MountOptions;
+use overlay::{MappedNamespace, mount_with_long_options};
 
 /// The flags for access times.
 const ATIME: MsFlags = MsFlags::MS_NOATIME
@@ -42,6 +42,17 @@ const ATIME: MsFlags = MsFlags::MS_NOATIME
 const OVERLAY: &str = "overlay";
 /// Beside the root filesystem, and only during the mount.
 const MAPPED_LAYERS: &str = "mapped-layers";
+
+/// The number of attempts to unmount a busy root filesystem before it is only detached.
+const BUSY_TRIES: u32 = 10;
+const BUSY_PAUSE: Duration = Duration::from_millis(20);
+
+const LOOP_CONTROL: &str = "/dev/loop-control";
+const LOOP_TRIES: u32 = 100;
+const LOOP_PAUSE: Duration = Duration::from_millis(5);
+
+/// The limit of a FUSE program's output that is kept for the error.
+const MAX_MESSAGE: u64 = 2048;
 
 /// Mounts all in order; unmounts them again after a failure.
 pub async fn mount(mounts: Vec<Mount>, rootfs: PathBuf) -> Result<(), StepError> {
@@ -64,7 +75,11 @@ pub async fn unmount(rootfs: PathBuf) -> Result<(), StepError> {
 }
 
 fn mount_all(mounts: &[Mount], rootfs: &Path) -> Result<(), StepError> {
-    make_directory(rootfs)?;
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o711)
+        .create(rootfs)
+        .map_err(failed(format!("make the mount point {}", rootfs.display())))?;
     for mount in mounts {
         if let Err(error) = mount_one(mount, rootfs) {
             if let Err(left) = unmount_all(rootfs) {
@@ -77,14 +92,6 @@ fn mount_all(mounts: &[Mount], rootfs: &Path) -> Result<(), StepError> {
         }
     }
     Ok(())
-}
-
-fn make_directory(path: &Path) -> Result<(), StepError> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o711)
-        .create(path)
-        .map_err(failed(format!("make the mount point {}", path.display())))
 }
 
 fn mount_one(mount: &Mount, rootfs: &Path) -> Result<(), StepError> {
@@ -105,11 +112,11 @@ fn mount_one(mount: &Mount, rootfs: &Path) -> Result<(), StepError> {
     }
     let options =
         MountOptions::parse(&mount.options).map_err(failed(format!("mount {}", mount.source)))?;
-    let id_map = options
-        .id_map
-        .as_ref()
-        .map(|(users, groups)| MappedNamespace::new(users, groups));
-    let id_map = id_map.transpose().map_err(mount_failed("map the ids of"))?;
+    let mut id_map = None;
+    if let Some((users, groups)) = &options.id_map {
+        let map = MappedNamespace::new(users, groups).map_err(mount_failed("map the ids of"))?;
+        id_map = Some(map);
+    }
 
     if !options.is_remount_only() {
         mount_itself(mount, rootfs, &target, &options, id_map.as_ref())
@@ -130,6 +137,21 @@ fn mount_one(mount: &Mount, rootfs: &Path) -> Result<(), StepError> {
     }
 }
 
+/// The path of a mount's `target` below the root filesystem. It must exist, as for mount(2).
+///
+/// The image provides the files there, and may contain a symlink `/data -> /etc`. The kernel
+/// resolves the target as if the root filesystem were `/` (openat2(2), RESOLVE_IN_ROOT), so no link
+/// leads out of it.
+fn resolve_target(rootfs: &Path, target: &str) -> io::Result<PathBuf> {
+    if target.trim_matches('/').is_empty() {
+        return Ok(rootfs.to_owned());
+    }
+    let root = File::open(rootfs)?;
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let target_fd = openat2(&root, target, flags, Mode::empty(), ResolveFlags::IN_ROOT)?;
+    fs::read_link(format!("/proc/self/fd/{}", target_fd.as_raw_fd()))
+}
+
 /// mount(2), with its preparations: a loop device, or layers with mapped ids.
 fn mount_itself(
     mount: &Mount,
@@ -138,14 +160,15 @@ fn mount_itself(
     options: &MountOptions,
     id_map: Option<&MappedNamespace>,
 ) -> io::Result<()> {
-    let source = Path::new(&mount.source);
-    let device = options
-        .loop_device
-        .map(|mode| LoopDevice::attach(source, mode))
-        .transpose()?;
-    let source = device.as_ref().map_or(source, |device| &device.path);
+    let mut source = PathBuf::from(&mount.source);
+    let mut _device = None;
+    if let Some(mode) = options.loop_device {
+        let (path, device) = attach_to_loop_device(&source, mode)?;
+        source = path;
+        _device = Some(device);
+    }
     let mount_with = |data: &[String]| {
-        mount_with_long_options(&mount.type_, source, options.flags, data, target)
+        mount_with_long_options(&mount.type_, &source, options.flags, data, target)
     };
     match id_map.filter(|_| mount.type_ == OVERLAY) {
         None => mount_with(&options.data),
@@ -162,28 +185,23 @@ fn mount_itself(
 /// flags are kept, and so is the mount's atime mode, which the kernel keeps when the call has no
 /// atime flag.
 fn remount(target: &Path, flags: MsFlags) -> io::Result<()> {
-    match call(None, target, None, flags | MsFlags::MS_REMOUNT, None) {
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            let kept = lockable_flags(target)? | flags.difference(ATIME);
-            call(None, target, None, kept | MsFlags::MS_REMOUNT, None)
-        }
-        done => done,
+    let done = call(None, target, None, flags | MsFlags::MS_REMOUNT, None);
+    if !matches!(&done, Err(error) if error.kind() == io::ErrorKind::PermissionDenied) {
+        return done;
     }
-}
-
-fn lockable_flags(target: &Path) -> io::Result<MsFlags> {
     let has = rustix::fs::statvfs(target)?.f_flag;
-    let lockable = [
+    let mut kept = flags.difference(ATIME);
+    for (flag, lockable) in [
         (StatVfsMountFlags::RDONLY, MsFlags::MS_RDONLY),
         (StatVfsMountFlags::NOSUID, MsFlags::MS_NOSUID),
         (StatVfsMountFlags::NODEV, MsFlags::MS_NODEV),
         (StatVfsMountFlags::NOEXEC, MsFlags::MS_NOEXEC),
-    ];
-    Ok(lockable
-        .into_iter()
-        .filter(|(flag, _)| has.contains(*flag))
-        .map(|(_, flag)| flag)
-        .collect())
+    ] {
+        if has.contains(flag) {
+            kept |= lockable;
+        }
+    }
+    call(None, target, None, kept | MsFlags::MS_REMOUNT, None)
 }
 
 /// mount(2).
@@ -197,15 +215,9 @@ fn call(
     Ok(nix::mount::mount(source, target, kind, flags, data)?)
 }
 
-// Unmounts a root filesystem, without reading the mount table.
-
-/// The number of attempts to unmount a busy root filesystem before it is only detached.
-const BUSY_TRIES: u32 = 10;
-const BUSY_PAUSE: Duration = Duration::from_millis(20);
-
 /// Unmounts, and removes the mount point. If a bundle still has one, containerd 2 reads the node's
 /// whole mount table before it removes the bundle, see `UnmountRecursive` in its `mount` package.
-pub fn unmount_and_remove(rootfs: &Path) -> Result<(), StepError> {
+fn unmount_and_remove(rootfs: &Path) -> Result<(), StepError> {
     unmount_all(rootfs)?;
     // A directory with files in it is not only a mount point, and stays.
     let _ = fs::remove_dir(rootfs);
@@ -213,15 +225,14 @@ pub fn unmount_and_remove(rootfs: &Path) -> Result<(), StepError> {
 }
 
 /// Unmounts until nothing is mounted there; a filesystem that stays busy is only detached.
-pub fn unmount_all(rootfs: &Path) -> Result<(), StepError> {
+fn unmount_all(rootfs: &Path) -> Result<(), StepError> {
     let mut busy = 0;
     loop {
-        let lazy = if busy > BUSY_TRIES {
-            UnmountFlags::DETACH
-        } else {
-            UnmountFlags::empty()
-        };
-        match unmount_once(rootfs, lazy | UnmountFlags::NOFOLLOW) {
+        let mut flags = UnmountFlags::NOFOLLOW;
+        if busy > BUSY_TRIES {
+            flags |= UnmountFlags::DETACH;
+        }
+        match unmount_once(rootfs, flags) {
             // There may be a further mount underneath.
             Ok(()) => {}
             // EINVAL: nothing is mounted on the root filesystem's path.
@@ -235,89 +246,43 @@ pub fn unmount_all(rootfs: &Path) -> Result<(), StepError> {
     }
 }
 
-// The place of a mount's `target` below the root filesystem.
-//
-// The image provides the files there, and may contain a symlink `/data -> /etc`. The kernel
-// resolves the target as if the root filesystem were `/` (openat2(2), RESOLVE_IN_ROOT), so no link
-// leads out of it.
-
-/// The path to mount on. It must exist, as for mount(2).
-fn resolve_target(rootfs: &Path, target: &str) -> io::Result<PathBuf> {
-    if target.trim_matches('/').is_empty() {
-        return Ok(rootfs.to_owned());
-    }
-    let root = File::open(rootfs)?;
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let target_fd = openat2(&root, target, flags, Mode::empty(), ResolveFlags::IN_ROOT)?;
-    read_link(format!("/proc/self/fd/{}", target_fd.as_raw_fd()))
-}
-
-// The `loop` option: a file with a filesystem becomes a block device while it is mounted.
-//
-// The kernel names a free device, but does not reserve the device: the first process that attaches
-// gets the device. After EBUSY the shim requests a new device. The device detaches the file by
-// itself after its last user (LO_FLAGS_AUTOCLEAR). The open descriptor is a user: the shim closes
-// the descriptor after the filesystem is mounted.
-
-const CONTROL: &str = "/dev/loop-control";
-const TRIES: u32 = 100;
-const PAUSE: Duration = Duration::from_millis(5);
-
-/// An attached device.
-#[derive(Debug)]
-struct LoopDevice {
-    /// The device to mount.
-    pub path: PathBuf,
-    _until_it_is_mounted: File,
-}
-
-impl LoopDevice {
-    /// Attaches a file.
-    pub fn attach(file: &Path, mode: LoopMode) -> io::Result<Self> {
-        let control = open(Path::new(CONTROL), true)?;
-        let file = open(file, !mode.read_only)?;
-        for _ in 0..TRIES {
-            let path = PathBuf::from(format!("/dev/loop{}", free_loop_device(&control)?));
-            let device = open(&path, !mode.read_only)?;
-            match attach_loop_device(&device, &file, mode) {
-                Ok(()) => {
-                    return Ok(Self {
-                        path,
-                        _until_it_is_mounted: device,
-                    });
-                }
-                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => thread::sleep(PAUSE),
-                Err(error) => return Err(error),
+/// The `loop` option: a file with a filesystem becomes a block device while it is mounted. Returns
+/// the device's path, and the device, which must stay open until it is mounted.
+///
+/// The kernel names a free device, but does not reserve the device: the first process that attaches
+/// gets the device. After EBUSY the shim requests a new device. The device detaches the file by
+/// itself after its last user (LO_FLAGS_AUTOCLEAR). The open descriptor is a user: the shim closes
+/// the descriptor after the filesystem is mounted.
+fn attach_to_loop_device(file: &Path, mode: LoopMode) -> io::Result<(PathBuf, File)> {
+    let control = open(Path::new(LOOP_CONTROL), true)?;
+    let file = open(file, !mode.read_only)?;
+    for _ in 0..LOOP_TRIES {
+        let path = PathBuf::from(format!("/dev/loop{}", free_loop_device(&control)?));
+        let device = open(&path, !mode.read_only)?;
+        match attach_loop_device(&device, &file, mode) {
+            Ok(()) => return Ok((path, device)),
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                thread::sleep(LOOP_PAUSE);
             }
+            Err(error) => return Err(error),
         }
-        Err(io::Error::new(
-            io::ErrorKind::ResourceBusy,
-            "others were faster with every free loop device",
-        ))
     }
+    let why = "others were faster with every free loop device";
+    Err(io::Error::new(io::ErrorKind::ResourceBusy, why))
 }
 
 fn open(path: &Path, writable: bool) -> io::Result<File> {
-    let named = |error: io::Error| {
-        io::Error::new(error.kind(), format!("open {}: {error}", path.display()))
-    };
-    OpenOptions::new()
-        .read(true)
-        .write(writable)
-        .open(path)
-        .map_err(named)
+    let opened = OpenOptions::new().read(true).write(writable).open(path);
+    opened
+        .map_err(|error| io::Error::new(error.kind(), format!("open {}: {error}", path.display())))
 }
 
-// Filesystems of a user-space program: `fuse.NAME` and `fuse3.NAME`, through mount.fuse(8).
-//
-// The helper starts the program NAME, which goes into the background after it has mounted, and
-// stays there until it is unmounted. Its output goes to a memory file: a pipe would stay open as
-// long as the filesystem is mounted.
-
-/// The limit of output that is kept for the error.
-const MAX_MESSAGE: u64 = 2048;
-
-/// A FUSE mount.
+/// The mount of a user-space program's filesystem: `fuse.NAME` and `fuse3.NAME`, through
+/// mount.fuse(8).
+///
+/// The helper starts the program NAME, which goes into the background after it has mounted, and
+/// stays there until it is unmounted. Its output goes to a memory file: a pipe would stay open as
+/// long as the filesystem is mounted.
 #[derive(Debug, PartialEq, Eq)]
 struct Fuse<'a> {
     helper: &'static str,
@@ -327,34 +292,34 @@ struct Fuse<'a> {
 impl<'a> Fuse<'a> {
     /// The FUSE mount of this filesystem type; `None` if the type is not FUSE.
     fn of_type(kind: &'a str) -> Option<Self> {
-        let helpers = [("fuse.", "mount.fuse"), ("fuse3.", "mount.fuse3")];
-        helpers.into_iter().find_map(|(prefix, helper)| {
-            Some(Self {
-                helper,
-                program: kind.strip_prefix(prefix)?,
-            })
-        })
+        let (kind, program) = kind.split_once('.')?;
+        let helper = match kind {
+            "fuse" => "mount.fuse",
+            "fuse3" => "mount.fuse3",
+            _ => return None,
+        };
+        Some(Self { helper, program })
     }
 
     /// `mount.fuse3 SOURCE TARGET -o OPTION... -t PROGRAM`; the helper sorts the options.
-    pub fn mount(&self, mount: &Mount, target: &Path) -> io::Result<()> {
+    fn mount(&self, mount: &Mount, target: &Path) -> io::Result<()> {
+        let Self { helper, program } = self;
         let mut output = File::from(memfd_create("mount-helper-output", MemfdFlags::CLOEXEC)?);
-        let mut command = Command::new(self.helper);
+        let mut command = Command::new(helper);
+        command.arg(&mount.source).arg(target);
+        for option in &mount.options {
+            command.args(["-o", option]);
+        }
         command
-            .arg(&mount.source)
-            .arg(target)
-            .args(mount.options.iter().flat_map(|option| ["-o", option]));
-        command
-            .args(["-t", self.program])
+            .args(["-t", program])
             .current_dir("/")
-            .stdin(Stdio::null());
-        command
+            .stdin(Stdio::null())
             .stdout(output.try_clone()?)
             .stderr(output.try_clone()?);
         kernel::with_default_signals(&mut command);
-        let named =
-            |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", self.helper));
-        let status = command.status().map_err(named)?;
+        let status = command
+            .status()
+            .map_err(|error| io::Error::new(error.kind(), format!("{helper}: {error}")))?;
         if status.success() {
             return Ok(());
         }
@@ -363,8 +328,7 @@ impl<'a> Fuse<'a> {
         output.take(MAX_MESSAGE).read_to_end(&mut message)?;
         let message = String::from_utf8_lossy(&message).trim().replace('\n', "; ");
         Err(io::Error::other(format!(
-            "{} {}: {status}: {message}",
-            self.helper, self.program
+            "{helper} {program}: {status}: {message}"
         )))
     }
 }

@@ -7,6 +7,8 @@
 
 use nix::mount::MsFlags;
 
+use OptionEffect::{Clear, Propagate, Set};
+
 use crate::kernel::LoopMode;
 
 /// The effect of an option on the flags.
@@ -18,60 +20,51 @@ enum OptionEffect {
 }
 
 const OPTIONS: &[(&str, OptionEffect)] = &[
-    ("async", OptionEffect::Clear(MsFlags::MS_SYNCHRONOUS)),
-    ("atime", OptionEffect::Clear(MsFlags::MS_NOATIME)),
-    ("bind", OptionEffect::Set(MsFlags::MS_BIND)),
-    ("defaults", OptionEffect::Set(MsFlags::empty())),
-    ("dev", OptionEffect::Clear(MsFlags::MS_NODEV)),
-    ("diratime", OptionEffect::Clear(MsFlags::MS_NODIRATIME)),
-    ("dirsync", OptionEffect::Set(MsFlags::MS_DIRSYNC)),
-    ("exec", OptionEffect::Clear(MsFlags::MS_NOEXEC)),
-    ("mand", OptionEffect::Set(MsFlags::MS_MANDLOCK)),
-    ("noatime", OptionEffect::Set(MsFlags::MS_NOATIME)),
-    ("nodev", OptionEffect::Set(MsFlags::MS_NODEV)),
-    ("nodiratime", OptionEffect::Set(MsFlags::MS_NODIRATIME)),
-    ("noexec", OptionEffect::Set(MsFlags::MS_NOEXEC)),
-    ("nomand", OptionEffect::Clear(MsFlags::MS_MANDLOCK)),
-    ("norelatime", OptionEffect::Clear(MsFlags::MS_RELATIME)),
-    (
-        "nostrictatime",
-        OptionEffect::Clear(MsFlags::MS_STRICTATIME),
-    ),
-    ("nosuid", OptionEffect::Set(MsFlags::MS_NOSUID)),
-    ("private", OptionEffect::Propagate(MsFlags::MS_PRIVATE)),
-    (
-        "rbind",
-        OptionEffect::Set(MsFlags::MS_BIND.union(MsFlags::MS_REC)),
-    ),
-    ("relatime", OptionEffect::Set(MsFlags::MS_RELATIME)),
-    ("remount", OptionEffect::Set(MsFlags::MS_REMOUNT)),
-    ("ro", OptionEffect::Set(MsFlags::MS_RDONLY)),
+    ("async", Clear(MsFlags::MS_SYNCHRONOUS)),
+    ("atime", Clear(MsFlags::MS_NOATIME)),
+    ("bind", Set(MsFlags::MS_BIND)),
+    ("defaults", Set(MsFlags::empty())),
+    ("dev", Clear(MsFlags::MS_NODEV)),
+    ("diratime", Clear(MsFlags::MS_NODIRATIME)),
+    ("dirsync", Set(MsFlags::MS_DIRSYNC)),
+    ("exec", Clear(MsFlags::MS_NOEXEC)),
+    ("mand", Set(MsFlags::MS_MANDLOCK)),
+    ("noatime", Set(MsFlags::MS_NOATIME)),
+    ("nodev", Set(MsFlags::MS_NODEV)),
+    ("nodiratime", Set(MsFlags::MS_NODIRATIME)),
+    ("noexec", Set(MsFlags::MS_NOEXEC)),
+    ("nomand", Clear(MsFlags::MS_MANDLOCK)),
+    ("norelatime", Clear(MsFlags::MS_RELATIME)),
+    ("nostrictatime", Clear(MsFlags::MS_STRICTATIME)),
+    ("nosuid", Set(MsFlags::MS_NOSUID)),
+    ("private", Propagate(MsFlags::MS_PRIVATE)),
+    ("rbind", Set(MsFlags::MS_BIND.union(MsFlags::MS_REC))),
+    ("relatime", Set(MsFlags::MS_RELATIME)),
+    ("remount", Set(MsFlags::MS_REMOUNT)),
+    ("ro", Set(MsFlags::MS_RDONLY)),
     (
         "rprivate",
-        OptionEffect::Propagate(MsFlags::MS_PRIVATE.union(MsFlags::MS_REC)),
+        Propagate(MsFlags::MS_PRIVATE.union(MsFlags::MS_REC)),
     ),
     (
         "rshared",
-        OptionEffect::Propagate(MsFlags::MS_SHARED.union(MsFlags::MS_REC)),
+        Propagate(MsFlags::MS_SHARED.union(MsFlags::MS_REC)),
     ),
     (
         "rslave",
-        OptionEffect::Propagate(MsFlags::MS_SLAVE.union(MsFlags::MS_REC)),
+        Propagate(MsFlags::MS_SLAVE.union(MsFlags::MS_REC)),
     ),
     (
         "runbindable",
-        OptionEffect::Propagate(MsFlags::MS_UNBINDABLE.union(MsFlags::MS_REC)),
+        Propagate(MsFlags::MS_UNBINDABLE.union(MsFlags::MS_REC)),
     ),
-    ("rw", OptionEffect::Clear(MsFlags::MS_RDONLY)),
-    ("shared", OptionEffect::Propagate(MsFlags::MS_SHARED)),
-    ("slave", OptionEffect::Propagate(MsFlags::MS_SLAVE)),
-    ("strictatime", OptionEffect::Set(MsFlags::MS_STRICTATIME)),
-    ("suid", OptionEffect::Clear(MsFlags::MS_NOSUID)),
-    ("sync", OptionEffect::Set(MsFlags::MS_SYNCHRONOUS)),
-    (
-        "unbindable",
-        OptionEffect::Propagate(MsFlags::MS_UNBINDABLE),
-    ),
+    ("rw", Clear(MsFlags::MS_RDONLY)),
+    ("shared", Propagate(MsFlags::MS_SHARED)),
+    ("slave", Propagate(MsFlags::MS_SLAVE)),
+    ("strictatime", Set(MsFlags::MS_STRICTATIME)),
+    ("suid", Clear(MsFlags::MS_NOSUID)),
+    ("sync", Set(MsFlags::MS_SYNCHRONOUS)),
+    ("unbindable", Propagate(MsFlags::MS_UNBINDABLE)),
 ];
 
 /// Options that containerd's mount manager should have applied and removed; the filesystem would
@@ -105,9 +98,9 @@ impl MountOptions {
         let (mut data, mut is_loop, mut users, mut groups) = (Vec::new(), false, None, None);
         for option in options {
             match OPTIONS.iter().find(|(name, _)| name == option) {
-                Some((_, OptionEffect::Set(bits))) => flags |= *bits,
-                Some((_, OptionEffect::Clear(bits))) => flags -= *bits,
-                Some((_, OptionEffect::Propagate(bits))) => propagation = *bits,
+                Some((_, Set(bits))) => flags |= *bits,
+                Some((_, Clear(bits))) => flags -= *bits,
+                Some((_, Propagate(bits))) => propagation = *bits,
                 None if option.starts_with(INTERNAL) => {
                     return Err(UnsupportedOption(option.clone()));
                 }
@@ -119,7 +112,16 @@ impl MountOptions {
                 },
             }
         }
-        let loop_device = is_loop.then(|| take_loop_mode(&mut data, flags));
+        let mut loop_device = None;
+        if is_loop {
+            let before = data.len();
+            // An option of the loop device, not of the filesystem.
+            data.retain(|option| option != "direct-io");
+            loop_device = Some(LoopMode {
+                read_only: flags.contains(MsFlags::MS_RDONLY),
+                direct_io: data.len() < before,
+            });
+        }
         // As in containerd's own mounts, users without groups map nothing, nor groups without
         // users.
         Ok(Self {
@@ -134,16 +136,6 @@ impl MountOptions {
     /// A remount without data changes flags only, and those are applied by the calls that follow.
     pub fn is_remount_only(&self) -> bool {
         self.flags.contains(MsFlags::MS_REMOUNT) && self.data.is_empty()
-    }
-}
-
-/// `direct-io` is an option of the loop device, not of the filesystem.
-fn take_loop_mode(data: &mut Vec<String>, flags: MsFlags) -> LoopMode {
-    let before = data.len();
-    data.retain(|option| option != "direct-io");
-    LoopMode {
-        read_only: flags.contains(MsFlags::MS_RDONLY),
-        direct_io: data.len() < before,
     }
 }
 

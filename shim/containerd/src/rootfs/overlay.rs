@@ -1,9 +1,14 @@
-//! Overlays with very many layers.
+//! Overlays with very many layers, and id-mapped mounts: `uidmap=0:100000:65536` and `gidmap=…`,
+//! which containerd sends for containers in a user namespace.
 //!
-//! mount(2) takes a page of options. An image of about sixty layers needs more, with all layers
-//! below a directory of the snapshotter. So the lower directories are named relative to this
-//! directory, which is the working directory of mount(2). All threads share the working directory,
-//! hence unshare(CLONE_FS) first, on a thread that ends after the mount.
+//! ```text
+//!   child in a new user namespace ── /proc/PID/uid_map, gid_map ── /proc/PID/ns/user ──► fd, the child is killed
+//!   open_tree(CLONE) ── mount_setattr(IDMAP, fd) ── move_mount
+//! ```
+//! The kernel accepts a mapping only as a user namespace, and only for a detached mount. So a clone
+//! is mapped and attached. An overlay cannot be mapped itself; its lower directories are. Their
+//! common parent is cloned, mapped and mounted beside the root filesystem until the overlay, which
+//! keeps references, is mounted. See mount_setattr(2), "ID-mapped mounts", and user_namespaces(7).
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -18,7 +23,7 @@ use rustix::fs::CWD;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags, move_mount, open_tree, unmount};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
-use super::call;
+use super::{OVERLAY, call};
 use crate::kernel::child_in_user_namespace;
 
 /// A page, less the final NUL. mount(2) silently cuts a longer string.
@@ -26,6 +31,11 @@ const MAX_OPTIONS: usize = 4096 - 1;
 const LOWER: &str = "lowerdir=";
 
 /// mount(2), with shortened options if they are too long.
+///
+/// mount(2) takes a page of options. An image of about sixty layers needs more, with all layers
+/// below a directory of the snapshotter. So the lower directories are named relative to this
+/// directory, which is the working directory of mount(2). All threads share the working directory,
+/// hence unshare(CLONE_FS) first, on a thread that ends after the mount.
 pub fn mount_with_long_options(
     kind: &str,
     source: &Path,
@@ -34,7 +44,7 @@ pub fn mount_with_long_options(
     target: &Path,
 ) -> io::Result<()> {
     let mut data = options.join(",");
-    if kind == "overlay"
+    if kind == OVERLAY
         && data.len() > MAX_OPTIONS
         && let Some((directory, short)) = shorten(options)
     {
@@ -55,11 +65,11 @@ pub fn mount_with_long_options(
 fn shorten(options: &[String]) -> Option<(PathBuf, Vec<String>)> {
     let layers = lower_directories(options)?;
     let parent = common_parent(&layers)?;
-    let relative: Option<Vec<&str>> = layers
-        .iter()
-        .map(|layer| layer.strip_prefix(&parent).ok()?.to_str())
-        .collect();
-    let short = with_lower(options, &relative?.join(":"));
+    let mut relative = Vec::new();
+    for layer in layers {
+        relative.push(layer.strip_prefix(&parent).ok()?.to_str()?);
+    }
+    let short = with_lower(options, &relative.join(":"));
     Some((parent, short))
 }
 
@@ -71,11 +81,13 @@ fn lower_directories(options: &[String]) -> Option<Vec<&Path>> {
 
 /// The options with other lower directories.
 fn with_lower(options: &[String], lower: &str) -> Vec<String> {
-    let replace = |word: &String| match word.starts_with(LOWER) {
-        true => format!("{LOWER}{lower}"),
-        false => word.clone(),
-    };
-    options.iter().map(replace).collect()
+    let mut options = options.to_vec();
+    for word in &mut options {
+        if word.starts_with(LOWER) {
+            *word = format!("{LOWER}{lower}");
+        }
+    }
+    options
 }
 
 /// The lowest directory above all paths; `None` for `/`.
@@ -90,18 +102,6 @@ fn common_parent(paths: &[&Path]) -> Option<PathBuf> {
     (parent != Path::new("/") && parent.is_absolute()).then_some(parent)
 }
 
-// Id-mapped mounts: `uidmap=0:100000:65536` and `gidmap=…`, which containerd sends for containers
-// in a user namespace.
-//
-// ```text
-//   child in a new user namespace ── /proc/PID/uid_map, gid_map ── /proc/PID/ns/user ──► fd, the child is killed
-//   open_tree(CLONE) ── mount_setattr(IDMAP, fd) ── move_mount
-// ```
-// The kernel accepts a mapping only as a user namespace, and only for a detached mount. So a clone
-// is mapped and attached. An overlay cannot be mapped itself; its lower directories are. Their
-// common parent is cloned, mapped and mounted beside the root filesystem until the overlay, which
-// keeps references, is mounted. See mount_setattr(2), "ID-mapped mounts", and user_namespaces(7).
-
 /// A mapping as a user namespace, the only form that the kernel accepts.
 #[derive(Debug)]
 pub struct MappedNamespace {
@@ -113,11 +113,11 @@ impl MappedNamespace {
     pub fn new(users: &str, groups: &str) -> io::Result<Self> {
         let [users, groups] = [lines(users)?, lines(groups)?];
         let child = NamespaceChild(child_in_user_namespace()?);
-        fs::write(child.file("uid_map"), users)?;
-        fs::write(child.file("gid_map"), groups)?;
-        Ok(Self {
-            namespace: File::open(child.file("ns/user"))?,
-        })
+        let folder = PathBuf::from(format!("/proc/{}", child.0.as_raw_nonzero()));
+        fs::write(folder.join("uid_map"), users)?;
+        fs::write(folder.join("gid_map"), groups)?;
+        let namespace = File::open(folder.join("ns/user"))?;
+        Ok(Self { namespace })
     }
 
     /// Maps the ids of the mount on `target`. No process may use the mount yet, because a mapped
@@ -143,11 +143,12 @@ impl MappedNamespace {
         DirBuilder::new().mode(0o700).create(&directory)?;
         let layers = MappedLayers { directory };
         attach(&mapped, &layers.directory)?;
-        let names: Vec<String> = lower
-            .iter()
-            .filter_map(|path| path.strip_prefix(&parent).ok())
-            .map(|path| layers.name(path))
-            .collect();
+        let mut names = Vec::new();
+        for path in lower {
+            if let Ok(layer) = path.strip_prefix(&parent) {
+                names.push(layers.directory.join(layer).display().to_string());
+            }
+        }
         Ok((layers, with_lower(words, &names.join(":"))))
     }
 
@@ -167,20 +168,12 @@ pub struct MappedLayers {
     directory: PathBuf,
 }
 
-impl MappedLayers {
-    fn name(&self, layer: &Path) -> String {
-        self.directory.join(layer).display().to_string()
-    }
-}
-
 impl Drop for MappedLayers {
     fn drop(&mut self) {
         // Unmounted already, or never mounted; without the directory there is nothing to remove
         // either.
-        let _ = unmount(
-            &self.directory,
-            UnmountFlags::DETACH | UnmountFlags::NOFOLLOW,
-        );
+        let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
+        let _ = unmount(&self.directory, flags);
         if let Err(error) = fs::remove_dir(&self.directory) {
             tracing::warn!(path = %self.directory.display(), %error, "cannot remove the mount point of an overlay's mapped layers");
         }
@@ -188,47 +181,28 @@ impl Drop for MappedLayers {
 }
 
 fn attach(tree: &OwnedFd, target: &Path) -> io::Result<()> {
-    Ok(move_mount(
-        tree,
-        "",
-        CWD,
-        target,
-        MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
-    )?)
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    Ok(move_mount(tree, "", CWD, target, flags)?)
 }
 
 /// `container host size`, the format of /proc/PID/uid_map.
 fn lines(mapping: &str) -> io::Result<String> {
-    let line = |range: &str| {
-        let numbers: Vec<u32> = range
-            .split(':')
-            .map(|number| number.parse().ok())
-            .collect::<Option<_>>()?;
-        let [inside, outside, size] = numbers[..] else {
-            return None;
-        };
-        Some(format!("{inside} {outside} {size}\n"))
-    };
-    mapping
-        .split(',')
-        .map(line)
-        .collect::<Option<String>>()
-        .ok_or_else(|| {
-            io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("{mapping:?} is no mapping of ids (container:host:size)"),
-            )
-        })
+    let mut lines = String::new();
+    for range in mapping.split(',') {
+        let numbers: Result<Vec<u32>, _> = range.split(':').map(str::parse).collect();
+        match numbers.as_deref() {
+            Ok([inside, outside, size]) => lines += &format!("{inside} {outside} {size}\n"),
+            _ => {
+                let why = format!("{mapping:?} is no mapping of ids (container:host:size)");
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+            }
+        }
+    }
+    Ok(lines)
 }
 
 /// The child for which the kernel creates a user namespace.
 struct NamespaceChild(Pid);
-
-impl NamespaceChild {
-    fn file(&self, name: &str) -> PathBuf {
-        PathBuf::from(format!("/proc/{}/{name}", self.0.as_raw_nonzero()))
-    }
-}
 
 impl Drop for NamespaceChild {
     fn drop(&mut self) {

@@ -2,7 +2,7 @@
 //!
 //! `bindguard-runtime` is called with the runtime's own arguments. The guard checks the bundle's
 //! mounts, repairs stale mounts and then *becomes* the runtime by exec. Right before the exec, the
-//! guard writes a line to a pipe:
+//! guard writes a line to a pipe, whose write end closes when the guard becomes the runtime:
 //!
 //! ```text
 //!   handover          the runtime runs now; its result is the call's
@@ -21,6 +21,7 @@
 //! of a failed try does not appear in the container's output after the next try.
 
 use std::ffi::OsString;
+use std::fs;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
@@ -34,6 +35,7 @@ use bindguard_core::report::Unchecked;
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
+use tokio::time::timeout;
 
 use super::invoke::{RunStreams, Running, RuntimeCall, RuntimeError};
 use super::{Runtime, is_program, look_up};
@@ -43,16 +45,16 @@ use crate::io::PreparedIo;
 const RETRIES: u32 = 3;
 /// The time limit for the end of a killed guard, which may have become the runtime.
 const KILL_GRACE: Duration = Duration::from_millis(500);
+/// For the second line, which is written together with the first: the pipe closes when the runtime
+/// begins.
+const REST_LIMIT: Duration = Duration::from_millis(500);
 
 /// The container that `create` or `restore` makes.
 pub struct NewContainer<'a> {
-    /// The container.
     pub id: &'a str,
-    /// Its streams.
     pub prepared_io: &'a PreparedIo,
     /// chroot instead of pivot_root.
     pub no_pivot_root: bool,
-    /// The guard's settings.
     pub settings: &'a GuardSettings,
 }
 
@@ -74,16 +76,11 @@ pub struct GuardSettings {
     pub journal: Option<PathBuf>,
 }
 
-/// A new container.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Created {
-    /// The bundle has a record of its mounts: see [`Runtime::prove`].
-    pub is_provable: bool,
-}
-
 /// The result of a run of the guard.
 enum GuardResult {
-    Created(Created),
+    Created {
+        is_provable: bool,
+    },
     RuntimeFailed(RuntimeError),
     Refused(String),
     /// The reason for the bind that the guard left as it was.
@@ -94,69 +91,63 @@ enum GuardResult {
 
 impl Runtime {
     /// Makes the container, admitted by the guard if there is one. `args` are the verb's own.
-    pub async fn create_or_restore(
+    /// Returns true if the bundle has a record of the container's mounts.
+    pub(super) async fn create_or_restore(
         &self,
         verb: &'static str,
         mut args: Vec<OsString>,
         container: &NewContainer<'_>,
-    ) -> Result<Created, RuntimeError> {
-        args.extend(["--bundle".into(), self.bundle.path().into()]);
+    ) -> Result<bool, RuntimeError> {
+        args.extend(["--bundle".into(), (&self.bundle.path).into()]);
         args.extend(["--pid-file".into(), self.bundle.init_pid_file().into()]);
         if let Some(socket) = container.prepared_io.console_socket() {
             args.extend(["--console-socket".into(), socket.into()]);
         }
-        args.extend(container.no_pivot_root.then(|| "--no-pivot".into()));
+        if container.no_pivot_root {
+            args.push("--no-pivot".into());
+        }
         args.push(container.id.into());
         let call = GuardedCall {
             verb,
             args,
             container,
         };
-        self.run_through_guard(&call)
-            .await
-            .map_err(|error| error.into_final(container.prepared_io))
+        let made = self.run_through_guard(&call).await;
+        made.map_err(|error| error.into_final(container.prepared_io))
     }
 
-    async fn run_through_guard(&self, call: &GuardedCall<'_>) -> Result<Created, RuntimeError> {
+    async fn run_through_guard(&self, call: &GuardedCall<'_>) -> Result<bool, RuntimeError> {
         self.resolve_binary().await?;
         let Some(guard) = guard_program().await else {
             let why = format!("{WRAPPER} is not installed");
             self.record_missing_guard(call.container, &why);
             return self.run_unguarded(call, &why).await;
         };
-        match self.run_guard(&guard, call, 0).await {
-            GuardResult::Created(created) => Ok(created),
-            GuardResult::Refused(reason) => Err(RuntimeError::Refused { reason }),
-            GuardResult::RuntimeFailed(failure) => self.retry(&guard, call, failure).await,
+        let id = call.container.id;
+        let mut failure = match self.run_guard(&guard, call, 0).await {
+            GuardResult::Created { is_provable } => return Ok(is_provable),
+            GuardResult::Refused(reason) => return Err(RuntimeError::Refused { reason }),
+            GuardResult::RuntimeFailed(failure) => failure,
             GuardResult::Unchanged(_) => {
-                self.run_unguarded(call, "the guard answered as for a retry")
-                    .await
+                let why = "the guard answered as for a retry";
+                return self.run_unguarded(call, why).await;
             }
             GuardResult::NoGuard(why) => {
-                self.run_unguarded(call, &format!("the guard did not hand over ({why})"))
-                    .await
+                let why = format!("the guard did not hand over ({why})");
+                return self.run_unguarded(call, &why).await;
             }
-        }
-    }
-
-    async fn retry(
-        &self,
-        guard: &Path,
-        call: &GuardedCall<'_>,
-        first: RuntimeError,
-    ) -> Result<Created, RuntimeError> {
-        let mut failure = first;
+        };
         for attempt in 1..=RETRIES {
-            self.remove_failed_create(call.container.id).await;
+            self.remove_failed_create(id).await;
             call.container.prepared_io.withhold_output();
-            match self.run_guard(guard, call, attempt).await {
-                GuardResult::Created(created) => {
+            match self.run_guard(&guard, call, attempt).await {
+                GuardResult::Created { is_provable } => {
                     tracing::info!(
-                        id = call.container.id,
+                        id,
                         attempt,
                         "created after a mount was repaired; before: {failure}"
                     );
-                    return Ok(created);
+                    return Ok(is_provable);
                 }
                 GuardResult::Refused(reason) => return Err(RuntimeError::Refused { reason }),
                 GuardResult::RuntimeFailed(again) => failure = again,
@@ -164,11 +155,7 @@ impl Runtime {
                     return Err(failure.with_unrepaired(unrepaired));
                 }
                 GuardResult::NoGuard(why) => {
-                    tracing::warn!(
-                        id = call.container.id,
-                        attempt,
-                        "no second check of the mounts: {why}"
-                    );
+                    tracing::warn!(id, attempt, "no second check of the mounts: {why}");
                     return Err(failure);
                 }
             }
@@ -176,79 +163,75 @@ impl Runtime {
         Err(failure)
     }
 
-    async fn run_unguarded(
-        &self,
-        call: &GuardedCall<'_>,
-        why: &str,
-    ) -> Result<Created, RuntimeError> {
-        if let Some(reason) = refusal_of_unseen(why, &call.container.settings.policy) {
+    async fn run_unguarded(&self, call: &GuardedCall<'_>, why: &str) -> Result<bool, RuntimeError> {
+        let container = call.container;
+        if let Some(reason) = refusal_of_unseen(why, &container.settings.policy) {
             return Err(RuntimeError::Refused { reason });
         }
         tracing::warn!(
-            id = call.container.id,
+            id = container.id,
             "{why}: the container is created without a check of its mounts"
         );
         // A guard that broke, or was killed when it had become the runtime, may have written to the
         // container's stderr.
-        if let Some(output) = call.container.prepared_io.last_output() {
-            tracing::warn!(id = call.container.id, "the guard's last output: {output}");
+        if let Some(output) = container.prepared_io.last_output() {
+            tracing::warn!(id = container.id, "the guard's last output: {output}");
         }
         let program = self.resolve_binary().await?;
         let plain = RuntimeCall::new(self, program, call.verb, call.args.clone());
-        plain
-            .run(RunStreams::Process(call.container.prepared_io))
-            .await
-            .map(|_| Created::default())
+        let streams = RunStreams::Process(container.prepared_io);
+        plain.run(streams).await.map(|_| false)
     }
 
     async fn run_guard(&self, guard: &Path, call: &GuardedCall<'_>, attempt: u32) -> GuardResult {
+        let container = call.container;
         let (running, mut answers) = match self.spawn_guard(guard, call, attempt) {
             Ok(spawned) => spawned,
             Err(error) => return GuardResult::NoGuard(error.to_string()),
         };
         let mut received = Vec::new();
-        if tokio::time::timeout(
-            call.container.settings.deadline,
-            read_answer(&mut answers, &mut received),
-        )
-        .await
-        .is_err()
+        let deadline = container.settings.deadline;
+        let (how, why) = if timeout(deadline, read_answer(&mut answers, &mut received))
+            .await
+            .is_ok()
         {
-            self.kill_late_guard(running, &mut answers, &mut received, call.container.id)
-                .await;
-            let why = format!("no answer within {:?}", call.container.settings.deadline);
-            self.spawn_unchecked_record(guard, call.container, attempt, Unchecked::Late, &why);
-            return GuardResult::NoGuard(why);
-        }
-        match parse_answer(&received) {
-            Some(GuardAnswer::Handover { prove }) => match running.finish().await {
-                Ok(_) => GuardResult::Created(Created { is_provable: prove }),
-                Err(error) => GuardResult::RuntimeFailed(
-                    error.with_unrepaired(read_unrepaired(&mut answers, &mut received).await),
-                ),
-            },
-            other => {
-                let _ = running.finish_within(KILL_GRACE).await;
-                match other {
-                    Some(GuardAnswer::Refused(reason)) => GuardResult::Refused(reason),
-                    Some(GuardAnswer::Unchanged) => {
-                        GuardResult::Unchanged(read_unrepaired(&mut answers, &mut received).await)
+            let answer = parse_answer(&received);
+            if let Some(GuardAnswer::Handover { prove }) = answer {
+                return match running.finish().await {
+                    Ok(_) => GuardResult::Created { is_provable: prove },
+                    Err(error) => {
+                        let unrepaired = read_unrepaired(&mut answers, &mut received).await;
+                        GuardResult::RuntimeFailed(error.with_unrepaired(unrepaired))
                     }
-                    _ => {
-                        let received = String::from_utf8_lossy(&received);
-                        let why = format!("unexpected answer {received:?}");
-                        self.spawn_unchecked_record(
-                            guard,
-                            call.container,
-                            attempt,
-                            Unchecked::Died,
-                            &why,
-                        );
-                        GuardResult::NoGuard(why)
-                    }
-                }
+                };
             }
-        }
+            let _ = running.finish_within(KILL_GRACE).await;
+            match answer {
+                Some(GuardAnswer::Refused(reason)) => return GuardResult::Refused(reason),
+                Some(GuardAnswer::Unchanged) => {
+                    let unrepaired = read_unrepaired(&mut answers, &mut received).await;
+                    return GuardResult::Unchanged(unrepaired);
+                }
+                _ => {}
+            }
+            let received = String::from_utf8_lossy(&received);
+            let why = format!("unexpected answer {received:?}");
+            (Unchecked::Died, why)
+        } else {
+            running.kill_group();
+            let _ = running.finish_within(KILL_GRACE).await;
+            let _ = answers.try_read_buf(&mut received);
+            // At the very last moment the guard may have become the runtime: then the container that
+            // it began must be removed before the runtime runs again.
+            if matches!(parse_answer(&received), Some(GuardAnswer::Handover { .. }))
+                || self.knows(container.id)
+            {
+                self.remove_failed_create(container.id).await;
+            }
+            (Unchecked::Late, format!("no answer within {deadline:?}"))
+        };
+        self.spawn_unchecked_record(guard, container, attempt, how, &why);
+        GuardResult::NoGuard(why)
     }
 
     fn spawn_guard(
@@ -260,73 +243,37 @@ impl Runtime {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
         let answers = pipe::Receiver::from_owned_fd(read)?;
         let mut request = RuntimeCall::new(self, guard.to_owned(), call.verb, call.args.clone());
-        request.env(handover::RUNTIME_VARIABLE, &self.binary);
-        request.env(handover::PIPE_VARIABLE, write.as_raw_fd().to_string());
-        request.env(handover::ATTEMPT_VARIABLE, attempt.to_string());
+        request.environment = vec![
+            (handover::RUNTIME_VARIABLE, (&self.binary).into()),
+            (
+                handover::PIPE_VARIABLE,
+                write.as_raw_fd().to_string().into(),
+            ),
+            (handover::ATTEMPT_VARIABLE, attempt.to_string().into()),
+        ];
         // A probe that the guard forked holds the container's streams: it must be killed together
         // with a late guard.
-        request.lead_group();
-        request.inherit(write);
+        request.leads_group = true;
+        request.inherited = Some(write);
         let running = request
             .spawn(RunStreams::Process(call.container.prepared_io))
             .map_err(io::Error::other)?;
         Ok((running, answers))
-    }
-
-    /// Kills a late guard. It may, at the very last moment, have become the runtime: then the
-    /// container that it began must be removed before the runtime runs again.
-    async fn kill_late_guard(
-        &self,
-        running: Running,
-        answers: &mut pipe::Receiver,
-        received: &mut Vec<u8>,
-        id: &str,
-    ) {
-        running.kill_group();
-        let _ = running.finish_within(KILL_GRACE).await;
-        let _ = answers.try_read_buf(received);
-        if matches!(parse_answer(received), Some(GuardAnswer::Handover { .. })) || self.knows(id) {
-            self.remove_failed_create(id).await;
-        }
-    }
-
-    /// Removes the remains of a failed create, so that the next one finds the name free.
-    pub async fn remove_failed_create(&self, id: &str) {
-        let _ = std::fs::remove_file(self.bundle.init_pid_file());
-        if let Err(error) = self.force_delete(id).await {
-            // crun returns an error when there is nothing to remove.
-            if self.knows(id) {
-                tracing::warn!(id, %error, "cannot remove what a failed create left");
-            }
-        }
     }
 }
 
 /// The shim's own folder first: the two belong together, and PATH may have another version. Away
 /// from the event loop: see [`Runtime::resolve_binary`].
 pub async fn guard_program() -> Option<PathBuf> {
-    run_blocking(find_guard).await.ok().flatten()
+    let find = || {
+        let shim = fs::read_link("/proc/self/exe").ok();
+        let beside = shim.and_then(|shim| Some(shim.parent()?.join(WRAPPER)));
+        beside
+            .filter(|path| is_program(path))
+            .or_else(|| look_up(WRAPPER))
+    };
+    run_blocking(find).await.ok().flatten()
 }
-
-fn find_guard() -> Option<PathBuf> {
-    let beside_shim = std::fs::read_link("/proc/self/exe")
-        .ok()
-        .and_then(|exe| Some(exe.parent()?.join(WRAPPER)));
-    beside_shim
-        .filter(|path| is_program(path))
-        .or_else(|| look_up(WRAPPER))
-}
-
-// The line in which the guard reports its result.
-//
-// The guard writes a single line to a pipe, whose write end closes when the guard becomes the
-// runtime. Only the first word is checked, so that a later guard may add more. A second line,
-// `unrepaired REASON`, names an unrepaired bind on which a runtime can fail. The shim reads the
-// second line if the runtime failed.
-
-/// For the second line, which is written together with the first: the pipe closes when the runtime
-/// begins.
-const REST_LIMIT: Duration = Duration::from_millis(500);
 
 /// Reads up to the end of the first line, or of the pipe.
 async fn read_answer(answers: &mut pipe::Receiver, received: &mut Vec<u8>) {
@@ -335,7 +282,7 @@ async fn read_answer(answers: &mut pipe::Receiver, received: &mut Vec<u8>) {
 
 /// Reads the rest, and returns a reason for which the runtime can have failed.
 async fn read_unrepaired(answers: &mut pipe::Receiver, received: &mut Vec<u8>) -> Option<String> {
-    let _ = tokio::time::timeout(REST_LIMIT, read_while(answers, received, |_| true)).await;
+    let _ = timeout(REST_LIMIT, read_while(answers, received, |_| true)).await;
     unrepaired_in(&String::from_utf8_lossy(received)).map(str::to_owned)
 }
 
@@ -348,15 +295,13 @@ async fn read_while(
         match answers.read_buf(received).await {
             Ok(0) => return,
             Ok(_) => {}
-            Err(error) => {
-                tracing::warn!(%error, "cannot read the guard's answer");
-                return;
-            }
+            Err(error) => return tracing::warn!(%error, "cannot read the guard's answer"),
         }
     }
 }
 
-/// The answer in the first line of the received bytes; `None` if there is none.
+/// The answer in the first line of the received bytes; `None` if there is none. Only the first word
+/// is checked, so that a later guard may add more.
 fn parse_answer(received: &[u8]) -> Option<GuardAnswer> {
     let line = received.split(|byte| *byte == b'\n').next()?;
     GuardAnswer::parse(&String::from_utf8_lossy(line))

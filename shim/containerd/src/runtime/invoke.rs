@@ -29,30 +29,12 @@ const STDERR_TAIL: u64 = 2048;
 /// A run of the runtime that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
-    /// There is no such program.
-    #[error("exec: {binary:?}: executable file not found in $PATH")]
-    Missing {
-        /// The name that was searched.
-        binary: String,
-    },
-    /// The program could not be run.
-    #[error("run {program}: {source}")]
-    Spawn {
-        /// The program.
-        program: String,
-        /// Why not.
-        source: io::Error,
-    },
-    /// The runtime reports an error, in its own text.
+    /// The runtime reports an error, in its own text, or could not be run, or its output is invalid.
     #[error("{message}")]
-    Failed {
-        /// Its last error, or the end of its stderr.
-        message: String,
-    },
+    Failed { message: String },
     /// The runtime failed, and neither its log nor a stderr that the shim captured gives a reason.
     #[error("{verb}: exit status {status}")]
     Unexplained {
-        /// The verb.
         verb: &'static str,
         /// The exit status as in a shell.
         status: u32,
@@ -67,18 +49,7 @@ pub enum RuntimeError {
     },
     /// The guard's policy refuses the container.
     #[error("refused by bindguard: {reason}")]
-    Refused {
-        /// The policy's reason.
-        reason: String,
-    },
-    /// The runtime succeeded but its output is invalid.
-    #[error("read the answer of {verb}: {why}")]
-    Answer {
-        /// The verb.
-        verb: &'static str,
-        /// The parser's error.
-        why: String,
-    },
+    Refused { reason: String },
 }
 
 /// The destinations of a run's streams.
@@ -96,10 +67,13 @@ pub struct RuntimeCall {
     program: PathBuf,
     verb: &'static str,
     arguments: Vec<OsString>,
-    environment: Vec<(&'static str, OsString)>,
+    /// Added to the program's environment.
+    pub environment: Vec<(&'static str, OsString)>,
     directory: PathBuf,
-    inherited: Option<OwnedFd>,
-    leads_group: bool,
+    /// Passed to the child, under the same number. No other child inherits the descriptor.
+    pub inherited: Option<OwnedFd>,
+    /// The run gets a process group, so that `kill_group` also reaches forked processes.
+    pub leads_group: bool,
     log: LogFile,
     exits: Arc<Exits>,
 }
@@ -121,23 +95,21 @@ impl RuntimeCall {
         verb: &'static str,
         args: Vec<OsString>,
     ) -> Self {
-        let log = LogFile::in_bundle(runtime.bundle.path(), verb);
+        let log = LogFile::in_bundle(&runtime.bundle.path, verb);
         // containerd may have removed the bundle of a container whose create it gave up.
-        let directory = match runtime.bundle.is_gone() {
-            true => PathBuf::from("/"),
-            false => runtime.bundle.path().to_owned(),
+        let directory = if runtime.bundle.is_gone() {
+            PathBuf::from("/")
+        } else {
+            runtime.bundle.path.clone()
         };
         let mut arguments: Vec<OsString> = vec!["--root".into(), (&runtime.root).into()];
-        arguments.extend([
-            "--log".into(),
-            log.path().into(),
-            "--log-format".into(),
-            "json".into(),
-        ]);
-        arguments.extend(runtime.systemd_cgroup.then(|| "--systemd-cgroup".into()));
+        arguments.extend(["--log".into(), (&log.path).into()]);
+        arguments.extend(["--log-format".into(), "json".into()]);
+        if runtime.systemd_cgroup {
+            arguments.push("--systemd-cgroup".into());
+        }
         arguments.push(verb.into());
         arguments.extend(args);
-        let exits = Arc::clone(&runtime.exits);
         Self {
             program,
             verb,
@@ -147,24 +119,8 @@ impl RuntimeCall {
             inherited: None,
             leads_group: false,
             log,
-            exits,
+            exits: Arc::clone(&runtime.exits),
         }
-    }
-
-    /// Adds to the program's environment.
-    pub fn env(&mut self, name: &'static str, value: impl Into<OsString>) {
-        self.environment.push((name, value.into()));
-    }
-
-    /// Passes a descriptor to the child, under the same number. No other child inherits the
-    /// descriptor.
-    pub fn inherit(&mut self, fd: OwnedFd) {
-        self.inherited = Some(fd);
-    }
-
-    /// Gives the run a process group, so that `kill_group` also reaches forked processes.
-    pub fn lead_group(&mut self) {
-        self.leads_group = true;
     }
 
     /// Runs the runtime to its end; returns the output with `RunStreams::CapturedStdout`.
@@ -172,44 +128,45 @@ impl RuntimeCall {
         self.spawn(streams)?.finish().await
     }
 
-    /// Starts it.
     pub fn spawn(self, streams: RunStreams<'_>) -> Result<Running, RuntimeError> {
         let program = self.program.display().to_string();
-        let failed = |source| RuntimeError::Spawn {
-            program: program.clone(),
-            source,
-        };
-        let (stdout_file, stderr_file) = match &streams {
-            RunStreams::Captured => (None, Some(memory_file().map_err(failed)?)),
-            RunStreams::CapturedStdout => (
-                Some(memory_file().map_err(failed)?),
-                Some(memory_file().map_err(failed)?),
-            ),
-            // With a terminal the runtime's stderr has no reader, and the container's process does
-            // not get this stderr.
-            RunStreams::Process(prepared_io) => {
-                let is_free = !prepared_io.has_stderr() && prepared_io.console_socket().is_some();
-                (None, is_free.then(memory_file).transpose().map_err(failed)?)
-            }
-        };
-        let [stdin, stdout, stderr] = match streams {
-            RunStreams::Captured | RunStreams::CapturedStdout => [None; 3],
-            RunStreams::Process(prepared_io) => prepared_io.child_streams(),
-        };
-        let captured = stderr_file.as_ref().map(AsFd::as_fd);
-        let stdout = match streams {
-            RunStreams::Captured => captured,
-            RunStreams::CapturedStdout => stdout_file.as_ref().map(AsFd::as_fd),
-            RunStreams::Process(_) => stdout,
-        };
+        self.try_spawn(streams)
+            .map_err(|error| RuntimeError::Failed {
+                message: format!("run {program}: {error}"),
+            })
+    }
+
+    fn try_spawn(self, streams: RunStreams<'_>) -> io::Result<Running> {
+        let (mut stdout_file, mut stderr_file) = (None, None);
         let mut command = Command::new(&self.program);
+        match streams {
+            RunStreams::Captured | RunStreams::CapturedStdout => {
+                let stderr = &*stderr_file.insert(memory_file()?);
+                let mut stdout = stderr;
+                if matches!(streams, RunStreams::CapturedStdout) {
+                    stdout = stdout_file.insert(memory_file()?);
+                }
+                command.stdin(Stdio::null());
+                command.stdout(stdio(Some(stdout.as_fd()))?);
+                command.stderr(stdio(Some(stderr.as_fd()))?);
+            }
+            RunStreams::Process(prepared_io) => {
+                let [stdin, stdout, stderr] = prepared_io.child_streams();
+                // With a terminal the runtime's stderr has no reader, and the container's process
+                // does not get this stderr.
+                if stderr.is_none() && prepared_io.console_socket().is_some() {
+                    stderr_file = Some(memory_file()?);
+                }
+                let captured = stderr_file.as_ref().map(AsFd::as_fd);
+                command.stdin(stdio(stdin)?);
+                command.stdout(stdio(stdout)?);
+                command.stderr(stdio(stderr.or(captured))?);
+            }
+        }
         command
             .args(self.arguments)
             .envs(self.environment)
             .current_dir(self.directory);
-        command.stdin(stdio(stdin).map_err(failed)?);
-        command.stdout(stdio(stdout).map_err(failed)?);
-        command.stderr(stdio(stderr.or(captured)).map_err(failed)?);
         if self.leads_group {
             command.process_group(0);
         }
@@ -218,12 +175,9 @@ impl RuntimeCall {
         if let Some(fd) = self.inherited {
             kernel::inherit(&mut command, fd);
         }
-        let child = command
-            .spawn()
-            .and_then(|child| Watched::child(child.id(), &self.exits))
-            .map_err(failed)?;
+        let child = command.spawn()?;
         Ok(Running {
-            child,
+            child: Watched::child(child.id(), &self.exits)?,
             verb: self.verb,
             log: self.log,
             stdout_file,
@@ -234,64 +188,50 @@ impl RuntimeCall {
 
 /// /dev/null in place of a missing stream.
 fn stdio(fd: Option<BorrowedFd<'_>>) -> io::Result<Stdio> {
-    fd.map_or_else(
-        || Ok(Stdio::null()),
-        |fd| fd.try_clone_to_owned().map(Stdio::from),
-    )
+    match fd {
+        Some(fd) => Ok(fd.try_clone_to_owned()?.into()),
+        None => Ok(Stdio::null()),
+    }
 }
 
 impl Running {
     /// Waits for the end.
     pub async fn finish(self) -> Result<Vec<u8>, RuntimeError> {
-        let exit = self.ended().await;
+        let exit = self.child.exit().await;
         self.result(exit)
     }
 
     /// Waits for the end for at most `limit`. `None` if the run had to be killed; it must lead a
     /// group.
     pub async fn finish_within(self, limit: Duration) -> Option<Result<Vec<u8>, RuntimeError>> {
-        let ended = tokio::time::timeout(limit, self.ended()).await;
-        match ended {
-            Ok(exit) => Some(self.result(exit)),
-            Err(_) => {
-                self.kill_group();
-                // Passes on its current content.
-                self.log.read();
-                // In the kernel it may hang for as long as a server does.
-                tokio::spawn(async move { self.ended().await });
-                None
-            }
+        if let Ok(exit) = tokio::time::timeout(limit, self.child.exit()).await {
+            return Some(self.result(exit));
         }
+        self.kill_group();
+        // Passes on its current content.
+        self.log.read();
+        // In the kernel it may hang for as long as a server does.
+        tokio::spawn(async move { self.child.exit().await });
+        None
     }
 
     fn result(self, exit: Exit) -> Result<Vec<u8>, RuntimeError> {
         let last_error = self.log.read();
         if exit.status == 0 {
-            return Ok(self
-                .stdout_file
-                .map(|file| read_from(file, 0))
-                .unwrap_or_default());
+            let stdout = self.stdout_file.map(|file| read_from(file, 0));
+            return Ok(stdout.unwrap_or_default());
         }
         let unexplained = RuntimeError::Unexplained {
             verb: self.verb,
             status: exit.status,
         };
-        Err(unexplained.explained_by(
-            last_error
-                .filter(|text| !text.is_empty())
-                .or_else(|| self.stderr_file.and_then(tail)),
-        ))
-    }
-
-    /// Resolves once, when it has ended.
-    async fn ended(&self) -> Exit {
-        self.child.exit().await
+        let message = last_error.filter(|text| !text.is_empty());
+        Err(unexplained.explained_by(message.or_else(|| self.stderr_file.and_then(tail))))
     }
 
     /// Kills the runtime and its forked processes. Call before the end of a run that leads a group.
     pub fn kill_group(&self) {
-        let group = i32::try_from(self.child.pid()).ok().and_then(Pid::from_raw);
-        if let Some(group) = group {
+        if let Some(group) = i32::try_from(self.child.pid).ok().and_then(Pid::from_raw) {
             let _ = kill_process_group(group, Signal::KILL);
         }
     }
@@ -309,16 +249,14 @@ impl RuntimeError {
 
     /// Adds the guard's reason. The reason of the latest check wins.
     pub fn with_unrepaired(self, unrepaired: Option<String>) -> Self {
-        match (self, unrepaired) {
-            (Self::Unrepaired { failure, .. }, Some(reason)) => {
-                Self::Unrepaired { failure, reason }
-            }
-            (error, Some(reason)) => Self::Unrepaired {
-                failure: Box::new(error),
-                reason,
-            },
-            (error, None) => error,
-        }
+        let Some(reason) = unrepaired else {
+            return self;
+        };
+        let failure = match self {
+            Self::Unrepaired { failure, .. } => failure,
+            error => Box::new(error),
+        };
+        Self::Unrepaired { failure, reason }
     }
 
     /// Uses this text as the reason, if the error has none.

@@ -27,7 +27,8 @@ const YOUKI_BACKTRACE: &str = "\n\nStack backtrace:";
 /// The log file of a call; removed when dropped.
 #[derive(Debug)]
 pub struct LogFile {
-    path: PathBuf,
+    /// For `--log`.
+    pub path: PathBuf,
     /// None if no file can be made in the bundle.
     file: Option<File>,
 }
@@ -42,14 +43,6 @@ struct RuntimeMessage {
     err: Option<String>,
 }
 
-impl RuntimeMessage {
-    fn has_level(&self, levels: &[&str]) -> bool {
-        levels
-            .iter()
-            .any(|level| level.eq_ignore_ascii_case(&self.level))
-    }
-}
-
 impl LogFile {
     /// A new file in the bundle. If the file cannot be made (the disk is full, or read-only) the
     /// runtime logs to `/dev/null`: a runtime without a log ends at once, and a container must
@@ -57,31 +50,21 @@ impl LogFile {
     pub fn in_bundle(bundle: &Path, verb: &str) -> Self {
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         let path = bundle.join(format!("log-{verb}-{}-{number}.json", std::process::id()));
-        match OpenOptions::new()
+        let opened = OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
             .truncate(true)
             .mode(0o600)
-            .open(&path)
-        {
-            Ok(file) => Self {
-                path,
-                file: Some(file),
-            },
+            .open(&path);
+        let (path, file) = match opened {
+            Ok(file) => (path, Some(file)),
             Err(error) => {
                 tracing::warn!(%error, path = %path.display(), "the runtime is called without a log");
-                Self {
-                    path: NOWHERE.into(),
-                    file: None,
-                }
+                (NOWHERE.into(), None)
             }
-        }
-    }
-
-    /// For `--log`.
-    pub fn path(&self) -> &Path {
-        &self.path
+        };
+        Self { path, file }
     }
 
     /// Passes on messages below the level of an error, and returns the last error.
@@ -92,13 +75,12 @@ impl LogFile {
             .and_then(|()| file.read_to_end(&mut bytes))
             .ok()?;
         let messages = parse(&String::from_utf8_lossy(&bytes));
-        for message in &messages {
-            if message.has_level(&["warning", "warn"]) {
-                tracing::warn!(from = "runtime", "{}", message.msg);
-            } else if message.has_level(&["info"]) {
-                tracing::info!(from = "runtime", "{}", message.msg);
-            } else if message.has_level(&["debug", "trace"]) {
-                tracing::debug!(from = "runtime", "{}", message.msg);
+        for RuntimeMessage { level, msg, .. } in &messages {
+            match level.to_ascii_lowercase().as_str() {
+                "warning" | "warn" => tracing::warn!(from = "runtime", "{msg}"),
+                "info" => tracing::info!(from = "runtime", "{msg}"),
+                "debug" | "trace" => tracing::debug!(from = "runtime", "{msg}"),
+                _ => {}
             }
         }
         last_error(messages)
@@ -142,18 +124,25 @@ fn first_message(text: &str) -> Option<(RuntimeMessage, usize)> {
 /// runc and crun write a single error. youki writes an error for each step: the last says what
 /// failed, and the first why.
 fn last_error(messages: Vec<RuntimeMessage>) -> Option<String> {
-    let is_error = |message: &RuntimeMessage| message.has_level(&["error", "fatal", "panic"]);
-    let errors: Vec<_> = messages.into_iter().filter(is_error).collect();
-    let (first, last) = (errors.first()?, errors.last()?);
-    if first.level != YOUKI_ERROR {
+    let mut errors = messages;
+    errors.retain(|message| {
+        let level = message.level.to_ascii_lowercase();
+        matches!(level.as_str(), "error" | "fatal" | "panic")
+    });
+    let (last, before) = errors.split_last()?;
+    let first = before.first();
+    if first.unwrap_or(last).level != YOUKI_ERROR {
         return Some(last.msg.trim().to_owned());
     }
     let what = last.msg.split(YOUKI_BACKTRACE).next().unwrap_or_default();
-    let why = errors.split_last().and_then(|(_, before)| before.first());
+    let mut text = what.trim().to_owned();
+    let why = first.map(|error| error.msg.as_str());
     let value = errors.iter().find_map(|error| error.err.as_deref());
-    let parts = [Some(what), why.map(|error| error.msg.as_str()), value];
-    let parts: Vec<_> = parts.into_iter().flatten().map(str::trim).collect();
-    Some(parts.join(": "))
+    for part in [why, value].into_iter().flatten() {
+        text.push_str(": ");
+        text.push_str(part.trim());
+    }
+    Some(text)
 }
 
 #[cfg(test)]
@@ -220,15 +209,15 @@ mod tests {
     fn the_log_file_is_removed_with_its_call() {
         let dir = tempfile::tempdir().unwrap();
         let log = LogFile::in_bundle(dir.path(), "create");
-        assert_ne!(log.path(), LogFile::in_bundle(dir.path(), "create").path());
+        assert_ne!(log.path, LogFile::in_bundle(dir.path(), "create").path);
         assert_eq!(log.read(), None);
         assert_eq!(
-            LogFile::in_bundle(&dir.path().join("missing"), "create").path(),
+            LogFile::in_bundle(&dir.path().join("missing"), "create").path,
             Path::new(NOWHERE)
         );
-        fs::write(log.path(), "{\"level\":\"error\",\"msg\":\"x\"}").unwrap();
+        fs::write(&log.path, "{\"level\":\"error\",\"msg\":\"x\"}").unwrap();
         assert_eq!(log.read().as_deref(), Some("x"));
-        let path = log.path().to_owned();
+        let path = log.path.clone();
         drop(log);
         assert!(!path.try_exists().unwrap());
     }

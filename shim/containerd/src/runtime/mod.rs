@@ -18,16 +18,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use containerd_shim_protos::shim::oci::CheckpointOptions;
-use guard::Created;
+
 pub use guard::{GuardSettings, NewContainer};
 pub use invoke::RuntimeError;
-use invoke::{RunStreams, RuntimeCall};
 
 use crate::blocking::run_blocking;
 use crate::bundle::Bundle;
 use crate::exits::Exits;
 use crate::io::PreparedIo;
 use crate::options::Options;
+use invoke::{RunStreams, RuntimeCall};
 
 /// runc's state directory under containerd, without the namespace; Go's shim uses it for every
 /// runtime.
@@ -42,29 +42,16 @@ pub struct Runtime {
     binary: String,
     root: PathBuf,
     systemd_cgroup: bool,
-    bundle: Bundle,
+    pub bundle: Bundle,
     exits: Arc<Exits>,
-}
-
-/// The arguments of `exec`.
-pub struct ExecCall<'a> {
-    /// The OCI process, as JSON in a file.
-    pub process: &'a Path,
-    /// The file into which the runtime writes the pid.
-    pub pid_file: &'a Path,
-    /// The process's streams.
-    pub prepared_io: &'a PreparedIo,
 }
 
 impl Runtime {
     /// The runtime of the options, for a container in `namespace`.
     pub fn new(options: &Options, namespace: &str, bundle: Bundle, exits: Arc<Exits>) -> Self {
         let or = |value: &str, default: &str| {
-            if value.is_empty() {
-                default.to_owned()
-            } else {
-                value.to_owned()
-            }
+            let chosen = if value.is_empty() { default } else { value };
+            chosen.to_owned()
         };
         Self {
             binary: or(&options.binary_name, DEFAULT_BINARY),
@@ -80,15 +67,44 @@ impl Runtime {
         self.root.join(id)
     }
 
-    /// Creates the container, admitted by the guard if there is one.
+    /// Creates the container, admitted by the guard if there is one. Returns true if the bundle has
+    /// a record of its mounts: see [`Runtime::prove`].
     pub async fn create(
         &self,
         no_new_keyring: bool,
         container: &NewContainer<'_>,
-    ) -> Result<Created, RuntimeError> {
+    ) -> Result<bool, RuntimeError> {
         let args = no_new_keyring.then(|| "--no-new-keyring".into());
         self.create_or_restore("create", args.into_iter().collect(), container)
             .await
+    }
+
+    /// Creates a container from a checkpoint, admitted by the guard if there is one; it runs at
+    /// once. criu works and logs in `work`.
+    pub async fn restore(
+        &self,
+        images: &str,
+        parent: &str,
+        work: &Path,
+        container: &NewContainer<'_>,
+    ) -> Result<bool, RuntimeError> {
+        let mut args = images_args(images, work.as_ref(), parent);
+        // The shim is the subreaper: the restored process becomes its child.
+        args.extend(["--detach".into(), "--no-subreaper".into()]);
+        self.create_or_restore("restore", args, container).await
+    }
+
+    /// Lets criu write a running or paused container into a directory. `parent` is empty if the
+    /// images are complete.
+    pub async fn checkpoint(
+        &self,
+        id: &str,
+        options: &CheckpointOptions,
+        parent: &str,
+    ) -> Result<(), RuntimeError> {
+        let mut args = checkpoint_args(options, parent);
+        args.push(id.into());
+        self.run("checkpoint", args).await
     }
 
     /// Runs the program of a created container.
@@ -98,13 +114,11 @@ impl Runtime {
 
     /// Sends a signal to the container's init, or to all its processes.
     pub async fn kill(&self, id: &str, signal: u32, all: bool) -> Result<(), RuntimeError> {
-        let all = all.then(|| OsString::from("--all"));
-        self.run(
-            "kill",
-            all.into_iter()
-                .chain([id.into(), signal.to_string().into()]),
-        )
-        .await
+        let mut args: Vec<OsString> = vec![id.into(), signal.to_string().into()];
+        if all {
+            args.insert(0, "--all".into());
+        }
+        self.run("kill", args).await
     }
 
     /// Removes a container that has stopped, or was never started.
@@ -112,9 +126,16 @@ impl Runtime {
         self.run("delete", [id.into()]).await
     }
 
-    /// Removes a container in any state.
-    pub async fn force_delete(&self, id: &str) -> Result<(), RuntimeError> {
-        self.run("delete", ["--force".into(), id.into()]).await
+    /// Removes the remains of a failed create, in any state, so that the next one finds the name
+    /// free.
+    pub async fn remove_failed_create(&self, id: &str) {
+        let _ = fs::remove_file(self.bundle.init_pid_file());
+        if let Err(error) = self.run("delete", ["--force".into(), id.into()]).await {
+            // crun returns an error when there is nothing to remove.
+            if self.knows(id) {
+                tracing::warn!(id, %error, "cannot remove what a failed create left");
+            }
+        }
     }
 
     /// Freezes all processes.
@@ -129,54 +150,53 @@ impl Runtime {
 
     /// Changes resource limits; `resources` is a file with an OCI LinuxResources.
     pub async fn update(&self, id: &str, resources: &Path) -> Result<(), RuntimeError> {
-        self.run(
-            "update",
-            ["--resources".into(), resources.into(), id.into()],
-        )
-        .await
+        let args = ["--resources".into(), resources.into(), id.into()];
+        self.run("update", args).await
     }
 
     /// The pids of all processes of the container, within [`PIDS_LIMIT`].
     pub async fn pids(&self, id: &str) -> Result<Vec<u32>, RuntimeError> {
+        let no_answer = |why| RuntimeError::Failed {
+            message: format!("read the answer of ps: {why}"),
+        };
         let args = vec!["--format".into(), "json".into(), id.into()];
         let mut call = RuntimeCall::new(self, self.resolve_binary().await?, "ps", args);
-        call.lead_group();
+        call.leads_group = true;
         let running = call.spawn(RunStreams::CapturedStdout)?;
-        let no_answer = || RuntimeError::Answer {
-            verb: "ps",
-            why: format!("there is none within {PIDS_LIMIT:?}"),
-        };
         let answer = running.finish_within(PIDS_LIMIT).await;
-        let json = answer.ok_or_else(no_answer)??;
+        let json =
+            answer.ok_or_else(|| no_answer(format!("there is none within {PIDS_LIMIT:?}")))??;
         // An empty container is `null` in Go's JSON.
-        serde_json::from_slice::<Option<Vec<u32>>>(&json)
-            .map(Option::unwrap_or_default)
-            .map_err(|error| RuntimeError::Answer {
-                verb: "ps",
-                why: error.to_string(),
-            })
+        let pids: Option<Vec<u32>> =
+            serde_json::from_slice(&json).map_err(|error| no_answer(error.to_string()))?;
+        Ok(pids.unwrap_or_default())
     }
 
-    /// Adds a process to a running container.
-    pub async fn exec(&self, id: &str, exec: &ExecCall<'_>) -> Result<(), RuntimeError> {
-        let mut args: Vec<OsString> =
-            vec!["--process".into(), exec.process.into(), "--detach".into()];
-        args.extend(["--pid-file".into(), exec.pid_file.into()]);
-        if let Some(socket) = exec.prepared_io.console_socket() {
+    /// Adds a process to a running container. `process` is the OCI process, as JSON in a file; the
+    /// runtime writes the pid into the other file.
+    pub async fn exec(
+        &self,
+        id: &str,
+        process: &Path,
+        pid_file: &Path,
+        prepared_io: &PreparedIo,
+    ) -> Result<(), RuntimeError> {
+        let mut args: Vec<OsString> = vec!["--process".into(), process.into(), "--detach".into()];
+        args.extend(["--pid-file".into(), pid_file.into()]);
+        if let Some(socket) = prepared_io.console_socket() {
             args.extend(["--console-socket".into(), socket.into()]);
         }
         args.push(id.into());
         let call = RuntimeCall::new(self, self.resolve_binary().await?, "exec", args);
-        call.run(RunStreams::Process(exec.prepared_io))
-            .await
-            .map(drop)
-            .map_err(|error| error.into_final(exec.prepared_io))
+        let done = call.run(RunStreams::Process(prepared_io)).await;
+        done.map(drop)
+            .map_err(|error| error.into_final(prepared_io))
     }
 
     /// True if the runtime still has state of this container. runc, crun and youki have a directory
     /// per container. If that directory cannot be checked, the answer is true.
     pub fn knows(&self, id: &str) -> bool {
-        match self.root.join(id).try_exists() {
+        match self.state_of(id).try_exists() {
             Ok(exists) => exists,
             // Nothing can be below a file, or under a name that is too long: the runtime says why.
             Err(error) => !matches!(
@@ -189,29 +209,56 @@ impl Runtime {
     async fn run(
         &self,
         verb: &'static str,
-        args: impl IntoIterator<Item = OsString>,
+        args: impl Into<Vec<OsString>>,
     ) -> Result<(), RuntimeError> {
-        let call = RuntimeCall::new(
-            self,
-            self.resolve_binary().await?,
-            verb,
-            args.into_iter().collect(),
-        );
+        let program = self.resolve_binary().await?;
+        let call = RuntimeCall::new(self, program, verb, args.into());
         call.run(RunStreams::Captured).await.map(drop)
     }
 
     /// Away from the event loop: the path, or a folder of PATH, may be on a server that does not
     /// answer.
     async fn resolve_binary(&self) -> Result<PathBuf, RuntimeError> {
-        let (binary, program) = (self.binary.clone(), self.binary.clone());
-        run_blocking(move || look_up(&program))
-            .await
-            .map_err(|source| RuntimeError::Spawn {
-                program: binary.clone(),
-                source,
-            })?
-            .ok_or(RuntimeError::Missing { binary })
+        let binary = self.binary.clone();
+        let found = run_blocking(move || look_up(&binary)).await;
+        let message = match found {
+            Ok(Some(program)) => return Ok(program),
+            Ok(None) => format!(
+                "exec: {:?}: executable file not found in $PATH",
+                self.binary
+            ),
+            Err(error) => format!("run {}: {error}", self.binary),
+        };
+        Err(RuntimeError::Failed { message })
     }
+}
+
+fn images_args(images: &str, work: &OsStr, parent: &str) -> Vec<OsString> {
+    let mut args: Vec<OsString> = vec!["--image-path".into(), images.into()];
+    args.extend(["--work-path".into(), work.into()]);
+    if !parent.is_empty() {
+        args.extend(["--parent-path".into(), parent.into()]);
+    }
+    args
+}
+
+fn checkpoint_args(options: &CheckpointOptions, parent: &str) -> Vec<OsString> {
+    let mut args = images_args(&options.image_path, options.work_path.as_ref(), parent);
+    for (is_wanted, flag) in [
+        (options.open_tcp, "--tcp-established"),
+        (options.external_unix_sockets, "--ext-unix-sk"),
+        (options.terminal, "--shell-job"),
+        (options.file_locks, "--file-locks"),
+        (!options.exit, "--leave-running"),
+    ] {
+        if is_wanted {
+            args.push(flag.into());
+        }
+    }
+    for kind in &options.empty_namespaces {
+        args.extend(["--empty-ns".into(), kind.into()]);
+    }
+    args
 }
 
 /// Finds a program as exec(3) would: a name with a slash is a path, a name without a slash is
@@ -229,65 +276,8 @@ pub fn look_up(program: &str) -> Option<PathBuf> {
 
 /// execvp(3) skips files that it cannot run, such as a directory, or a file in a folder that it may
 /// not search.
-pub fn is_program(path: &Path) -> bool {
+fn is_program(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
-}
-
-// `checkpoint` and `restore`: the runtime lets criu write a container into a directory, and create
-// it again from there.
-
-impl Runtime {
-    /// Writes a running or paused container. `parent` is empty if the images are complete.
-    pub async fn checkpoint(
-        &self,
-        id: &str,
-        options: &CheckpointOptions,
-        parent: &str,
-    ) -> Result<(), RuntimeError> {
-        let args = checkpoint_args(options, parent);
-        self.run("checkpoint", args.into_iter().chain([id.into()]))
-            .await
-    }
-
-    /// Creates a container from a checkpoint, admitted by the guard if there is one; it runs at
-    /// once. criu works and logs in `work`.
-    pub async fn restore(
-        &self,
-        images: &str,
-        parent: &str,
-        work: &Path,
-        container: &NewContainer<'_>,
-    ) -> Result<Created, RuntimeError> {
-        let mut args = images_args(images, work.as_ref(), parent);
-        // The shim is the subreaper: the restored process becomes its child.
-        args.extend(["--detach".into(), "--no-subreaper".into()]);
-        self.create_or_restore("restore", args, container).await
-    }
-}
-
-fn images_args(images: &str, work: &OsStr, parent: &str) -> Vec<OsString> {
-    let mut args: Vec<OsString> = vec!["--image-path".into(), images.into()];
-    args.extend(["--work-path".into(), work.into()]);
-    if !parent.is_empty() {
-        args.extend(["--parent-path".into(), parent.into()]);
-    }
-    args
-}
-
-fn checkpoint_args(options: &CheckpointOptions, parent: &str) -> Vec<OsString> {
-    let mut args = images_args(&options.image_path, options.work_path.as_ref(), parent);
-    let flags = [
-        (options.open_tcp, "--tcp-established"),
-        (options.external_unix_sockets, "--ext-unix-sk"),
-        (options.terminal, "--shell-job"),
-        (options.file_locks, "--file-locks"),
-        (!options.exit, "--leave-running"),
-    ];
-    let wanted = flags.into_iter().filter(|(is_wanted, _)| *is_wanted);
-    args.extend(wanted.map(|(_, flag)| flag.into()));
-    let namespaces = options.empty_namespaces.iter();
-    args.extend(namespaces.flat_map(|kind| ["--empty-ns".into(), kind.into()]));
-    args
 }
 
 #[cfg(test)]

@@ -1,11 +1,14 @@
-//! Proves that the runtime mounted what the spec says, before `Create` is answered: until `Start`
-//! no program of the container runs.
+//! Work for `bindguard-runtime` besides a create, and the proof that the runtime mounted what the
+//! spec says, before `Create` is answered: until `Start` no program of the container runs.
 //!
 //! The shim compares the container's mount table with the record that the guard left in the bundle.
 //! The kernel prints the table without a call to any filesystem, and without a lock that a process
 //! of the container can hold. If the shim finds a difference, or the table is long,
 //! `bindguard-runtime` compares in full in a process of its own: it opens the sources again,
 //! writes the journal, and knows the policy.
+//!
+//! The shim has no code for binds. The shim's event loop writes no journal, because the journal's
+//! file server may hang. If there is no guard, a thread writes the line.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -37,6 +40,14 @@ const MAX_MOUNTS: usize = 300;
 /// The size limit of the table and of the record, in bytes.
 const MAX_TEXT: u64 = 256 << 10;
 
+/// Time limit of the process that writes a line of the journal.
+const RECORD_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time limit of the process that detaches mounts. containerd gives up after ten seconds.
+const DETACH_TIMEOUT: Duration = Duration::from_secs(7);
+
+/// The threads that write lines: a hanging write keeps its thread.
+static LINES: Semaphore = Semaphore::const_new(8);
+
 impl Runtime {
     /// Compares the mounts of the new container with this init with the record in its bundle. The
     /// comparison in full takes at most as long as a guard may.
@@ -49,7 +60,7 @@ impl Runtime {
         pid: u32,
         settings: &GuardSettings,
     ) -> Result<(), RuntimeError> {
-        if shows_all_expected_binds(self.bundle.path(), pid).is_ok_and(|shows_all| shows_all) {
+        if shows_all_expected_binds(&self.bundle.path, pid).is_ok_and(|shows_all| shows_all) {
             return Ok(());
         }
         let reason = match self.prove_in_full(id, pid, settings.deadline).await {
@@ -74,26 +85,112 @@ impl Runtime {
         limit: Duration,
     ) -> Result<Option<String>, String> {
         let guard = guard_program().await.ok_or("the guard is not installed")?;
-        let compared = self.compare_in_full(&guard, id, pid, limit).await;
-        compared.inspect_err(|why| self.spawn_unproven_record(&guard, id, pid, why))
+        let compare = async {
+            let running = self
+                .spawn_besides(&guard, PROVE_VERB, id, vec![pid.to_string().into()])
+                .map_err(|error| error.to_string())?;
+            let printed = match running.finish_within(limit).await {
+                Some(printed) => printed.map_err(|error| error.to_string())?,
+                None => return Err(format!("no answer within {limit:?}")),
+            };
+            let reason = String::from_utf8_lossy(&printed).trim().to_owned();
+            Ok(Some(reason).filter(|reason| !reason.is_empty()))
+        };
+        compare.await.inspect_err(|why| {
+            let more = vec![pid.to_string().into(), why.into()];
+            self.spawn_record(&guard, PROVE_VERB, id, more);
+        })
     }
 
-    async fn compare_in_full(
+    /// Detaches the mounts below the emptyDirs of the pod whose sandbox this was.
+    pub async fn detach_below_emptydirs(&self, id: &str) {
+        let Some(guard) = guard_program().await else {
+            return;
+        };
+        match self.spawn_besides(&guard, DETACH_VERB, id, vec![]) {
+            Ok(running) => {
+                if running.finish_within(DETACH_TIMEOUT).await.is_none() {
+                    tracing::warn!(id, "{DETACH_VERB} did not end in time");
+                }
+            }
+            Err(error) => tracing::warn!(id, %error, "cannot run {DETACH_VERB}"),
+        }
+    }
+
+    /// Starts to record that this create has no guard.
+    pub(super) fn record_missing_guard(&self, container: &NewContainer<'_>, why: &str) {
+        let (Some(journal), Ok(slot)) = (container.settings.journal.clone(), LINES.try_acquire())
+        else {
+            return;
+        };
+        let bundle = self.bundle.path.clone();
+        let refused = refusal_of_unseen(why, &container.settings.policy);
+        let id = container.id.to_owned();
+        let problem = format!("no guard checked this create: {why}");
+        let write = move || {
+            let mut report = Report::about_bundle(&bundle);
+            report.problems.push(problem);
+            let bytes = read_spec(&bundle).unwrap_or_default();
+            if let Ok(spec) = SpecView::from_bytes(&bytes) {
+                report.container = Identity::from_spec(&spec);
+            }
+            let mut line = CreateLine::new(&report);
+            line.time = OffsetDateTime::now_utc().format(&Rfc3339).ok();
+            line.id = Some(id);
+            line.refused = refused;
+            line.unchecked = Some(Unchecked::Missing);
+            let text = serde_json::to_string(&line).unwrap_or_default();
+            if let Err(error) = append(&journal, &text) {
+                tracing::warn!("{}", error_chain(&error));
+            }
+            drop(slot);
+        };
+        if let Err(error) = spawn_thread(write) {
+            tracing::warn!(%error, "cannot start a thread for a line of the journal");
+        }
+    }
+
+    /// Starts to record that no guard checked this create.
+    pub(super) fn spawn_unchecked_record(
         &self,
         guard: &Path,
+        container: &NewContainer<'_>,
+        attempt: u32,
+        how: Unchecked,
+        why: &str,
+    ) {
+        let mut more: Vec<OsString> =
+            vec![attempt.to_string().into(), how.as_str().into(), why.into()];
+        // In a retry the create fails with the runtime's own error.
+        if attempt == 0 {
+            more.extend(refusal_of_unseen(why, &container.settings.policy).map(OsString::from));
+        }
+        self.spawn_record(guard, UNCHECKED_VERB, container.id, more);
+    }
+
+    /// Starts a verb that writes a line of the journal. A verb that hangs is killed.
+    fn spawn_record(&self, guard: &Path, verb: &'static str, id: &str, more: Vec<OsString>) {
+        match self.spawn_besides(guard, verb, id, more) {
+            Ok(running) => drop(tokio::spawn(async move {
+                let _ = running.finish_within(RECORD_TIMEOUT).await;
+            })),
+            Err(error) => tracing::warn!(id, %error, "cannot run {verb} of the guard"),
+        }
+    }
+
+    /// Starts a verb of bindguard's own for this bundle.
+    fn spawn_besides(
+        &self,
+        guard: &Path,
+        verb: &'static str,
         id: &str,
-        pid: u32,
-        limit: Duration,
-    ) -> Result<Option<String>, String> {
-        let running = self
-            .spawn_besides(guard, PROVE_VERB, id, [pid.to_string().into()])
-            .map_err(|error| error.to_string())?;
-        let finished = running.finish_within(limit).await;
-        let printed = finished
-            .ok_or_else(|| format!("no answer within {limit:?}"))?
-            .map_err(|error| error.to_string())?;
-        let reason = String::from_utf8_lossy(&printed).trim().to_owned();
-        Ok(Some(reason).filter(|reason| !reason.is_empty()))
+        more: Vec<OsString>,
+    ) -> Result<Running, RuntimeError> {
+        let mut args = vec!["--bundle".into(), (&self.bundle.path).into(), id.into()];
+        args.extend(more);
+        let mut call = RuntimeCall::new(self, guard.to_owned(), verb, args);
+        call.leads_group = true;
+        call.spawn(RunStreams::CapturedStdout)
     }
 }
 
@@ -127,127 +224,6 @@ fn shows_all_expected_binds(bundle: &Path, pid: u32) -> io::Result<bool> {
         record::add_mounts_before(bundle, expected);
     }
     Ok(shows_all)
-}
-
-// Work for `bindguard-runtime` besides a create: the comparison of a new container's mounts in
-// full, and the journal's lines about a guard or a comparison that was late or died.
-//
-// The shim has no code for binds. The shim's event loop writes no journal, because the journal's
-// file server may hang. If there is no guard, a thread writes the line.
-
-/// Time limit of the process that writes a line of the journal.
-const RECORD_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The threads that write lines: a hanging write keeps its thread.
-static LINES: Semaphore = Semaphore::const_new(8);
-
-/// Time limit of the process that detaches mounts. containerd gives up after ten seconds.
-const DETACH_TIMEOUT: Duration = Duration::from_secs(7);
-
-impl Runtime {
-    /// Detaches the mounts below the emptyDirs of the pod whose sandbox this was.
-    pub async fn detach_below_emptydirs(&self, id: &str) {
-        let Some(guard) = guard_program().await else {
-            return;
-        };
-        let running = match self.spawn_besides(&guard, DETACH_VERB, id, []) {
-            Ok(running) => running,
-            Err(error) => return tracing::warn!(id, %error, "cannot run {DETACH_VERB}"),
-        };
-        if running.finish_within(DETACH_TIMEOUT).await.is_none() {
-            tracing::warn!(id, "{DETACH_VERB} did not end in time");
-        }
-    }
-
-    /// Starts to record that this create has no guard.
-    pub fn record_missing_guard(&self, container: &NewContainer<'_>, why: &str) {
-        let (Some(journal), Ok(slot)) = (container.settings.journal.clone(), LINES.try_acquire())
-        else {
-            return;
-        };
-        let bundle = self.bundle.path().to_owned();
-        let refused = refusal_of_unseen(why, &container.settings.policy);
-        let (id, problem) = (
-            container.id.to_owned(),
-            format!("no guard checked this create: {why}"),
-        );
-        let write = move || {
-            let mut report = Report::about_bundle(&bundle);
-            report.problems.push(problem);
-            let bytes = read_spec(&bundle).unwrap_or_default();
-            if let Ok(spec) = SpecView::from_bytes(&bytes) {
-                report.container = Identity::from_spec(&spec);
-            }
-            let mut line = CreateLine::new(&report);
-            line.time = OffsetDateTime::now_utc().format(&Rfc3339).ok();
-            line.id = Some(id);
-            line.refused = refused;
-            line.unchecked = Some(Unchecked::Missing);
-            let text = serde_json::to_string(&line).unwrap_or_default();
-            if let Err(error) = append(&journal, &text) {
-                tracing::warn!("{}", error_chain(&error));
-            }
-            drop(slot);
-        };
-        if let Err(error) = spawn_thread(write) {
-            tracing::warn!(%error, "cannot start a thread for a line of the journal");
-        }
-    }
-
-    /// Starts to record that no guard checked this create.
-    pub fn spawn_unchecked_record(
-        &self,
-        guard: &Path,
-        container: &NewContainer<'_>,
-        attempt: u32,
-        how: Unchecked,
-        why: &str,
-    ) {
-        let mut more: Vec<OsString> =
-            vec![attempt.to_string().into(), how.as_str().into(), why.into()];
-        // In a retry the create fails with the runtime's own error.
-        if attempt == 0 {
-            more.extend(refusal_of_unseen(why, &container.settings.policy).map(OsString::from));
-        }
-        self.spawn_record(guard, UNCHECKED_VERB, container.id, more);
-    }
-
-    /// Starts to record that no comparison proved the mounts of this new container.
-    fn spawn_unproven_record(&self, guard: &Path, id: &str, pid: u32, why: &str) {
-        self.spawn_record(guard, PROVE_VERB, id, [pid.to_string().into(), why.into()]);
-    }
-
-    /// Starts a verb that writes a line of the journal. A verb that hangs is killed.
-    fn spawn_record(
-        &self,
-        guard: &Path,
-        verb: &'static str,
-        id: &str,
-        more: impl IntoIterator<Item = OsString>,
-    ) {
-        let running = match self.spawn_besides(guard, verb, id, more) {
-            Ok(running) => running,
-            Err(error) => return tracing::warn!(id, %error, "cannot run {verb} of the guard"),
-        };
-        tokio::spawn(async move {
-            let _ = running.finish_within(RECORD_TIMEOUT).await;
-        });
-    }
-
-    /// Starts a verb of bindguard's own for this bundle.
-    fn spawn_besides(
-        &self,
-        guard: &Path,
-        verb: &'static str,
-        id: &str,
-        more: impl IntoIterator<Item = OsString>,
-    ) -> Result<Running, RuntimeError> {
-        let mut args: Vec<OsString> = vec!["--bundle".into(), self.bundle.path().into(), id.into()];
-        args.extend(more);
-        let mut call = RuntimeCall::new(self, guard.to_owned(), verb, args);
-        call.lead_group();
-        call.spawn(RunStreams::CapturedStdout)
-    }
 }
 
 #[cfg(test)]

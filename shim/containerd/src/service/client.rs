@@ -1,6 +1,7 @@
-//! A call to a server that `start` or `delete` finds at a socket.
+//! Calls to a server that `start` or `delete` finds at a socket.
 
 use std::collections::HashMap;
+use std::error::Error;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,18 +13,20 @@ use ttrpc::asynchronous::transport::Socket;
 use ttrpc::asynchronous::{Client, MethodHandler, Service, TtrpcContext};
 use ttrpc::{Code, Request, Response};
 
-use super::{Containers, V3};
+use super::{Containers, Handler, V3};
 
 /// The time limit: a server that hangs must not block the caller.
 const LIMIT: Duration = Duration::from_secs(2);
+
+pub const EXPECT_SERVICE: &str = "bindguard.shim.v1.Group";
+const METHOD: &str = "Expect";
 
 /// True if the connection's server lives. The kernel accepts for a killed server until its files
 /// are closed, and then hangs up. A living server answers, with or without the container. A server
 /// that hangs counts as alive.
 pub async fn is_alive(server: UnixStream, id: &str) -> bool {
-    !call_server(server, V3, "Connect", id)
-        .await
-        .is_err_and(|error| has_hung_up(&error))
+    let answer = call_server(server, V3, "Connect", id).await;
+    !answer.is_err_and(|error| has_hung_up(&error))
 }
 
 /// Calls a method whose only argument is the container.
@@ -33,11 +36,6 @@ async fn call_server(
     method: &str,
     id: &str,
 ) -> ttrpc::Result<Response> {
-    let other = |error: &dyn std::error::Error| ttrpc::Error::Others(error.to_string());
-    server
-        .set_nonblocking(true)
-        .map_err(|error| other(&error))?;
-    let server = tokio::net::UnixStream::from_std(server).map_err(|error| other(&error))?;
     let message = ConnectRequest {
         id: id.to_owned(),
         ..Default::default()
@@ -46,10 +44,16 @@ async fn call_server(
         service: service.to_owned(),
         method: method.to_owned(),
         timeout_nano: i64::try_from(LIMIT.as_nanos()).unwrap_or(i64::MAX),
-        payload: message.write_to_bytes().map_err(|error| other(&error))?,
+        payload: message.write_to_bytes().map_err(other)?,
         ..Default::default()
     };
+    server.set_nonblocking(true).map_err(other)?;
+    let server = tokio::net::UnixStream::from_std(server).map_err(other)?;
     Client::new(Socket::from(server)).request(request).await
+}
+
+fn other(error: impl Error) -> ttrpc::Error {
+    ttrpc::Error::Others(error.to_string())
 }
 
 /// True unless the error is an answer, a missed time limit, or a call that could not be sent.
@@ -57,17 +61,7 @@ fn has_hung_up(error: &ttrpc::Error) -> bool {
     !matches!(error, ttrpc::Error::RpcStatus(_) | ttrpc::Error::Others(_))
 }
 
-// The call by which `start` announces a container to a server that it finds.
-//
-// A pod's last container may be deleted, and its shim shut down, between a new container's `start`
-// and `Create`: the create would find no server. So `start` calls first. If the server answers
-// that it ends, `start` makes a new server. A server without this call, of Go's shim or of an
-// older version, is used without the announcement.
-
-pub const EXPECT_SERVICE: &str = "bindguard.shim.v1.Group";
-const METHOD: &str = "Expect";
-
-/// The server's answer.
+/// The server's answer to `start`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServerAnswer {
     /// It waits for the container, or does not know the call.
@@ -76,7 +70,12 @@ pub enum ServerAnswer {
     Ends,
 }
 
-/// Calls the server behind this connection.
+/// Announces a container to the server behind this connection, for `start`.
+///
+/// A pod's last container may be deleted, and its shim shut down, between a new container's `start`
+/// and `Create`: the create would find no server. So `start` calls first. If the server answers
+/// that it ends, `start` makes a new server. A server without this call, of Go's shim or of an
+/// older version, is used without the announcement.
 pub async fn expect(server: UnixStream, id: &str) -> ServerAnswer {
     match call_server(server, EXPECT_SERVICE, METHOD, id).await {
         Err(ttrpc::Error::RpcStatus(status)) if status.code() == Code::UNAVAILABLE => {
@@ -92,28 +91,23 @@ pub async fn expect(server: UnixStream, id: &str) -> ServerAnswer {
     }
 }
 
-/// The server's side.
+/// The server's side of [`expect`].
 pub fn expect_service(containers: &Arc<Containers>) -> Service {
-    let method: Box<dyn MethodHandler + Send + Sync> = Box::new(Expect {
-        containers: Arc::clone(containers),
-    });
+    let method: Handler = Box::new(Expect(Arc::clone(containers)));
     Service {
         methods: HashMap::from([(METHOD.to_owned(), method)]),
         streams: HashMap::new(),
     }
 }
 
-struct Expect {
-    containers: Arc<Containers>,
-}
+struct Expect(Arc<Containers>);
 
 #[async_trait]
 impl MethodHandler for Expect {
     async fn handler(&self, _: TtrpcContext, request: Request) -> ttrpc::Result<Response> {
-        let message = ConnectRequest::parse_from_bytes(&request.payload)
-            .map_err(|error| ttrpc::Error::Others(error.to_string()))?;
+        let message = ConnectRequest::parse_from_bytes(&request.payload).map_err(other)?;
         // `decoded` keeps the code of a refusal.
-        self.containers.expect(&message.id)?;
+        self.0.expect(&message.id)?;
         Ok(Response::new())
     }
 }

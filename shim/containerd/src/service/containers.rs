@@ -15,15 +15,15 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use bindguard_core::error_chain;
 use containerd_shim_protos::api::{CreateTaskRequest, DeleteResponse};
 use tokio::sync::Notify;
 
-use super::Refusal;
-use super::{Calls, PendingCall};
+use super::{Calls, Refusal};
+use crate::blocking::lock;
 use crate::events::timestamp;
 use crate::task::{SharedState, Task, TaskError};
 
@@ -45,17 +45,15 @@ const ABANDONED_INTERVAL: Duration = Duration::from_secs(5);
 const MAX_ABANDONED_INTERVAL: Duration = Duration::from_secs(600);
 
 /// The containers, and their shared state.
-#[derive(Debug)]
 pub struct Containers {
     shared: SharedState,
     register: Mutex<Register>,
     shutdown: Notify,
     /// A container arrived, ended, or was removed.
     occupancy_changed: Arc<Notify>,
-    calls: Arc<Calls>,
+    pub(super) calls: Arc<Calls>,
 }
 
-#[derive(Debug)]
 struct Register {
     by_id: HashMap<String, Slot>,
     /// Their time limits.
@@ -68,7 +66,6 @@ struct Register {
     closed: bool,
 }
 
-#[derive(Debug)]
 enum Slot {
     /// The name is reserved, the container does not exist yet.
     BeingCreated,
@@ -78,26 +75,19 @@ enum Slot {
 impl Containers {
     /// Without containers.
     pub fn new(shared: SharedState) -> Self {
-        let (by_id, expected) = (HashMap::new(), HashMap::new());
-        let register = Register {
-            by_id,
-            expected,
-            deserted_at: Instant::now() + UNUSED_LIMIT,
-            all_ended_at: None,
-            closed: false,
-        };
         Self {
             shared,
-            register: Mutex::new(register),
+            register: Mutex::new(Register {
+                by_id: HashMap::new(),
+                expected: HashMap::new(),
+                deserted_at: Instant::now() + UNUSED_LIMIT,
+                all_ended_at: None,
+                closed: false,
+            }),
             shutdown: Notify::new(),
             occupancy_changed: Arc::default(),
             calls: Arc::default(),
         }
-    }
-
-    /// Begins a call of the service; it is pending until the result is dropped.
-    pub fn begin_call(&self, method: &'static str, id: &str, exec_id: &str) -> PendingCall {
-        self.calls.begin(method, id, exec_id)
     }
 
     /// The containers and the pending calls, a line for each.
@@ -118,20 +108,24 @@ impl Containers {
     }
 
     /// The container of that name.
-    pub fn find(&self, id: &str) -> Result<Arc<Task>, Refusal> {
+    pub(super) fn find(&self, id: &str) -> Result<Arc<Task>, Refusal> {
         match self.register().by_id.get(id) {
             Some(Slot::Ready(task)) => Ok(Arc::clone(task)),
-            Some(Slot::BeingCreated) | None => Err(Refusal::no_container(id)),
+            Some(Slot::BeingCreated) | None => {
+                Err(TaskError::NotFound(format!("container {id} not created")).into())
+            }
         }
     }
 
     /// Creates a container; returns the pid of its init.
-    pub async fn create(&self, request: CreateTaskRequest) -> Result<u32, Refusal> {
+    pub(super) async fn create(&self, request: CreateTaskRequest) -> Result<u32, Refusal> {
         let name = self.reserve(&request.id)?;
         let task = Task::create(&self.shared, request).await?;
         let pid = task.pid();
         let (init, changed) = (task.process("")?, Arc::clone(&self.occupancy_changed));
-        name.fill(task);
+        self.register()
+            .by_id
+            .insert(name.id.clone(), Slot::Ready(task));
         changed.notify_one();
         tokio::spawn(async move {
             init.wait().await;
@@ -141,7 +135,7 @@ impl Containers {
     }
 
     /// Deletes an exec, or a container and its name.
-    pub async fn delete(&self, id: &str, exec_id: &str) -> Result<DeleteResponse, Refusal> {
+    pub(super) async fn delete(&self, id: &str, exec_id: &str) -> Result<DeleteResponse, Refusal> {
         let (process, exit) = self.find(id)?.delete(exec_id).await?;
         if exec_id.is_empty() {
             self.forget(id);
@@ -156,7 +150,7 @@ impl Containers {
 
     /// Announces a container: `start` is about to answer with this shim. Refused if the shim is
     /// about to end.
-    pub fn expect(&self, id: &str) -> Result<(), Refusal> {
+    pub(super) fn expect(&self, id: &str) -> Result<(), Refusal> {
         let mut register = self.register();
         if register.closed {
             return Err(Refusal::shutting_down());
@@ -170,7 +164,7 @@ impl Containers {
     /// Ends the shim if it has no containers and expects none.
     pub fn shut_down(&self) {
         let mut register = self.register();
-        if register.is_empty() {
+        if register.by_id.is_empty() && !register.expects_containers() {
             register.closed = true;
             self.shutdown.notify_one();
         } else {
@@ -214,15 +208,16 @@ impl Containers {
                 return;
             }
             // A shim whose containers all run has no timer.
-            let moment = {
+            let mut moment = None;
+            {
                 let register = self.register();
                 let is_idle = |slot: &Slot| matches!(slot, Slot::Ready(task) if !task.runs());
-                match register.by_id.is_empty() {
-                    true => Some(register.deserted_at),
-                    false if register.by_id.values().any(is_idle) => Some(Instant::now() + pause),
-                    false => None,
+                if register.by_id.is_empty() {
+                    moment = Some(register.deserted_at);
+                } else if register.by_id.values().any(is_idle) {
+                    moment = Some(Instant::now() + pause);
                 }
-            };
+            }
             tokio::select! {
                 () = self.occupancy_changed.notified() => pause = ABANDONED_INTERVAL,
                 () = tokio::time::sleep_until(moment.unwrap_or_else(Instant::now).into()), if moment.is_some() => {
@@ -293,15 +288,11 @@ impl Containers {
     }
 
     fn register(&self) -> MutexGuard<'_, Register> {
-        self.register.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.register)
     }
 }
 
 impl Register {
-    fn is_empty(&mut self) -> bool {
-        self.by_id.is_empty() && !self.expects_containers()
-    }
-
     fn expects_containers(&mut self) -> bool {
         let now = Instant::now();
         self.expected.retain(|_, until| *until > now);
@@ -309,19 +300,10 @@ impl Register {
     }
 }
 
-/// A reserved name. A drop frees the name, also after a panic.
+/// A reserved name. A drop frees the name, also after a panic, unless the container exists.
 struct ReservedName<'a> {
     containers: &'a Containers,
     id: String,
-}
-
-impl ReservedName<'_> {
-    fn fill(self, task: Arc<Task>) {
-        self.containers
-            .register()
-            .by_id
-            .insert(self.id.clone(), Slot::Ready(task));
-    }
 }
 
 impl Drop for ReservedName<'_> {

@@ -11,43 +11,37 @@ mod unknown_services;
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
-use std::panic::AssertUnwindSafe;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Instant;
 
 use async_trait::async_trait;
 use bindguard_core::error_chain;
-use client::{EXPECT_SERVICE, expect_service};
-pub use client::{ServerAnswer, expect, is_alive};
-use containerd_shim_protos::api::{
-    CheckpointTaskRequest, CloseIORequest, ConnectRequest, ConnectResponse, CreateTaskRequest,
-    CreateTaskResponse, DeleteRequest, DeleteResponse, ExecProcessRequest, KillRequest,
-    PauseRequest, PidsRequest, PidsResponse, ResizePtyRequest, ResumeRequest, ShutdownRequest,
-    StartRequest, StartResponse, StateRequest, StateResponse, StatsRequest, StatsResponse,
-    UpdateTaskRequest, WaitRequest, WaitResponse,
-};
+use bindguard_core::fault_points::PANIC_IN;
+use containerd_shim_protos::api::*;
 use containerd_shim_protos::shim_async::{Task as TaskMethods, create_task};
-pub use containers::Containers;
 use protobuf::MessageField;
 use protobuf::well_known_types::empty::Empty;
 use ttrpc::asynchronous::{MethodHandler, Service, TtrpcContext};
 use ttrpc::{Code, Error, Request, Response, get_status};
+
+use client::{EXPECT_SERVICE, expect_service};
+pub use client::{ServerAnswer, expect, is_alive};
+pub use containers::Containers;
 pub use unknown_services::answering_unknown;
 
+use crate::blocking::lock;
 use crate::events::timestamp;
 use crate::task::TaskError;
 
 const V2: &str = "containerd.task.v2.Task";
 const V3: &str = "containerd.task.v3.Task";
+
 /// The task service under both names, and the service of our own `start`.
 pub fn services(containers: &Arc<Containers>) -> HashMap<String, Service> {
-    let service = || {
-        Arc::new(TaskService {
-            containers: Arc::clone(containers),
-        })
-    };
+    let service = || Arc::new(TaskService(Arc::clone(containers)));
     let mut all = create_task(service());
     if let Some(twin) = create_task(service()).remove(V3) {
         all.insert(V2.to_owned(), twin);
@@ -58,13 +52,11 @@ pub fn services(containers: &Arc<Containers>) -> HashMap<String, Service> {
         .collect()
 }
 
-struct TaskService {
-    containers: Arc<Containers>,
-}
+struct TaskService(Arc<Containers>);
 
 impl TaskService {
     fn begin(&self, method: &'static str, id: &str, exec_id: &str) -> PendingCall {
-        self.containers.begin_call(method, id, exec_id)
+        self.0.calls.begin(method, id, exec_id)
     }
 }
 
@@ -77,12 +69,11 @@ impl TaskMethods for TaskService {
         _: &TtrpcContext,
         request: CreateTaskRequest,
     ) -> TtrpcResult<CreateTaskResponse> {
-        let containers = Arc::clone(&self.containers);
+        let containers = Arc::clone(&self.0);
         run_to_end(self.begin("create", &request.id, ""), async move {
             panic_on_request("create", &request.id);
-            let pid = containers.create(request).await?;
             Ok(CreateTaskResponse {
-                pid,
+                pid: containers.create(request).await?,
                 ..Default::default()
             })
         })
@@ -90,33 +81,26 @@ impl TaskMethods for TaskService {
     }
 
     async fn start(&self, _: &TtrpcContext, request: StartRequest) -> TtrpcResult<StartResponse> {
-        let containers = Arc::clone(&self.containers);
-        run_to_end(
-            self.begin("start", &request.id, &request.exec_id),
-            async move {
-                panic_on_request("start", &request.id);
-                let pid = containers
-                    .find(&request.id)?
-                    .start(&request.exec_id)
-                    .await?;
-                Ok(StartResponse {
-                    pid,
-                    ..Default::default()
-                })
-            },
-        )
+        let containers = Arc::clone(&self.0);
+        let call = self.begin("start", &request.id, &request.exec_id);
+        run_to_end(call, async move {
+            panic_on_request("start", &request.id);
+            let task = containers.find(&request.id)?;
+            Ok(StartResponse {
+                pid: task.start(&request.exec_id).await?,
+                ..Default::default()
+            })
+        })
         .await
     }
 
     async fn exec(&self, _: &TtrpcContext, request: ExecProcessRequest) -> TtrpcResult<Empty> {
-        let containers = Arc::clone(&self.containers);
-        run_to_end(
-            self.begin("exec", &request.id, &request.exec_id),
-            async move {
-                containers.find(&request.id)?.add_exec(request)?;
-                Ok(Empty::new())
-            },
-        )
+        let containers = Arc::clone(&self.0);
+        let call = self.begin("exec", &request.id, &request.exec_id);
+        run_to_end(call, async move {
+            containers.find(&request.id)?.add_exec(request)?;
+            Ok(Empty::new())
+        })
         .await
     }
 
@@ -125,31 +109,28 @@ impl TaskMethods for TaskService {
         _: &TtrpcContext,
         request: DeleteRequest,
     ) -> TtrpcResult<DeleteResponse> {
-        let containers = Arc::clone(&self.containers);
-        run_to_end(
-            self.begin("delete", &request.id, &request.exec_id),
-            async move { containers.delete(&request.id, &request.exec_id).await },
-        )
+        let containers = Arc::clone(&self.0);
+        let call = self.begin("delete", &request.id, &request.exec_id);
+        run_to_end(call, async move {
+            containers.delete(&request.id, &request.exec_id).await
+        })
         .await
     }
 
     async fn kill(&self, _: &TtrpcContext, request: KillRequest) -> TtrpcResult<Empty> {
-        let containers = Arc::clone(&self.containers);
-        run_to_end(
-            self.begin("kill", &request.id, &request.exec_id),
-            async move {
-                containers
-                    .find(&request.id)?
-                    .kill(&request.exec_id, request.signal, request.all)
-                    .await?;
-                Ok(Empty::new())
-            },
-        )
+        let containers = Arc::clone(&self.0);
+        let call = self.begin("kill", &request.id, &request.exec_id);
+        run_to_end(call, async move {
+            let task = containers.find(&request.id)?;
+            task.kill(&request.exec_id, request.signal, request.all)
+                .await?;
+            Ok(Empty::new())
+        })
         .await
     }
 
     async fn pause(&self, _: &TtrpcContext, request: PauseRequest) -> TtrpcResult<Empty> {
-        let containers = Arc::clone(&self.containers);
+        let containers = Arc::clone(&self.0);
         run_to_end(self.begin("pause", &request.id, ""), async move {
             containers.find(&request.id)?.pause().await?;
             Ok(Empty::new())
@@ -158,7 +139,7 @@ impl TaskMethods for TaskService {
     }
 
     async fn resume(&self, _: &TtrpcContext, request: ResumeRequest) -> TtrpcResult<Empty> {
-        let containers = Arc::clone(&self.containers);
+        let containers = Arc::clone(&self.0);
         run_to_end(self.begin("resume", &request.id, ""), async move {
             containers.find(&request.id)?.resume().await?;
             Ok(Empty::new())
@@ -167,12 +148,10 @@ impl TaskMethods for TaskService {
     }
 
     async fn update(&self, _: &TtrpcContext, request: UpdateTaskRequest) -> TtrpcResult<Empty> {
-        let containers = Arc::clone(&self.containers);
+        let containers = Arc::clone(&self.0);
         run_to_end(self.begin("update", &request.id, ""), async move {
-            containers
-                .find(&request.id)?
-                .update(&request.resources.value)
-                .await?;
+            let task = containers.find(&request.id)?;
+            task.update(&request.resources.value).await?;
             Ok(Empty::new())
         })
         .await
@@ -181,16 +160,15 @@ impl TaskMethods for TaskService {
     async fn state(&self, _: &TtrpcContext, request: StateRequest) -> TtrpcResult<StateResponse> {
         run_cancellable(self.begin("state", &request.id, &request.exec_id), async {
             panic_on_request("state", &request.id);
-            Ok(self.containers.find(&request.id)?.state(&request.exec_id)?)
+            Ok(self.0.find(&request.id)?.state(&request.exec_id)?)
         })
         .await
     }
 
     async fn pids(&self, _: &TtrpcContext, request: PidsRequest) -> TtrpcResult<PidsResponse> {
         run_cancellable(self.begin("pids", &request.id, ""), async {
-            let processes = self.containers.find(&request.id)?.pids().await?;
             Ok(PidsResponse {
-                processes,
+                processes: self.0.find(&request.id)?.pids().await?,
                 ..Default::default()
             })
         })
@@ -199,11 +177,7 @@ impl TaskMethods for TaskService {
 
     async fn wait(&self, _: &TtrpcContext, request: WaitRequest) -> TtrpcResult<WaitResponse> {
         run_cancellable(self.begin("wait", &request.id, &request.exec_id), async {
-            let exit = self
-                .containers
-                .find(&request.id)?
-                .wait(&request.exec_id)
-                .await?;
+            let exit = self.0.find(&request.id)?.wait(&request.exec_id).await?;
             Ok(WaitResponse {
                 exit_status: exit.status,
                 exited_at: timestamp(exit.at),
@@ -214,26 +188,21 @@ impl TaskMethods for TaskService {
     }
 
     async fn close_io(&self, _: &TtrpcContext, request: CloseIORequest) -> TtrpcResult<Empty> {
-        run_cancellable(
-            self.begin("close io", &request.id, &request.exec_id),
-            async {
-                let task = self.containers.find(&request.id)?;
-                if request.stdin {
-                    task.close_stdin(&request.exec_id)?;
-                }
-                Ok(Empty::new())
-            },
-        )
+        let call = self.begin("close io", &request.id, &request.exec_id);
+        run_cancellable(call, async {
+            let task = self.0.find(&request.id)?;
+            if request.stdin {
+                task.close_stdin(&request.exec_id)?;
+            }
+            Ok(Empty::new())
+        })
         .await
     }
 
     async fn resize_pty(&self, _: &TtrpcContext, request: ResizePtyRequest) -> TtrpcResult<Empty> {
         run_cancellable(self.begin("resize", &request.id, &request.exec_id), async {
-            self.containers.find(&request.id)?.resize(
-                &request.exec_id,
-                request.width,
-                request.height,
-            )?;
+            let task = self.0.find(&request.id)?;
+            task.resize(&request.exec_id, request.width, request.height)?;
             Ok(Empty::new())
         })
         .await
@@ -245,17 +214,11 @@ impl TaskMethods for TaskService {
         request: ConnectRequest,
     ) -> TtrpcResult<ConnectResponse> {
         run_cancellable(self.begin("connect", &request.id, ""), async {
-            // Answered for an unknown container as well: this is how a restarted containerd finds
-            // the shim.
-            let task_pid = self
-                .containers
-                .find(&request.id)
-                .map_or(0, |task| task.pid());
-            let shim_pid = std::process::id();
             Ok(ConnectResponse {
-                shim_pid,
-                task_pid,
-                version: String::new(),
+                shim_pid: std::process::id(),
+                // Answered for an unknown container as well: this is how a restarted containerd
+                // finds the shim.
+                task_pid: self.0.find(&request.id).map_or(0, |task| task.pid()),
                 ..Default::default()
             })
         })
@@ -265,7 +228,7 @@ impl TaskMethods for TaskService {
     async fn shutdown(&self, _: &TtrpcContext, request: ShutdownRequest) -> TtrpcResult<Empty> {
         run_cancellable(self.begin("shutdown", &request.id, ""), async {
             // Ignores `now`, like Go's shim: the end of a shim would end its containers.
-            self.containers.shut_down();
+            self.0.shut_down();
             Ok(Empty::new())
         })
         .await
@@ -276,7 +239,7 @@ impl TaskMethods for TaskService {
         _: &TtrpcContext,
         request: CheckpointTaskRequest,
     ) -> TtrpcResult<Empty> {
-        let containers = Arc::clone(&self.containers);
+        let containers = Arc::clone(&self.0);
         run_to_end(self.begin("checkpoint", &request.id, ""), async move {
             containers.find(&request.id)?.checkpoint(request).await?;
             Ok(Empty::new())
@@ -286,9 +249,8 @@ impl TaskMethods for TaskService {
 
     async fn stats(&self, _: &TtrpcContext, request: StatsRequest) -> TtrpcResult<StatsResponse> {
         run_cancellable(self.begin("stats", &request.id, ""), async {
-            let stats = self.containers.find(&request.id)?.stats()?;
             Ok(StatsResponse {
-                stats: MessageField::some(stats),
+                stats: MessageField::some(self.0.find(&request.id)?.stats()?),
                 ..Default::default()
             })
         })
@@ -296,39 +258,36 @@ impl TaskMethods for TaskService {
     }
 }
 
-// The wrapper between ttrpc and every method.
-//
-// ttrpc drops a method's future when its client disconnects or its deadline passes. If a `create`
-// is dropped between the runtime's run and its record, the container is unknown to the shim. So a
-// method that changes something runs to its end in a separate task. A method that panics would
-// never answer: the panic is caught and answered as INTERNAL, and the pod's other containers live
-// on.
-
-/// Makes a method panic for the container that is named after it, in a build with fault points.
-#[cfg(feature = "fault-points")]
+/// In a build with fault points a method panics for the container that is named after it.
 fn panic_on_request(method: &str, id: &str) {
+    let is_requested = id.strip_prefix(PANIC_IN) == Some(method);
     assert!(
-        id.strip_prefix(bindguard_core::fault_points::PANIC_IN) != Some(method),
+        !cfg!(feature = "fault-points") || !is_requested,
         "a fault point"
     );
 }
 
-/// This build has no fault points.
-#[cfg(not(feature = "fault-points"))]
-fn panic_on_request(_: &str, _: &str) {}
-
 /// Runs a method that changes something to its end, even if the client disconnects.
+///
+/// ttrpc drops a method's future when its client disconnects or its deadline passes. If a `create`
+/// is dropped between the runtime's run and its record, the container is unknown to the shim. So
+/// the method runs in a separate task. A method that panics would never answer: the panic is caught
+/// and answered as INTERNAL, and the pod's other containers live on.
 async fn run_to_end<T: Send + 'static>(
     call: PendingCall,
     work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
-) -> ttrpc::Result<T> {
-    let method = call.method();
-    let work = async move {
+) -> TtrpcResult<T> {
+    let method = call.method;
+    let work = tokio::spawn(async move {
         let _pending = call;
         work.await
-    };
-    match tokio::spawn(work).await {
-        Ok(result) => result.map_err(|refusal| refusal.logged(method).into()),
+    });
+    match work.await {
+        Ok(result) => result.map_err(|refusal| {
+            // containerd's own log has it at the level that containerd chooses.
+            tracing::debug!(method, code = ?refusal.code, "{}", refusal.message);
+            refusal.into()
+        }),
         Err(_panicked) => Err(Refusal::panicked(method).into()),
     }
 }
@@ -337,51 +296,31 @@ async fn run_to_end<T: Send + 'static>(
 async fn run_cancellable<T>(
     call: PendingCall,
     work: impl Future<Output = Result<T, Refusal>> + Send,
-) -> ttrpc::Result<T> {
-    let method = call.method();
+) -> TtrpcResult<T> {
     let mut work = pin!(work);
     let caught = std::future::poll_fn(|context| {
-        let polled = std::panic::catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context)));
-        polled.unwrap_or_else(|_| Poll::Ready(Err(Refusal::panicked(method))))
+        catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context)))
+            .unwrap_or_else(|_| Poll::Ready(Err(Refusal::panicked(call.method))))
     });
     caught.await.map_err(Into::into)
 }
 
-// The pending calls, for the dump of the shim's state.
-
-/// The pending calls, in the order of their arrival.
+/// The pending calls, for the dump of the shim's state, in the order of their arrival: what was
+/// called, and when.
 #[derive(Debug, Default)]
-pub struct Calls {
-    pending: Mutex<Pending>,
-}
-
-#[derive(Debug, Default)]
-struct Pending {
-    last: u64,
-    calls: BTreeMap<u64, Call>,
-}
-
-#[derive(Debug)]
-struct Call {
-    method: &'static str,
-    id: String,
-    exec_id: String,
-    since: Instant,
-}
+struct Calls(Mutex<BTreeMap<u64, (String, Instant)>>);
 
 impl Calls {
     /// Begins a call; it is pending until the result is dropped.
-    pub fn begin(self: &Arc<Self>, method: &'static str, id: &str, exec_id: &str) -> PendingCall {
-        let call = Call {
-            method,
-            id: id.to_owned(),
-            exec_id: exec_id.to_owned(),
-            since: Instant::now(),
-        };
-        let mut pending = self.pending();
-        pending.last += 1;
-        let number = pending.last;
-        pending.calls.insert(number, call);
+    fn begin(self: &Arc<Self>, method: &'static str, id: &str, exec_id: &str) -> PendingCall {
+        let mut name = format!("{method} {id}");
+        if !exec_id.is_empty() {
+            name.push_str(" exec ");
+            name.push_str(exec_id);
+        }
+        let mut pending = lock(&self.0);
+        let number = pending.last_key_value().map_or(0, |(last, _)| last + 1);
+        pending.insert(number, (name, Instant::now()));
         PendingCall {
             calls: Arc::clone(self),
             method,
@@ -390,62 +329,36 @@ impl Calls {
     }
 
     /// A line for each call, the oldest first.
-    pub fn describe(&self) -> Vec<String> {
-        let line = |call: &Call| {
-            let Call {
-                method,
-                id,
-                exec_id,
-                since,
-            } = call;
-            let exec_id = if exec_id.is_empty() {
-                String::new()
-            } else {
-                format!(" exec {exec_id}")
-            };
-            format!(
-                "pending call: {method} {id}{exec_id}, for {:.1} s",
-                since.elapsed().as_secs_f64()
-            )
-        };
-        self.pending().calls.values().map(line).collect()
-    }
-
-    fn pending(&self) -> MutexGuard<'_, Pending> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    fn describe(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        for (name, since) in lock(&self.0).values() {
+            let seconds = since.elapsed().as_secs_f64();
+            lines.push(format!("pending call: {name}, for {seconds:.1} s"));
+        }
+        lines
     }
 }
 
 /// A call that is not answered yet.
 #[derive(Debug)]
-pub struct PendingCall {
+struct PendingCall {
     calls: Arc<Calls>,
     method: &'static str,
     number: u64,
 }
 
-impl PendingCall {
-    /// Its method.
-    pub fn method(&self) -> &'static str {
-        self.method
-    }
-}
-
 impl Drop for PendingCall {
     fn drop(&mut self) {
-        self.calls.pending().calls.remove(&self.number);
+        lock(&self.calls.0).remove(&self.number);
     }
 }
 
-// An error in the form for containerd: a gRPC code and a line of text.
-//
-// containerd decides by the code: NOT_FOUND to a kill means that the process has ended. containerd
-// shows the text of all other errors to the user. Each error of a task has a code here: the match
-// has no catch-all arm.
-
-/// A request that failed.
+/// A request that failed, in the form for containerd: a gRPC code and a line of text.
+///
+/// containerd decides by the code: NOT_FOUND to a kill means that the process has ended. containerd
+/// shows the text of all other errors to the user.
 #[derive(Debug)]
-pub struct Refusal {
+struct Refusal {
     code: Code,
     message: String,
 }
@@ -460,30 +373,28 @@ impl Refusal {
     }
 
     /// The shim is about to end; containerd must start a new shim.
-    pub fn shutting_down() -> Self {
+    fn shutting_down() -> Self {
         Self {
             code: Code::UNAVAILABLE,
             message: "the shim is shutting down".to_owned(),
         }
     }
-
-    /// The refusal for an unknown container.
-    pub fn no_container(id: &str) -> Self {
-        TaskError::NotFound(format!("container {id} not created")).into()
-    }
-
-    /// Writes it into the debug log: containerd's own log has it at the level that containerd
-    /// chooses.
-    fn logged(self, method: &str) -> Self {
-        tracing::debug!(method, code = ?self.code, "{}", self.message);
-        self
-    }
 }
 
 impl From<TaskError> for Refusal {
     fn from(error: TaskError) -> Self {
+        let code = match error {
+            TaskError::NotFound(_) => Code::NOT_FOUND,
+            TaskError::AlreadyExists(_) => Code::ALREADY_EXISTS,
+            TaskError::Invalid(_) | TaskError::Options(_) => Code::INVALID_ARGUMENT,
+            TaskError::Illegal(_) => Code::FAILED_PRECONDITION,
+            // Go's shim has no code for these either; containerd adds ": unknown" to the text.
+            TaskError::Step(_) | TaskError::Checkpoint { .. } | TaskError::Runtime { .. } => {
+                Code::UNKNOWN
+            }
+        };
         Self {
-            code: code(&error),
+            code,
             message: error_chain(&error),
         }
     }
@@ -495,30 +406,12 @@ impl From<Refusal> for Error {
     }
 }
 
-fn code(error: &TaskError) -> Code {
-    match error {
-        TaskError::NotFound(_) => Code::NOT_FOUND,
-        TaskError::AlreadyExists(_) => Code::ALREADY_EXISTS,
-        TaskError::Invalid(_) | TaskError::Options(_) => Code::INVALID_ARGUMENT,
-        TaskError::Illegal(_) => Code::FAILED_PRECONDITION,
-        // Go's shim has no code for these either; containerd adds ": unknown" to the text.
-        TaskError::Io(_)
-        | TaskError::Watch(_)
-        | TaskError::Step(_)
-        | TaskError::Checkpoint { .. }
-        | TaskError::Runtime { .. } => Code::UNKNOWN,
-    }
-}
-
-// The answer to a request that cannot be decoded.
-//
-// Go's ttrpc answers INTERNAL. Rust's ttrpc answers UNKNOWN to any error of a handler. A handler
-// returns only errors of decoding and encoding: the response already has the error of a method.
-
 type Handler = Box<dyn MethodHandler + Send + Sync>;
 
-/// Adds an answer to undecodable requests to the service.
-pub fn decoded(service: Service) -> Service {
+/// Answers requests to the service that cannot be decoded as Go's ttrpc does: INTERNAL. Rust's
+/// ttrpc answers UNKNOWN to any error of a handler. A handler returns only errors of decoding and
+/// encoding: the response already has the error of a method.
+fn decoded(service: Service) -> Service {
     let answering = |(name, handler)| (name, Box::new(Decoding(handler)) as Handler);
     Service {
         methods: service.methods.into_iter().map(answering).collect(),
@@ -530,7 +423,7 @@ struct Decoding(Handler);
 
 #[async_trait]
 impl MethodHandler for Decoding {
-    async fn handler(&self, context: TtrpcContext, request: Request) -> ttrpc::Result<Response> {
+    async fn handler(&self, context: TtrpcContext, request: Request) -> TtrpcResult<Response> {
         let answer = self.0.handler(context, request).await;
         Ok(answer.unwrap_or_else(|error| match error {
             Error::RpcStatus(status) => Error::RpcStatus(status).into(),

@@ -9,8 +9,9 @@
 //! `io.containerd.runc`. Under any other name the shim must read the options.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::mem::swap;
+use std::path::Path;
+use std::sync::Arc;
 
 use containerd_shim_protos::api::{CheckpointTaskRequest, CreateTaskRequest};
 use containerd_shim_protos::shim::oci::CheckpointOptions;
@@ -19,7 +20,7 @@ use protobuf::{Message, UnknownValueRef};
 
 use super::create::guard_settings;
 use super::{Task, TaskError};
-use crate::blocking::run_blocking;
+use crate::blocking::{lock, run_blocking};
 use crate::bundle::Bundle;
 use crate::exits::Watched;
 use crate::io::PreparedIo;
@@ -41,14 +42,6 @@ pub struct Restoration {
     prepared_io: PreparedIo,
 }
 
-impl std::fmt::Debug for Restoration {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Restoration")
-            .field("images", &self.images)
-            .finish_non_exhaustive()
-    }
-}
-
 impl Task {
     /// Writes the container into a directory, with criu.
     pub async fn checkpoint(&self, request: CheckpointTaskRequest) -> Result<(), TaskError> {
@@ -58,41 +51,30 @@ impl Task {
         let _turn = self.turn.lock().await;
         self.init.state().admits_checkpoint()?;
         // A directory that the client names stays for the client to inspect.
-        let own = options
-            .work_path
-            .is_empty()
-            .then(|| self.bundle.work().join("criu-work"));
-        if let Some(own) = &own {
-            options.work_path = own.display().to_string();
+        let is_own = options.work_path.is_empty();
+        if is_own {
+            options.work_path = self.bundle.work().join("criu-work").display().to_string();
         }
-        let done = match self.runtime.checkpoint(&self.id, &options, &parent).await {
-            Ok(()) => Ok(()),
-            Err(source) => Err(TaskError::Checkpoint {
-                source,
-                log: self.keep_log(Path::new(&options.work_path)).await,
-            }),
-        };
-        if let Some(own) = own {
-            let _ = fs::remove_dir_all(own);
+        let work = Path::new(&options.work_path);
+        let mut done = Ok(());
+        if let Err(source) = self.runtime.checkpoint(&self.id, &options, &parent).await {
+            let log = self.bundle.path.join(DUMP_LOG);
+            let (from, to) = (work.join("dump.log"), log.clone());
+            // Away from the event loop: the client may have named any directory.
+            let copied = run_blocking(move || fs::copy(from, to)).await;
+            if let Err(error) = copied.and_then(|copied| copied) {
+                tracing::debug!(id = self.id, %error, "criu left no log");
+            }
+            done = Err(TaskError::Checkpoint { source, log });
+        }
+        if is_own {
+            let _ = fs::remove_dir_all(work);
         }
         done
     }
 
-    /// Away from the event loop: the client may have named any directory.
-    async fn keep_log(&self, work: &Path) -> PathBuf {
-        let kept = self.bundle.path().join(DUMP_LOG);
-        let (from, to) = (work.join("dump.log"), kept.clone());
-        if let Err(error) = run_blocking(move || fs::copy(from, to))
-            .await
-            .and_then(|copied| copied)
-        {
-            tracing::debug!(id = self.id, %error, "criu left no log");
-        }
-        kept
-    }
-
     /// Prepares a container for the restore at its start.
-    pub async fn prepare_restoration(
+    pub(super) async fn prepare_restoration(
         &self,
         request: &CreateTaskRequest,
         options: &Options,
@@ -101,27 +83,22 @@ impl Task {
             images: images_of(request, options).to_owned(),
             parent: request.parent_checkpoint.clone(),
             no_pivot_root: options.no_pivot_root,
-            prepared_io: PreparedIo::open(
-                self.init.streams(),
-                self.owner,
-                self.logged_process(&self.id),
-            )
-            .await?,
+            prepared_io: self.open_streams(&self.init).await?,
         };
-        *self.restoration() = Some(restoration);
+        *lock(&self.restoration) = Some(restoration);
         Ok(())
     }
 
     /// Restores the init, if it waits for that; the caller holds its turn. After a failure the start
     /// may be tried again.
-    pub async fn restore(&self) -> Result<Option<Arc<Watched>>, TaskError> {
-        let Some(from) = self.restoration().take() else {
+    pub(super) async fn restore(&self) -> Result<Option<Arc<Watched>>, TaskError> {
+        let Some(from) = lock(&self.restoration).take() else {
             return Ok(None);
         };
         let restored = match self.run_restore(&from).await {
             Ok(watched) => self.attach_init(watched, from.prepared_io).map(Some),
             Err(error) => {
-                *self.restoration() = Some(from);
+                *lock(&self.restoration) = Some(from);
                 Err(error)
             }
         };
@@ -153,12 +130,6 @@ impl Task {
         let pid = Bundle::read_pid(&self.bundle.init_pid_file())?;
         Ok(Arc::new(pending.watch(pid)?))
     }
-
-    pub fn restoration(&self) -> MutexGuard<'_, Option<Restoration>> {
-        self.restoration
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// The images of the new container; empty without a checkpoint.
@@ -188,19 +159,17 @@ fn decode(any: Option<&Any>) -> Result<CheckpointOptions, TaskError> {
     let Some(any) = any.filter(|any| !any.type_url.is_empty()) else {
         return Ok(CheckpointOptions::default());
     };
-    let parse = |kind| {
-        let malformed = |source| OptionsError::Malformed { kind, source };
-        CheckpointOptions::parse_from_bytes(&any.value).map_err(malformed)
+    let kind = match any.type_url.rsplit('/').next() {
+        Some(OPTIONS_TYPE) => OPTIONS_TYPE,
+        Some(FIRST_OPTIONS_TYPE) => FIRST_OPTIONS_TYPE,
+        _ => return Err(OptionsError::UnknownType(any.type_url.clone()).into()),
     };
-    match any.type_url.rsplit('/').next().unwrap_or_default() {
-        OPTIONS_TYPE => Ok(parse(OPTIONS_TYPE)?),
-        FIRST_OPTIONS_TYPE => {
-            let mut options = parse(FIRST_OPTIONS_TYPE)?;
-            std::mem::swap(&mut options.work_path, &mut options.image_path);
-            Ok(options)
-        }
-        _ => Err(OptionsError::UnknownType(any.type_url.clone()).into()),
+    let mut options = CheckpointOptions::parse_from_bytes(&any.value)
+        .map_err(|source| OptionsError::Malformed { kind, source })?;
+    if kind == FIRST_OPTIONS_TYPE {
+        swap(&mut options.work_path, &mut options.image_path);
     }
+    Ok(options)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use bindguard_config::{Config, Loaded, load_without_file};
+use bindguard_config::load_without_file;
 use bindguard_core::annotations::policy_of_pod;
 use bindguard_core::error_chain;
 use bindguard_core::identity::CONTAINER_TYPE;
@@ -33,31 +33,26 @@ use crate::options::Options;
 use crate::rootfs;
 use crate::runtime::{GuardSettings, NewContainer, Runtime};
 
-/// The clean-up that `delete` and a failed create share.
-pub struct Rollback<'a> {
-    /// The container's runtime.
-    pub runtime: &'a Runtime,
-    /// The container.
-    pub id: &'a str,
-    /// The bundle, whose root filesystem may be mounted.
-    pub bundle: &'a Bundle,
-    /// The path of its cgroup in the spec.
-    pub cgroups_path: &'a str,
-}
+/// The time limit for reading the config: it may be on a server that hangs, and the event loop
+/// serves the whole pod.
+const READ_LIMIT: Duration = Duration::from_millis(700);
 
-impl Rollback<'_> {
-    /// Removes the container from the runtime, in any state. Also removes the init, the cgroup and
-    /// the root filesystem, which the runtime may no longer know.
-    pub async fn run(self) {
-        self.runtime.remove_failed_create(self.id).await;
-        remove_leftover_cgroup(self.cgroups_path, &self.runtime.state_of(self.id)).await;
-        if let Err(error) = rootfs::unmount(self.bundle.rootfs()).await {
-            tracing::warn!(
-                id = self.id,
-                error = error_chain(&error),
-                "the root filesystem stays mounted"
-            );
-        }
+/// A hanging read keeps its thread until the server answers again: the semaphore limits the
+/// threads.
+static READ_SLOTS: Semaphore = Semaphore::const_new(64);
+
+/// The clean-up that `delete` and a failed create share. Removes the container from the runtime, in
+/// any state. Also removes the init, the cgroup and the root filesystem, which the runtime may no
+/// longer know.
+pub async fn roll_back(runtime: &Runtime, id: &str, cgroups_path: &str) {
+    runtime.remove_failed_create(id).await;
+    remove_leftover_cgroup(cgroups_path, &runtime.state_of(id)).await;
+    if let Err(error) = rootfs::unmount(runtime.bundle.rootfs()).await {
+        tracing::warn!(
+            id,
+            error = error_chain(&error),
+            "the root filesystem stays mounted"
+        );
     }
 }
 
@@ -79,15 +74,38 @@ impl Task {
             return Err(TaskError::AlreadyExists(request.id));
         }
         bundle.write_options(&options)?;
-        let task = Self::prepare(shared, &request, &options, bundle, runtime, &spec);
+        let streams = Streams {
+            stdin: request.stdin.clone(),
+            stdout: request.stdout.clone(),
+            stderr: request.stderr.clone(),
+            terminal: request.terminal,
+        };
+        let task = Self {
+            id: request.id.clone(),
+            bundle,
+            runtime,
+            owner: StreamOwner {
+                uid: options.io_uid,
+                gid: options.io_gid,
+            },
+            outlives_init: !spec.has_own_pid_namespace,
+            init: Arc::new(TaskProcess::new(request.id.clone(), streams)),
+            cgroup: OnceLock::new(),
+            restoration: Mutex::default(),
+            execs: Mutex::new(HashMap::new()),
+            turn: tokio::sync::Mutex::new(()),
+            signals: tokio::sync::RwLock::new(()),
+            delete_turn: tokio::sync::Mutex::new(()),
+            deleted_unstarted: AtomicBool::new(false),
+            shared: shared.clone(),
+        };
 
         rootfs::mount(request.rootfs.clone(), task.bundle.rootfs()).await?;
-        let made = match images_of(&request, &options).is_empty() {
-            true => task.create_init(&options, &spec).await.map(Some),
-            false => task
-                .prepare_restoration(&request, &options)
-                .await
-                .map(|()| None),
+        let made = if images_of(&request, &options).is_empty() {
+            task.create_init(&options, &spec).await.map(Some)
+        } else {
+            let prepared = task.prepare_restoration(&request, &options).await;
+            prepared.map(|()| None)
         };
         match made {
             Ok(watched) => {
@@ -99,52 +117,9 @@ impl Task {
                 Ok(task)
             }
             Err(error) => {
-                let (bundle, cgroups_path) = (&task.bundle, spec.cgroups_path());
-                Rollback {
-                    runtime: &task.runtime,
-                    id: &task.id,
-                    bundle,
-                    cgroups_path,
-                }
-                .run()
-                .await;
+                roll_back(&task.runtime, &task.id, &spec.cgroups_path).await;
                 Err(error)
             }
-        }
-    }
-
-    fn prepare(
-        shared: &SharedState,
-        request: &CreateTaskRequest,
-        options: &Options,
-        bundle: Bundle,
-        runtime: Runtime,
-        spec: &ShimSpec,
-    ) -> Self {
-        let streams = Streams {
-            stdin: request.stdin.clone(),
-            stdout: request.stdout.clone(),
-            stderr: request.stderr.clone(),
-            terminal: request.terminal,
-        };
-        Self {
-            id: request.id.clone(),
-            bundle,
-            runtime,
-            owner: StreamOwner {
-                uid: options.io_uid,
-                gid: options.io_gid,
-            },
-            outlives_init: !spec.has_own_pid_namespace(),
-            init: Arc::new(TaskProcess::new(request.id.clone(), streams)),
-            cgroup: OnceLock::new(),
-            restoration: Mutex::default(),
-            execs: Mutex::new(HashMap::new()),
-            turn: tokio::sync::Mutex::new(()),
-            signals: tokio::sync::RwLock::new(()),
-            delete_turn: tokio::sync::Mutex::new(()),
-            deleted_unstarted: AtomicBool::new(false),
-            shared: shared.clone(),
         }
     }
 
@@ -153,12 +128,7 @@ impl Task {
         options: &Options,
         spec: &ShimSpec,
     ) -> Result<Arc<Watched>, TaskError> {
-        let prepared_io = PreparedIo::open(
-            self.init.streams(),
-            self.owner,
-            self.logged_process(&self.id),
-        )
-        .await?;
+        let prepared_io = self.open_streams(&self.init).await?;
         let pending = self.shared.exits.pending_process();
         let settings = guard_settings(spec).await;
         let container = NewContainer {
@@ -167,13 +137,10 @@ impl Task {
             no_pivot_root: options.no_pivot_root,
             settings: &settings,
         };
-        let created = self
-            .runtime
-            .create(options.no_new_keyring, &container)
-            .await
-            .map_err(TaskError::runtime("create"))?;
+        let created = self.runtime.create(options.no_new_keyring, &container);
+        let is_provable = created.await.map_err(TaskError::runtime("create"))?;
         let pid = Bundle::read_pid(&self.bundle.init_pid_file())?;
-        if created.is_provable {
+        if is_provable {
             let proof = self.runtime.prove(&self.id, pid, &settings);
             proof.await.map_err(TaskError::runtime("create"))?;
         }
@@ -181,7 +148,7 @@ impl Task {
     }
 
     /// Finds the new init's cgroup, and starts the copies of its streams.
-    pub fn attach_init(
+    pub(super) fn attach_init(
         &self,
         watched: Arc<Watched>,
         prepared_io: PreparedIo,
@@ -189,26 +156,22 @@ impl Task {
         // A process that has ended already is in no cgroup any more, and another process may have
         // its pid.
         if !watched.has_ended() {
-            self.find_cgroup(watched.pid());
+            match Cgroup::of_process(watched.pid) {
+                Ok(cgroup) => {
+                    cgroup.enable_controllers();
+                    let _ = self.cgroup.set(cgroup);
+                }
+                // No error: the container only has no figures.
+                Err(error) => tracing::warn!(
+                    id = self.id,
+                    error = error_chain(&error),
+                    "no figures of this container"
+                ),
+            }
         }
         self.init
             .set_running_process(Arc::clone(&watched), prepared_io.attach()?);
         Ok(watched)
-    }
-
-    /// A cgroup that cannot be found is no error: the container only has no figures.
-    fn find_cgroup(&self, pid: u32) {
-        match Cgroup::of_process(pid) {
-            Ok(cgroup) => {
-                cgroup.enable_controllers();
-                drop(self.cgroup.set(cgroup));
-            }
-            Err(error) => tracing::warn!(
-                id = self.id,
-                error = error_chain(&error),
-                "no figures of this container"
-            ),
-        }
     }
 
     fn publish_created(&self, request: CreateTaskRequest) {
@@ -234,44 +197,12 @@ impl Task {
     }
 }
 
-// The settings of the guard before the runtime: from the node's config, with the changes of the
-// pod's annotations.
-
-/// The time limit for reading the config: it may be on a server that hangs, and the event loop
-/// serves the whole pod.
-const READ_LIMIT: Duration = Duration::from_millis(700);
-
-/// A hanging read keeps its thread until the server answers again: the semaphore limits the
-/// threads.
-static READ_SLOTS: Semaphore = Semaphore::const_new(64);
-
-/// Read for each create and restore, so that a change of the config also affects a pod that runs
-/// for months.
-pub async fn guard_settings(spec: &ShimSpec) -> GuardSettings {
-    let config = active_config().await;
-    // The guard itself reports the annotations that are ignored.
-    let (policy, _) = policy_of_pod(config.policy(), |name| {
-        spec.annotations.get(name).map(String::as_str)
-    });
-    GuardSettings {
-        deadline: config.deadline(),
-        policy: policy.into_owned(),
-        journal: config.journal().map(Path::to_owned),
-    }
-}
-
-/// Detaches the mounts below a pod's emptyDirs, if policy wants that and this was the pod's sandbox.
-pub async fn end_pod(runtime: &Runtime, id: &str, spec: &ShimSpec) {
-    let kind = spec.annotations.get(CONTAINER_TYPE);
-    if kind.is_some_and(|kind| kind == "sandbox")
-        && guard_settings(spec).await.policy.below_emptydirs == BelowEmptyDirs::Detach
-    {
-        runtime.detach_below_emptydirs(id).await;
-    }
-}
-
-async fn active_config() -> Config {
-    let loaded = match timeout(READ_LIMIT, read()).await {
+/// The settings of the guard before the runtime: from the node's config, with the changes of the
+/// pod's annotations. Read for each create and restore, so that a change of the config also affects
+/// a pod that runs for months.
+pub(super) async fn guard_settings(spec: &ShimSpec) -> GuardSettings {
+    let read = async { run_blocking(with_slot(&READ_SLOTS, bindguard_config::load)?).await };
+    let loaded = match timeout(READ_LIMIT, read).await {
         Ok(Ok(loaded)) => loaded,
         Ok(Err(error)) => load_without_file(error),
         Err(_) => load_without_file(io::Error::other(format!(
@@ -282,11 +213,16 @@ async fn active_config() -> Config {
     if let Some(problem) = &loaded.problem {
         tracing::warn!("{}", error_chain(problem));
     }
-    loaded.config
-}
-
-async fn read() -> io::Result<Loaded> {
-    run_blocking(with_slot(&READ_SLOTS, bindguard_config::load)?).await
+    let config = loaded.config;
+    // The guard itself reports the annotations that are ignored.
+    let (policy, _) = policy_of_pod(config.policy(), |name| {
+        spec.annotations.get(name).map(String::as_str)
+    });
+    GuardSettings {
+        deadline: config.deadline(),
+        policy: policy.into_owned(),
+        journal: config.journal().map(Path::to_owned),
+    }
 }
 
 /// The slot belongs to the reading, so that it is free again when the reading ends, panics, or gets
@@ -306,6 +242,16 @@ where
         drop(slot);
         loaded
     })
+}
+
+/// Detaches the mounts below a pod's emptyDirs, if policy wants that and this was the pod's sandbox.
+pub async fn end_pod(runtime: &Runtime, id: &str, spec: &ShimSpec) {
+    let kind = spec.annotations.get(CONTAINER_TYPE);
+    if kind.is_some_and(|kind| kind == "sandbox")
+        && guard_settings(spec).await.policy.below_emptydirs == BelowEmptyDirs::Detach
+    {
+        runtime.detach_below_emptydirs(id).await;
+    }
 }
 
 #[cfg(test)]

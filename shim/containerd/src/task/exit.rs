@@ -1,4 +1,4 @@
-//! The end of a process, from the kernel's report to containerd's event.
+//! The end of a process, from the kernel's report to containerd's event; `Delete` and `Kill`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,12 +8,13 @@ use bindguard_core::error_chain;
 use containerd_shim_protos::events::task as proto;
 use containerd_shim_protos::topics;
 use nix::libc::{ESRCH, SIGKILL};
+use tokio::time::timeout;
 
 use super::create::end_pod;
-use super::process::ProcessState;
+use super::process::{IllegalMove, ProcessState, TaskProcess};
 use super::start::Exec;
-use super::{Task, TaskError, TaskProcess};
-use crate::cgroup::OomWatch;
+use super::{Task, TaskError};
+use crate::blocking::lock;
 use crate::events::timestamp;
 use crate::exits::{Exit, Watched};
 use crate::rootfs;
@@ -25,34 +26,37 @@ const EXECS_LIMIT: Duration = Duration::from_secs(10);
 /// The time limit for the runtime's answer to a signal. The init has ended, so only a runtime that
 /// hangs takes that long.
 const SIGNALS_LIMIT: Duration = Duration::from_secs(10);
+/// The time limit for the end of an init that was never started, after the runtime has killed it.
+const KILLED_LIMIT: Duration = Duration::from_secs(5);
 
 impl Task {
     /// Waits for the init in a task of its own.
-    pub fn await_init(self: &Arc<Self>, watched: Arc<Watched>) {
+    pub(super) fn await_init(self: &Arc<Self>, watched: Arc<Watched>) {
         let task = Arc::clone(self);
+        let id = self.id.clone();
         tokio::spawn(async move {
             let exit = task.end_of_init(&watched).await;
             if task.outlives_init {
-                task.kill_remaining_processes().await;
+                // Without its own pid namespace the container's other processes continue to run.
+                let kill = task.runtime.kill(&id, SIGKILL.unsigned_abs(), true);
+                match timeout(SIGNALS_LIMIT, kill).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::debug!(id, %error, "kill what the init left"),
+                    Err(_) => tracing::warn!(id, "the runtime hangs killing what the init left"),
+                }
             }
-            if tokio::time::timeout(EXECS_LIMIT, task.execs_ended())
-                .await
-                .is_err()
-            {
-                tracing::warn!(id = task.id, "an exec outlives its container's init");
+            if timeout(EXECS_LIMIT, task.execs_ended()).await.is_err() {
+                tracing::warn!(id, "an exec outlives its container's init");
             }
             // A start or signal of the init that is in progress is answered first.
             let _turn = task.turn.lock().await;
-            if tokio::time::timeout(SIGNALS_LIMIT, task.signals.write())
-                .await
-                .is_err()
-            {
+            if timeout(SIGNALS_LIMIT, task.signals.write()).await.is_err() {
                 tracing::warn!(
-                    id = task.id,
+                    id,
                     "the runtime hangs with a signal to an init that has ended"
                 );
             }
-            if task.is_deleted_unstarted() {
+            if task.deleted_unstarted.load(Ordering::Relaxed) {
                 task.init.finish(ProcessState::exited, exit);
             } else {
                 task.publish_exit(&task.init, exit);
@@ -62,48 +66,42 @@ impl Task {
 
     /// Waits for the init and reports out-of-memory kills up to the end.
     async fn end_of_init(&self, watched: &Watched) -> Exit {
-        let Some(mut ooms) = self.watch_oom() else {
-            return watched.exit().await;
-        };
-        let exit = loop {
-            tokio::select! {
-                exit = watched.exit() => break exit,
-                true = ooms.next() => self.publish_oom(),
-            }
-        };
-        if ooms.take_unreported() {
-            self.publish_oom();
-        }
-        exit
-    }
-
-    fn watch_oom(&self) -> Option<OomWatch> {
-        match self.cgroup.get()?.watch_oom() {
-            Ok(ooms) => Some(ooms),
-            Err(error) => {
+        let ooms = self.cgroup.get().map(|cgroup| cgroup.watch_oom());
+        let mut ooms = match ooms {
+            Some(Ok(ooms)) => ooms,
+            Some(Err(error)) => {
                 // The node has no memory controller, or the init is gone already.
                 tracing::debug!(
                     id = self.id,
                     error = error_chain(&error),
                     "out-of-memory kills will not be reported"
                 );
-                None
+                return watched.exit().await;
             }
-        }
-    }
-
-    fn publish_oom(&self) {
-        let killed = proto::TaskOOM {
-            container_id: self.id.clone(),
-            ..Default::default()
+            None => return watched.exit().await,
         };
-        self.shared
-            .events
-            .send(topics::TASK_OOM_EVENT_TOPIC, &killed);
+        let report = || {
+            let killed = proto::TaskOOM {
+                container_id: self.id.clone(),
+                ..Default::default()
+            };
+            let events = &self.shared.events;
+            events.send(topics::TASK_OOM_EVENT_TOPIC, &killed);
+        };
+        let exit = loop {
+            tokio::select! {
+                exit = watched.exit() => break exit,
+                true = ooms.next() => report(),
+            }
+        };
+        if ooms.take_unreported() {
+            report();
+        }
+        exit
     }
 
     /// Waits for an exec in a task of its own.
-    pub fn await_exec(self: &Arc<Self>, process: Arc<TaskProcess>, watched: Arc<Watched>) {
+    pub(super) fn await_exec(self: &Arc<Self>, process: Arc<TaskProcess>, watched: Arc<Watched>) {
         let task = Arc::clone(self);
         tokio::spawn(async move {
             let exit = watched.exit().await;
@@ -117,23 +115,13 @@ impl Task {
             topics::TASK_EXIT_EVENT_TOPIC,
             &proto::TaskExit {
                 container_id: self.id.clone(),
-                id: process.id().to_owned(),
+                id: process.id.clone(),
                 pid: process.pid(),
                 exit_status: exit.status,
                 exited_at: timestamp(exit.at),
                 ..Default::default()
             },
         );
-    }
-
-    /// Without its own pid namespace the container's other processes continue to run.
-    async fn kill_remaining_processes(&self) {
-        let kill = self.runtime.kill(&self.id, SIGKILL.unsigned_abs(), true);
-        match tokio::time::timeout(SIGNALS_LIMIT, kill).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::debug!(id = self.id, %error, "kill what the init left"),
-            Err(_) => tracing::warn!(id = self.id, "the runtime hangs killing what the init left"),
-        }
     }
 
     async fn execs_ended(&self) {
@@ -150,41 +138,30 @@ impl Task {
             }
         }
     }
-}
 
-// `Delete`: of an init with its container, or of an exec.
-//
-// The output of a process is passed on before its delete is answered, because the client then
-// closes its side. An exec's end sends no TaskDelete: containerd would take that for the
-// container's.
-
-/// The time limit for the end of an init that was never started, after the runtime has killed it.
-const KILLED_LIMIT: Duration = Duration::from_secs(5);
-
-impl Task {
     /// Removes an exec, or the container. Returns the process, and its exit if the process ran.
+    ///
+    /// The output of a process is passed on before its delete is answered, because the client then
+    /// closes its side. An exec's end sends no TaskDelete: containerd would take that for the
+    /// container's.
     pub async fn delete(
         &self,
         exec_id: &str,
     ) -> Result<(Arc<TaskProcess>, Option<Exit>), TaskError> {
         let process = self.process(exec_id)?;
-        match exec_id {
-            "" => self.delete_init().await?,
-            _ => self.delete_exec(self.exec(exec_id)?).await?,
+        if exec_id.is_empty() {
+            self.delete_init().await?;
+            let exit = self.exit_of_init();
+            return Ok((process, exit));
         }
-        let exit = process
-            .exit()
-            .filter(|_| !(exec_id.is_empty() && self.is_deleted_unstarted()));
-        Ok((process, exit))
-    }
-
-    async fn delete_exec(&self, exec: Arc<Exec>) -> Result<(), TaskError> {
+        let exec = self.exec(exec_id)?;
         let _turn = exec.turn.lock().await;
-        exec.process.state().deleted()?;
-        release(&exec.process).await;
-        exec.process.advance(ProcessState::deleted)?;
-        self.execs().remove(exec.process.id());
-        Ok(())
+        process.state().deleted()?;
+        release(&process).await;
+        process.advance(ProcessState::deleted)?;
+        self.execs().remove(exec_id);
+        let exit = process.exit();
+        Ok((process, exit))
     }
 
     async fn delete_init(&self) -> Result<(), TaskError> {
@@ -201,7 +178,7 @@ impl Task {
             self.delete_from_runtime().await?;
         } else if self.init.watched().is_some() {
             let ended = Arc::clone(&self.init).wait();
-            if tokio::time::timeout(KILLED_LIMIT, ended).await.is_err() {
+            if timeout(KILLED_LIMIT, ended).await.is_err() {
                 tracing::warn!(
                     id = self.id,
                     "an init that was never started outlives its container"
@@ -217,7 +194,17 @@ impl Task {
         }
         self.bundle.settle();
         self.init.advance(ProcessState::deleted)?;
-        self.publish_deleted();
+        let exit = self.exit_of_init();
+        self.shared.events.send(
+            topics::TASK_DELETE_EVENT_TOPIC,
+            &proto::TaskDelete {
+                container_id: self.id.clone(),
+                pid: self.init.pid(),
+                exit_status: exit.map_or(0, |exit| exit.status),
+                exited_at: exit.map(|exit| timestamp(exit.at)).unwrap_or_default(),
+                ..Default::default()
+            },
+        );
         Ok(())
     }
 
@@ -233,7 +220,7 @@ impl Task {
             return Err(error);
         }
         // A container that was never restored has no process.
-        self.restoration().take();
+        lock(&self.restoration).take();
         Ok(())
     }
 
@@ -245,24 +232,36 @@ impl Task {
         }
     }
 
-    /// True if the runtime ended the init for a delete. No program ran, so there is no exit to
-    /// report.
-    fn is_deleted_unstarted(&self) -> bool {
-        self.deleted_unstarted.load(Ordering::Relaxed)
+    fn exit_of_init(&self) -> Option<Exit> {
+        if self.deleted_unstarted.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.init.exit()
     }
 
-    fn publish_deleted(&self) {
-        let exit = self.init.exit().filter(|_| !self.is_deleted_unstarted());
-        self.shared.events.send(
-            topics::TASK_DELETE_EVENT_TOPIC,
-            &proto::TaskDelete {
-                container_id: self.id.clone(),
-                pid: self.init.pid(),
-                exit_status: exit.map_or(0, |exit| exit.status),
-                exited_at: exit.map(|exit| timestamp(exit.at)).unwrap_or_default(),
-                ..Default::default()
-            },
-        );
+    /// Sends any signal to the init, to the whole container, or to an exec.
+    ///
+    /// The runtime signals an init, because it handles a frozen container, or a container without a
+    /// pid namespace. The shim signals an exec through its pidfd. The kernel reports that a process
+    /// has ended; the runtime's text is never parsed for it.
+    pub async fn kill(&self, exec_id: &str, signal: u32, all: bool) -> Result<(), TaskError> {
+        if !exec_id.is_empty() {
+            return kill_exec(&*self.process(exec_id)?, signal);
+        }
+        if self.init.state() == ProcessState::Created && self.init.watched().is_none() {
+            // While criu restores the container there is no process to signal yet.
+            drop(self.turn.lock().await);
+        }
+        let _signal = self.signals.read().await;
+        // `all` also reaches processes that an init left, so a stopped init is no reason to refuse
+        // it.
+        if self.init.state() == ProcessState::Deleted || !all && has_ended(&self.init) {
+            return Err(finished(&self.init));
+        }
+        match self.runtime.kill(&self.id, signal, all).await {
+            Err(_) if has_ended(&self.init) => Err(finished(&self.init)),
+            result => result.map_err(TaskError::runtime("kill")),
+        }
     }
 }
 
@@ -273,62 +272,20 @@ async fn release(process: &TaskProcess) {
     process.detach();
 }
 
-// `Kill`: any signal to the init, to the whole container, or to an exec.
-//
-// The runtime signals an init, because it handles a frozen container, or a container without a pid
-// namespace. The shim signals an exec through its pidfd. The kernel reports that a process has
-// ended; the runtime's text is never parsed for it.
-
-impl Task {
-    /// Sends the signal.
-    pub async fn kill(&self, exec_id: &str, signal: u32, all: bool) -> Result<(), TaskError> {
-        match exec_id {
-            "" => self.kill_init(signal, all).await,
-            _ => kill_exec(&*self.process(exec_id)?, signal),
-        }
-    }
-
-    async fn kill_init(&self, signal: u32, all: bool) -> Result<(), TaskError> {
-        if self.init.state() == ProcessState::Created && self.init.watched().is_none() {
-            // While criu restores the container there is no process to signal yet.
-            drop(self.turn.lock().await);
-        }
-        let _signal = self.signals.read().await;
-        if self.init.state() == ProcessState::Deleted {
-            return Err(finished(&self.init));
-        }
-        // `all` also reaches processes that an init left, so a stopped init is no reason to refuse
-        // it.
-        if !all && has_ended(&self.init) {
-            return Err(finished(&self.init));
-        }
-        match self.runtime.kill(&self.id, signal, all).await {
-            Err(_) if has_ended(&self.init) => Err(finished(&self.init)),
-            result => result.map_err(TaskError::runtime("kill")),
-        }
-    }
-}
-
 fn kill_exec(process: &TaskProcess, signal: u32) -> Result<(), TaskError> {
     let Some(watched) = process.watched() else {
-        return match process.state() {
-            state @ (ProcessState::Created | ProcessState::NotStarted) => Err(super::IllegalMove {
-                verb: "kill",
-                state,
-            }
-            .into()),
-            ProcessState::Running
-            | ProcessState::Pausing
-            | ProcessState::Paused
-            | ProcessState::Stopped
-            | ProcessState::Deleted => Err(finished(process)),
-        };
+        let state = process.state();
+        if matches!(state, ProcessState::Created | ProcessState::NotStarted) {
+            let verb = "kill";
+            return Err(IllegalMove { verb, state }.into());
+        }
+        return Err(finished(process));
     };
     let number =
         i32::try_from(signal).map_err(|_| TaskError::Invalid(format!("signal {signal}")))?;
     match watched.signal(number) {
         Err(error) if error.raw_os_error() == Some(ESRCH) => Err(finished(process)),
-        result => Ok(result.map_err(failed(format!("signal process {}", watched.pid())))?),
+        result => Ok(result.map_err(failed(format!("signal process {}", watched.pid)))?),
     }
 }
 
@@ -337,6 +294,6 @@ fn has_ended(process: &TaskProcess) -> bool {
 }
 
 fn finished(process: &TaskProcess) -> TaskError {
-    tracing::debug!(id = process.id(), "signalled after its end");
+    tracing::debug!(id = process.id, "signalled after its end");
     TaskError::NotFound("process already finished".to_owned())
 }

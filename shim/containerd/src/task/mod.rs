@@ -1,12 +1,12 @@
 //! A container and its processes, from `Create` to `Delete`.
 //!
-//! A file for each event. Three rules keep answers and events in order. A task locks `turn` before
-//! a runtime call that changes the init, and unlocks `turn` after queueing the event. The init's
-//! end waits for the lock: so TaskStart comes before TaskExit even if the program ends at once. An
-//! init's exit is published only after the exits of the execs. The exit is also published only
-//! after signals to the init are answered, because containerd deletes an exited container and hangs
-//! up. Signals do not lock `turn`: a signal may be needed to end a call that hangs. Queries
-//! (`State`, `Wait`, `Pids`) do not lock `turn` either, and never wait for the runtime.
+//! Three rules keep answers and events in order. A task locks `turn` before a runtime call that
+//! changes the init, and unlocks `turn` after queueing the event. The init's end waits for the lock:
+//! so TaskStart comes before TaskExit even if the program ends at once. An init's exit is published
+//! only after the exits of the execs. The exit is also published only after signals to the init are
+//! answered, because containerd deletes an exited container and hangs up. Signals do not lock
+//! `turn`: a signal may be needed to end a call that hangs. Queries (`State`, `Wait`, `Pids`) do not
+//! lock `turn` either, and never wait for the runtime.
 
 mod checkpoint;
 mod create;
@@ -18,18 +18,17 @@ mod start;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-pub use create::Rollback;
-pub use create::end_pod;
-pub use process::IllegalMove;
-pub use process::TaskProcess;
+pub use create::{end_pod, roll_back};
+pub use process::{IllegalMove, TaskProcess};
 
+use crate::blocking::lock;
 use crate::bundle::Bundle;
 use crate::cgroup::Cgroup;
 use crate::events::TaskEvents;
-use crate::exits::{Exits, WatchError};
-use crate::io::{IoError, LoggedProcess, StreamOwner};
+use crate::exits::Exits;
+use crate::io::{LoggedProcess, PreparedIo, StreamOwner};
 use crate::options::OptionsError;
 use crate::runtime::{Runtime, RuntimeError};
 use crate::step::StepError;
@@ -41,14 +40,11 @@ use start::Exec;
 pub struct SharedState {
     /// containerd's namespace.
     pub namespace: String,
-    /// The queue of events.
     pub events: TaskEvents,
-    /// The processes that have waiters.
     pub exits: Arc<Exits>,
 }
 
 /// A container.
-#[derive(Debug)]
 pub struct Task {
     id: String,
     bundle: Bundle,
@@ -66,6 +62,8 @@ pub struct Task {
     /// Read while the init is being signalled.
     signals: tokio::sync::RwLock<()>,
     delete_turn: tokio::sync::Mutex<()>,
+    /// True if the runtime ended the init for a delete. No program ran, so there is no exit to
+    /// report.
     deleted_unstarted: AtomicBool,
     shared: SharedState,
 }
@@ -85,32 +83,18 @@ pub enum TaskError {
     /// The request is not allowed in this state.
     #[error(transparent)]
     Illegal(#[from] IllegalMove),
-    /// The options.
     #[error(transparent)]
     Options(#[from] OptionsError),
-    /// The streams.
-    #[error(transparent)]
-    Io(#[from] IoError),
-    /// The new process.
-    #[error(transparent)]
-    Watch(#[from] WatchError),
-    /// A request to the system, a file of the bundle, the root filesystem.
+    /// A request to the system, a stream, a file of the bundle, the root filesystem.
     #[error(transparent)]
     Step(#[from] StepError),
     /// The runtime, at a checkpoint; criu's own log has the details.
-    #[error("OCI runtime checkpoint failed: {source} path= {log}", log = log.display())]
-    Checkpoint {
-        /// The cause.
-        source: RuntimeError,
-        /// A copy of the log.
-        log: PathBuf,
-    },
+    #[error("OCI runtime checkpoint failed: {source} path= {log}", log = .log.display())]
+    Checkpoint { source: RuntimeError, log: PathBuf },
     /// The runtime; containerd's users know the text before its own.
     #[error("OCI runtime {stage} failed: {source}")]
     Runtime {
-        /// The verb.
         stage: &'static str,
-        /// The cause.
         source: RuntimeError,
     },
 }
@@ -123,7 +107,7 @@ impl TaskError {
 
 impl Task {
     fn execs(&self) -> MutexGuard<'_, HashMap<String, Arc<Exec>>> {
-        self.execs.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.execs)
     }
 
     fn exec(&self, exec_id: &str) -> Result<Arc<Exec>, TaskError> {
@@ -133,19 +117,20 @@ impl Task {
             .ok_or_else(|| TaskError::NotFound(format!("process does not exist {exec_id}")))
     }
 
-    fn logged_process<'a>(&'a self, id: &'a str) -> LoggedProcess<'a> {
-        LoggedProcess {
-            id,
-            namespace: &self.shared.namespace,
-            exits: &self.shared.exits,
-        }
-    }
-
     /// The init where the exec id is empty, as in containerd's requests.
     pub fn process(&self, exec_id: &str) -> Result<Arc<TaskProcess>, TaskError> {
         match exec_id {
             "" => Ok(Arc::clone(&self.init)),
             _ => Ok(Arc::clone(&self.exec(exec_id)?.process)),
         }
+    }
+
+    async fn open_streams(&self, process: &TaskProcess) -> Result<PreparedIo, StepError> {
+        let logged = LoggedProcess {
+            id: &process.id,
+            namespace: &self.shared.namespace,
+            exits: &self.shared.exits,
+        };
+        PreparedIo::open(&process.streams, self.owner, logged).await
     }
 }

@@ -1,18 +1,32 @@
-//! A process under the shim: a container's init or an exec.
+//! A process under the shim: a container's init or an exec. Its life is a pure state machine:
+//!
+//! ```text
+//!  Created ──started──► Running ──pausing──► Pausing ──paused──► Paused
+//!     │                   │ ▲                  │ │                │ │
+//!     │                   │ └─────resumed──────┘─┼────────────────┘ │
+//!     ├──────exited───────┴───────exited─────────┴──────────────────┘──► Stopped ──deleted──► Deleted
+//!     └──failed to start──► NotStarted ──deleted──► Deleted
+//! ```
+//! An enum, a method per event, an error for invalid moves. No method makes a system call or sends
+//! an event: the caller has just seen the event.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use containerd_shim_protos::types::task::Status;
 use tokio::sync::watch;
 
+use crate::blocking::lock;
 use crate::exits::{Exit, Watched};
 use crate::io::{RunningIo, Streams};
 
 /// The state of a process. The locks inside are held for a read or write only.
 #[derive(Debug)]
 pub struct TaskProcess {
-    id: String,
-    streams: Streams,
+    /// Its name in events: the container's id for an init, else the exec's.
+    pub id: String,
+    /// containerd's paths for its streams.
+    pub streams: Streams,
     life: Mutex<Life>,
     exit: watch::Sender<Option<Exit>>,
 }
@@ -42,17 +56,6 @@ impl TaskProcess {
         }
     }
 
-    /// Its name in events: the container's id for an init, else the exec's.
-    pub fn id(&self) -> &str {
-        &self.id
-    }
-
-    /// containerd's paths for its streams.
-    pub fn streams(&self) -> &Streams {
-        &self.streams
-    }
-
-    /// Its state.
     pub fn state(&self) -> ProcessState {
         self.life().state
     }
@@ -65,7 +68,7 @@ impl TaskProcess {
     /// Records that the kernel has a process for it now.
     pub fn set_running_process(&self, watched: Arc<Watched>, attached: RunningIo) {
         let mut life = self.life();
-        life.pid = watched.pid();
+        life.pid = watched.pid;
         life.watched = Some(watched);
         life.attached = Some(Arc::new(attached));
     }
@@ -102,10 +105,7 @@ impl TaskProcess {
         let mut exit = self.exit.subscribe();
         // Only the channel is kept: a waiter must not keep a deleted process alive.
         drop(self);
-        exit.wait_for(Option::is_some)
-            .await
-            .ok()
-            .and_then(|exit| *exit)
+        *exit.wait_for(Option::is_some).await.ok()?
     }
 
     /// The kernel's process, while it may be signalled.
@@ -125,28 +125,15 @@ impl TaskProcess {
     }
 
     fn life(&self) -> MutexGuard<'_, Life> {
-        self.life.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.life)
     }
 }
-
-// The life of a process under the shim, as a pure state machine.
-//
-// ```text
-//  Created ──started──► Running ──pausing──► Pausing ──paused──► Paused
-//     │                   │ ▲                  │ │                │ │
-//     │                   │ └─────resumed──────┘─┼────────────────┘ │
-//     ├──────exited───────┴───────exited─────────┴──────────────────┘──► Stopped ──deleted──► Deleted
-//     └──failed to start──► NotStarted ──deleted──► Deleted
-// ```
-// An enum, a method per event, an error for invalid moves. No method makes a system call or sends
-// an event: the caller has just seen the event.
 
 /// The state of a process, init or exec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessState {
     /// Known, but its program does not run yet.
     Created,
-    /// Runs.
     Running,
     /// The runtime freezes it; an init only.
     Pausing,
@@ -165,110 +152,72 @@ pub enum ProcessState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("cannot {verb} a process that is {state}")]
 pub struct IllegalMove {
-    /// The requested move.
     pub verb: &'static str,
-    /// The state of the process.
     pub state: ProcessState,
 }
 
+type Move = Result<ProcessState, IllegalMove>;
+
 impl ProcessState {
-    /// The program was started.
-    pub fn started(self) -> Result<Self, IllegalMove> {
-        match self {
-            Self::Created => Ok(Self::Running),
-            Self::Running
-            | Self::Pausing
-            | Self::Paused
-            | Self::Stopped
-            | Self::NotStarted
-            | Self::Deleted => self.refuse("start"),
+    fn to(self, next: Self, verb: &'static str, from: &[Self]) -> Move {
+        if from.contains(&self) {
+            Ok(next)
+        } else {
+            Err(IllegalMove { verb, state: self })
         }
+    }
+
+    /// The program was started.
+    pub fn started(self) -> Move {
+        self.to(Self::Running, "start", &[Self::Created])
     }
 
     /// The start failed.
-    pub fn failed_to_start(self) -> Result<Self, IllegalMove> {
-        self.started().map(|_| Self::NotStarted)
+    pub fn failed_to_start(self) -> Move {
+        self.to(Self::NotStarted, "start", &[Self::Created])
     }
 
     /// The container is about to be frozen.
-    pub fn pausing(self) -> Result<Self, IllegalMove> {
-        match self {
-            Self::Running => Ok(Self::Pausing),
-            Self::Created
-            | Self::Pausing
-            | Self::Paused
-            | Self::Stopped
-            | Self::NotStarted
-            | Self::Deleted => self.refuse("pause"),
-        }
+    pub fn pausing(self) -> Move {
+        self.to(Self::Pausing, "pause", &[Self::Running])
     }
 
     /// The container was frozen.
-    pub fn paused(self) -> Result<Self, IllegalMove> {
-        match self {
-            Self::Pausing => Ok(Self::Paused),
-            Self::Created
-            | Self::Running
-            | Self::Paused
-            | Self::Stopped
-            | Self::NotStarted
-            | Self::Deleted => self.refuse("pause"),
-        }
+    pub fn paused(self) -> Move {
+        self.to(Self::Paused, "pause", &[Self::Pausing])
     }
 
     /// The container was thawed, or could not be frozen.
-    pub fn resumed(self) -> Result<Self, IllegalMove> {
-        match self {
-            Self::Pausing | Self::Paused => Ok(Self::Running),
-            Self::Created | Self::Running | Self::Stopped | Self::NotStarted | Self::Deleted => {
-                self.refuse("resume")
-            }
-        }
+    pub fn resumed(self) -> Move {
+        self.to(Self::Running, "resume", &[Self::Pausing, Self::Paused])
     }
 
     /// The process ended. The kernel does this in any state in which there is a process.
-    pub fn exited(self) -> Result<Self, IllegalMove> {
-        match self {
-            Self::Created | Self::Running | Self::Pausing | Self::Paused => Ok(Self::Stopped),
-            Self::Stopped | Self::NotStarted | Self::Deleted => self.refuse("exit"),
-        }
+    pub fn exited(self) -> Move {
+        let alive = [Self::Created, Self::Running, Self::Pausing, Self::Paused];
+        self.to(Self::Stopped, "exit", &alive)
     }
 
     /// The process's remains were removed. A container that was only created may be deleted as
     /// well: the runtime then ends its init.
-    pub fn deleted(self) -> Result<Self, IllegalMove> {
-        match self {
-            Self::Created | Self::Stopped | Self::NotStarted => Ok(Self::Deleted),
-            Self::Running | Self::Pausing | Self::Paused | Self::Deleted => self.refuse("delete"),
-        }
+    pub fn deleted(self) -> Move {
+        let ended = [Self::Created, Self::Stopped, Self::NotStarted];
+        self.to(Self::Deleted, "delete", &ended)
     }
 
     /// True if there is a process that can be signalled or entered.
     pub fn is_alive(self) -> bool {
-        matches!(
-            self,
-            Self::Created | Self::Running | Self::Pausing | Self::Paused
-        )
+        self.exited().is_ok()
     }
 
     /// Fails unless processes may be added to a container whose init is in this state.
-    pub fn admits_exec(self) -> Result<(), IllegalMove> {
-        match self {
-            Self::Created | Self::Running => Ok(()),
-            Self::Pausing | Self::Paused | Self::Stopped | Self::NotStarted | Self::Deleted => {
-                self.refuse("exec in")
-            }
-        }
+    pub fn admits_exec(self) -> Move {
+        self.to(self, "exec in", &[Self::Created, Self::Running])
     }
 
     /// Fails unless a container whose init is in this state may be written to a checkpoint.
-    pub fn admits_checkpoint(self) -> Result<(), IllegalMove> {
-        match self {
-            Self::Running | Self::Paused => Ok(()),
-            Self::Created | Self::Pausing | Self::Stopped | Self::NotStarted | Self::Deleted => {
-                self.refuse("checkpoint")
-            }
-        }
+    pub fn admits_checkpoint(self) -> Move {
+        self.to(self, "checkpoint", &[Self::Running, Self::Paused])
     }
 
     /// The state as seen from outside: a running process in a frozen container is frozen with it.
@@ -289,14 +238,10 @@ impl ProcessState {
             Self::Stopped | Self::Deleted => Status::STOPPED,
         }
     }
-
-    fn refuse<T>(self, verb: &'static str) -> Result<T, IllegalMove> {
-        Err(IllegalMove { verb, state: self })
-    }
 }
 
-impl std::fmt::Display for ProcessState {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for ProcessState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Created => "created",
             Self::Running => "running",

@@ -9,22 +9,23 @@ use containerd_shim_protos::types::task::ProcessInfo;
 use protobuf::well_known_types::any::Any;
 use protobuf::{EnumOrUnknown, Message, MessageField};
 
-use super::process::ProcessState;
-use super::{Task, TaskError, TaskProcess};
+use super::process::{ProcessState, TaskProcess};
+use super::{Task, TaskError};
 use crate::events::timestamp;
+use crate::exits::Exit;
 use crate::step::failed;
 
 impl Task {
     /// The state of a process.
     pub fn state(&self, exec_id: &str) -> Result<StateResponse, TaskError> {
         let process = self.process(exec_id)?;
-        let streams = process.streams();
+        let streams = &process.streams;
         let state = process.state();
         // containerd expects no status of a process that is CREATED.
         let exit = process.exit().filter(|_| state != ProcessState::NotStarted);
         Ok(StateResponse {
-            id: process.id().to_owned(),
-            bundle: self.bundle.path().display().to_string(),
+            id: process.id.clone(),
+            bundle: self.bundle.path.display().to_string(),
             pid: process.pid(),
             status: EnumOrUnknown::new(state.within(self.init.state()).status()),
             stdin: streams.stdin.clone(),
@@ -40,33 +41,21 @@ impl Task {
 
     /// A line for the container, and for each exec.
     pub fn describe(&self) -> Vec<String> {
-        let line = |process: &TaskProcess| {
-            format!(
-                "{}, pid {}",
-                process.state().within(self.init.state()),
-                process.pid()
-            )
+        let line = |name: String, process: &TaskProcess, turn: &tokio::sync::Mutex<()>| {
+            let state = process.state().within(self.init.state());
+            let is_busy = if turn.try_lock().is_ok() {
+                ""
+            } else {
+                ", a call changes it"
+            };
+            format!("{name}: {state}, pid {}{is_busy}", process.pid())
         };
-        let is_busy = |turn: &tokio::sync::Mutex<()>| match turn.try_lock() {
-            Ok(_) => "",
-            Err(_) => ", a call changes it",
-        };
-        let mut lines = vec![format!(
-            "container {}: {}{}",
-            self.id,
-            line(&self.init),
-            is_busy(&self.turn)
-        )];
-        let execs = self.execs();
-        lines.extend(execs.values().map(|exec| {
-            format!(
-                "exec {} of {}: {}{}",
-                exec.process.id(),
-                self.id,
-                line(&exec.process),
-                is_busy(&exec.turn)
-            )
-        }));
+        let name = format!("container {}", self.id);
+        let mut lines = vec![line(name, &self.init, &self.turn)];
+        for (exec_id, exec) in &*self.execs() {
+            let name = format!("exec {exec_id} of {}", self.id);
+            lines.push(line(name, &exec.process, &exec.turn));
+        }
         lines
     }
 
@@ -82,13 +71,8 @@ impl Task {
 
     /// True while its program runs or is paused.
     pub fn runs(&self) -> bool {
-        match self.init.state() {
-            ProcessState::Running | ProcessState::Pausing | ProcessState::Paused => true,
-            ProcessState::Created
-            | ProcessState::Stopped
-            | ProcessState::NotStarted
-            | ProcessState::Deleted => false,
-        }
+        let state = self.init.state();
+        state.is_alive() && state != ProcessState::Created
     }
 
     /// True if its program does not run, and containerd removed its bundle.
@@ -104,16 +88,24 @@ impl Task {
     /// fails or hangs, the answer has the processes that the shim itself started.
     pub async fn pids(&self) -> Result<Vec<ProcessInfo>, TaskError> {
         if !self.is_alive() {
-            return match self.init.state() {
-                ProcessState::Deleted => Err(TaskError::NotFound(format!("container {}", self.id))),
-                _ => Ok(vec![ProcessInfo {
-                    pid: self.pid(),
-                    ..Default::default()
-                }]),
-            };
+            if self.init.state() == ProcessState::Deleted {
+                return Err(TaskError::NotFound(format!("container {}", self.id)));
+            }
+            return Ok(vec![ProcessInfo {
+                pid: self.pid(),
+                ..Default::default()
+            }]);
         }
         let listed = self.runtime.pids(&self.id).await;
-        let names = self.exec_names();
+        // Only of running execs: the kernel may have reused the pid of an ended exec.
+        let mut names = HashMap::new();
+        for (exec_id, exec) in &*self.execs() {
+            if let Some(watched) = exec.process.watched()
+                && !watched.has_ended()
+            {
+                names.insert(exec.process.pid(), exec_id.clone());
+            }
+        }
         let pids = match listed {
             Ok(pids) => pids,
             Err(error) if self.pid() == 0 => return Err(TaskError::runtime("ps")(error)),
@@ -125,32 +117,36 @@ impl Task {
                 started
             }
         };
-        pids.into_iter()
-            .map(|pid| describe(pid, names.get(&pid)))
-            .collect()
-    }
-
-    /// Only of running execs: the kernel may have reused the pid of an ended exec.
-    fn exec_names(&self) -> HashMap<u32, String> {
-        let execs = self.execs();
-        let running = execs.values().filter(|exec| {
-            exec.process
-                .watched()
-                .is_some_and(|watched| !watched.has_ended())
-        });
-        running
-            .map(|exec| (exec.process.pid(), exec.process.id().to_owned()))
-            .collect()
+        let mut processes = Vec::new();
+        for pid in pids {
+            let mut process = ProcessInfo {
+                pid,
+                ..Default::default()
+            };
+            if let Some(exec_id) = names.get(&pid) {
+                let details = ProcessDetails {
+                    exec_id: exec_id.clone(),
+                    ..Default::default()
+                };
+                process.info = MessageField::some(Any {
+                    type_url: "containerd.runc.v1.ProcessDetails".to_owned(),
+                    value: details.write_to_bytes().map_err(invalid)?,
+                    ..Default::default()
+                });
+            }
+            processes.push(process);
+        }
+        Ok(processes)
     }
 
     /// The resource usage of the container's cgroup, also after the init's end, until the cgroup is
     /// removed.
     pub fn stats(&self) -> Result<Any, TaskError> {
-        let gone = || TaskError::NotFound(format!("cgroup of container {}", self.id));
-        let metrics = self.cgroup.get().ok_or_else(gone)?.metrics();
-        metrics
-            .map_err(|error| TaskError::Invalid(error.to_string()))?
-            .ok_or_else(gone)
+        let metrics = match self.cgroup.get() {
+            Some(cgroup) => cgroup.metrics().map_err(invalid)?,
+            None => None,
+        };
+        metrics.ok_or_else(|| TaskError::NotFound(format!("cgroup of container {}", self.id)))
     }
 
     /// Closes a process's stdin.
@@ -161,53 +157,26 @@ impl Task {
         Ok(())
     }
 
-    /// Sets the size of a process's terminal. The kernel's sizes have 16 bits; Go's shim also drops
-    /// the higher bits.
+    /// Sets the size of a process's terminal.
     pub fn resize(&self, exec_id: &str, columns: u32, rows: u32) -> Result<(), TaskError> {
-        let [columns, rows] = [columns, rows].map(lower_half);
-        let Some(attached) = self.process(exec_id)?.attached() else {
-            return Ok(());
-        };
-        Ok(attached
-            .resize(columns, rows)
-            .map_err(failed("set the terminal's size"))?)
+        if let Some(attached) = self.process(exec_id)?.attached() {
+            // The kernel's sizes have 16 bits; Go's shim also drops the higher bits.
+            attached
+                .resize(columns as u16, rows as u16)
+                .map_err(failed("set the terminal's size"))?;
+        }
+        Ok(())
     }
 
     /// Waits for a process: the init if the exec id is empty.
-    pub async fn wait(self: Arc<Self>, exec_id: &str) -> Result<crate::exits::Exit, TaskError> {
+    pub async fn wait(self: Arc<Self>, exec_id: &str) -> Result<Exit, TaskError> {
         let process = self.process(exec_id)?;
         drop(self);
-        process
-            .wait()
-            .await
-            .ok_or_else(|| TaskError::NotFound(format!("process {exec_id}")))
+        let exit = process.wait().await;
+        exit.ok_or_else(|| TaskError::NotFound(format!("process {exec_id}")))
     }
 }
 
-fn lower_half(number: u32) -> u16 {
-    let [low, high, ..] = number.to_le_bytes();
-    u16::from_le_bytes([low, high])
-}
-
-fn describe(pid: u32, exec_id: Option<&String>) -> Result<ProcessInfo, TaskError> {
-    let mut info = ProcessInfo {
-        pid,
-        ..Default::default()
-    };
-    if let Some(exec_id) = exec_id {
-        let details = ProcessDetails {
-            exec_id: exec_id.clone(),
-            ..Default::default()
-        };
-        let value = details
-            .write_to_bytes()
-            .map_err(|error| TaskError::Invalid(error.to_string()))?;
-        let type_url = "containerd.runc.v1.ProcessDetails".to_owned();
-        info.info = MessageField::some(Any {
-            type_url,
-            value,
-            ..Default::default()
-        });
-    }
-    Ok(info)
+fn invalid(error: protobuf::Error) -> TaskError {
+    TaskError::Invalid(error.to_string())
 }

@@ -1,4 +1,4 @@
-//! `Start` of an init, and of an exec; `Pause` and `Resume`.
+//! `Start` of an init, and of an exec; `Exec`, `Pause`, `Resume` and `Update`.
 
 use std::collections::hash_map::Entry;
 use std::fmt::Write as _;
@@ -13,47 +13,50 @@ use containerd_shim_protos::events::task as proto;
 use containerd_shim_protos::topics;
 use nix::libc::SIGKILL;
 
-use super::process::ProcessState;
-use super::{Task, TaskError, TaskProcess};
+use super::process::{ProcessState, TaskProcess};
+use super::{Task, TaskError};
 use crate::bundle::Bundle;
 use crate::exits::{Exit, Watched};
-use crate::io::{PreparedIo, Streams};
-use crate::runtime::{ExecCall, RuntimeError};
+use crate::io::Streams;
 use crate::step::failed;
 
 /// The status of an exec whose start failed, as of `runc exec`. A client that only waits must not
 /// see success.
 const NOT_STARTED: u32 = 255;
 
+/// An added process.
+#[derive(Debug)]
+pub struct Exec {
+    pub process: Arc<TaskProcess>,
+    /// The OCI process, as JSON.
+    spec: Vec<u8>,
+    /// Held while it is being started or deleted.
+    pub turn: tokio::sync::Mutex<()>,
+}
+
 impl Task {
     /// Starts the init, or an exec; returns its pid.
     pub async fn start(self: &Arc<Self>, exec_id: &str) -> Result<u32, TaskError> {
-        match exec_id {
-            "" => self.start_init().await,
-            _ => self.start_exec(self.exec(exec_id)?).await,
+        if !exec_id.is_empty() {
+            return self.start_exec(self.exec(exec_id)?).await;
         }
-    }
-
-    async fn start_init(self: &Arc<Self>) -> Result<u32, TaskError> {
         let _turn = self.turn.lock().await;
         self.init.state().started()?;
         let restored = self.restore().await?;
         if restored.is_none() {
-            self.runtime
-                .start(&self.id)
-                .await
-                .map_err(TaskError::runtime("start"))?;
+            let started = self.runtime.start(&self.id).await;
+            started.map_err(TaskError::runtime("start"))?;
         }
         self.init.advance(ProcessState::started)?;
         let pid = self.init.pid();
-        let started = proto::TaskStart {
-            container_id: self.id.clone(),
-            pid,
-            ..Default::default()
-        };
-        self.shared
-            .events
-            .send(topics::TASK_START_EVENT_TOPIC, &started);
+        self.shared.events.send(
+            topics::TASK_START_EVENT_TOPIC,
+            &proto::TaskStart {
+                container_id: self.id.clone(),
+                pid,
+                ..Default::default()
+            },
+        );
         if let Some(watched) = restored {
             self.await_init(watched);
         }
@@ -76,12 +79,12 @@ impl Task {
             }
         };
         exec.process.advance(ProcessState::started)?;
-        let pid = watched.pid();
+        let pid = watched.pid;
         self.shared.events.send(
             topics::TASK_EXEC_STARTED_EVENT_TOPIC,
             &proto::TaskExecStarted {
                 container_id: self.id.clone(),
-                exec_id: exec.process.id().to_owned(),
+                exec_id: exec.process.id.clone(),
                 pid,
                 ..Default::default()
             },
@@ -93,26 +96,19 @@ impl Task {
 
     async fn create_exec(&self, exec: &Exec) -> Result<Arc<Watched>, TaskError> {
         self.init.state().admits_exec()?;
-        let process: &TaskProcess = &exec.process;
-        let prepared_io = PreparedIo::open(
-            process.streams(),
-            self.owner,
-            self.logged_process(process.id()),
-        )
-        .await?;
-        let spec_file = self.bundle.exec_spec_file(process.id());
-        let pid_file = self.bundle.exec_pid_file(process.id());
+        let process = &exec.process;
+        let prepared_io = self.open_streams(process).await?;
+        let spec_file = self.bundle.exec_file(&process.id, "json");
+        let pid_file = self.bundle.exec_file(&process.id, "pid");
         // its environment may have secrets
         write_new_file(&spec_file, &exec.spec, 0o600)
             .map_err(failed(format!("write {}", spec_file.display())))?;
 
         let pending = self.shared.exits.pending_process();
-        let call = ExecCall {
-            process: &spec_file,
-            pid_file: &pid_file,
-            prepared_io: &prepared_io,
-        };
-        let made = self.runtime.exec(&self.id, &call).await;
+        let made = self
+            .runtime
+            .exec(&self.id, &spec_file, &pid_file, &prepared_io)
+            .await;
         let pid = made
             .map_err(TaskError::runtime("exec"))
             .and_then(|()| Ok(Bundle::read_pid(&pid_file)?));
@@ -132,75 +128,9 @@ impl Task {
         Ok(watched)
     }
 
-    /// Freezes the container.
-    pub async fn pause(&self) -> Result<(), TaskError> {
-        let _turn = self.turn.lock().await;
-        self.init.advance(ProcessState::pausing)?;
-        if let Err(error) = self.runtime.pause(&self.id).await {
-            // A container that has ended meanwhile is not resumed.
-            let _ = self.init.advance(ProcessState::resumed);
-            return Err(TaskError::runtime("pause")(error));
-        }
-        self.init.advance(ProcessState::paused)?;
-        let paused = proto::TaskPaused {
-            container_id: self.id.clone(),
-            ..Default::default()
-        };
-        self.shared
-            .events
-            .send(topics::TASK_PAUSED_EVENT_TOPIC, &paused);
-        Ok(())
-    }
-
-    /// Thaws the container.
-    pub async fn resume(&self) -> Result<(), TaskError> {
-        let _turn = self.turn.lock().await;
-        self.init.state().resumed()?;
-        self.runtime
-            .resume(&self.id)
-            .await
-            .map_err(TaskError::runtime("resume"))?;
-        self.init.advance(ProcessState::resumed)?;
-        let resumed = proto::TaskResumed {
-            container_id: self.id.clone(),
-            ..Default::default()
-        };
-        self.shared
-            .events
-            .send(topics::TASK_RESUMED_EVENT_TOPIC, &resumed);
-        Ok(())
-    }
-
-    /// Changes the container's limits; `resources` is an OCI LinuxResources as JSON.
-    pub async fn update(&self, resources: &[u8]) -> Result<(), TaskError> {
-        let file = self.bundle.path().join("update-resources.json");
-        let _turn = self.turn.lock().await;
-        write_new_file(&file, resources, 0o600)
-            .map_err(failed(format!("write {}", file.display())))?;
-        let updated: Result<(), RuntimeError> = self.runtime.update(&self.id, &file).await;
-        let _ = fs::remove_file(&file);
-        updated.map_err(TaskError::runtime("update"))
-    }
-}
-
-// `Exec`: adds a process to the container.
-//
-// `Exec` only registers the process; `Start` creates it. The process's description stays as
-// containerd sent it, except that the request decides whether there is a terminal.
-
-/// An added process.
-#[derive(Debug)]
-pub struct Exec {
-    /// The process.
-    pub process: Arc<TaskProcess>,
-    /// The OCI process, as JSON.
-    pub spec: Vec<u8>,
-    /// Held while it is being started or deleted.
-    pub turn: tokio::sync::Mutex<()>,
-}
-
-impl Task {
-    /// Adds a process by name and queues the event for containerd.
+    /// Adds a process by name and queues the event for containerd. `Start` creates the process. Its
+    /// description stays as containerd sent it, except that the request decides whether there is a
+    /// terminal.
     pub fn add_exec(&self, request: ExecProcessRequest) -> Result<(), TaskError> {
         let exec_id = request.exec_id;
         // The id becomes part of file names in the bundle.
@@ -227,15 +157,61 @@ impl Task {
             Entry::Occupied(_) => return Err(TaskError::AlreadyExists(exec_id)),
             Entry::Vacant(free) => free.insert(Arc::new(exec)),
         };
-        let added = proto::TaskExecAdded {
+        self.shared.events.send(
+            topics::TASK_EXEC_ADDED_EVENT_TOPIC,
+            &proto::TaskExecAdded {
+                container_id: self.id.clone(),
+                exec_id,
+                ..Default::default()
+            },
+        );
+        Ok(())
+    }
+
+    /// Freezes the container.
+    pub async fn pause(&self) -> Result<(), TaskError> {
+        let _turn = self.turn.lock().await;
+        self.init.advance(ProcessState::pausing)?;
+        if let Err(error) = self.runtime.pause(&self.id).await {
+            // A container that has ended meanwhile is not resumed.
+            let _ = self.init.advance(ProcessState::resumed);
+            return Err(TaskError::runtime("pause")(error));
+        }
+        self.init.advance(ProcessState::paused)?;
+        let paused = proto::TaskPaused {
             container_id: self.id.clone(),
-            exec_id,
             ..Default::default()
         };
-        self.shared
-            .events
-            .send(topics::TASK_EXEC_ADDED_EVENT_TOPIC, &added);
+        let events = &self.shared.events;
+        events.send(topics::TASK_PAUSED_EVENT_TOPIC, &paused);
         Ok(())
+    }
+
+    /// Thaws the container.
+    pub async fn resume(&self) -> Result<(), TaskError> {
+        let _turn = self.turn.lock().await;
+        self.init.state().resumed()?;
+        let resumed = self.runtime.resume(&self.id).await;
+        resumed.map_err(TaskError::runtime("resume"))?;
+        self.init.advance(ProcessState::resumed)?;
+        let resumed = proto::TaskResumed {
+            container_id: self.id.clone(),
+            ..Default::default()
+        };
+        let events = &self.shared.events;
+        events.send(topics::TASK_RESUMED_EVENT_TOPIC, &resumed);
+        Ok(())
+    }
+
+    /// Changes the container's limits; `resources` is an OCI LinuxResources as JSON.
+    pub async fn update(&self, resources: &[u8]) -> Result<(), TaskError> {
+        let file = self.bundle.path.join("update-resources.json");
+        let _turn = self.turn.lock().await;
+        write_new_file(&file, resources, 0o600)
+            .map_err(failed(format!("write {}", file.display())))?;
+        let updated = self.runtime.update(&self.id, &file).await;
+        let _ = fs::remove_file(&file);
+        updated.map_err(TaskError::runtime("update"))
     }
 }
 
@@ -246,12 +222,10 @@ fn with_terminal(process: &[u8], terminal: bool) -> serde_json::Result<Vec<u8>> 
     let process = String::from_utf8_lossy(process);
     let fields: Option<RawObject<'_>> = serde_json::from_str(&process)?;
     let mut out = String::from("{");
-    for (key, value) in fields
-        .iter()
-        .flat_map(RawObject::entries)
-        .filter(|(key, _)| *key != "terminal")
-    {
-        let _ = write!(out, "{}:{},", serde_json::to_string(key)?, value.get());
+    for (key, value) in fields.iter().flat_map(RawObject::entries) {
+        if key != "terminal" {
+            let _ = write!(out, "{}:{},", serde_json::to_string(key)?, value.get());
+        }
     }
     let _ = write!(out, "\"terminal\":{terminal}}}");
     Ok(out.into_bytes())
