@@ -191,22 +191,6 @@ enum Argument<'a> {
     Plain(&'a OsStr),
 }
 
-impl<'a> Argument<'a> {
-    fn value_of(&self, names: &[&str]) -> Option<&'a OsStr> {
-        match self {
-            Self::Flag { name, value } if names.iter().any(|n| name == n) => *value,
-            Self::Flag { .. } | Self::Plain(_) => None,
-        }
-    }
-
-    fn plain(&self) -> Option<&'a OsStr> {
-        match self {
-            Self::Plain(argument) => Some(argument),
-            Self::Flag { .. } => None,
-        }
-    }
-}
-
 struct CommandLine<'a> {
     arguments: Vec<Argument<'a>>,
     /// The first flag that a runtime may read differently: its position, and its text.
@@ -251,37 +235,54 @@ impl<'a> CommandLine<'a> {
     }
 
     fn is_one_of(&self, at: usize, words: &[&str]) -> bool {
-        let plain = self.arguments[at].plain();
-        plain.is_some_and(|plain| words.iter().any(|word| plain == *word))
+        match self.arguments[at] {
+            Argument::Plain(plain) => words.iter().any(|word| plain == *word),
+            Argument::Flag { .. } => false,
+        }
+    }
+
+    /// The value of the last flag with one of these names.
+    fn value_of(&self, names: &[&str]) -> Option<&'a OsStr> {
+        for argument in self.arguments.iter().rev() {
+            if let Argument::Flag { name, value } = argument
+                && names.iter().any(|known| name == known)
+                && value.is_some()
+            {
+                return *value;
+            }
+        }
+        None
     }
 
     /// The call of the verb at this position, and the plain arguments after the container's id.
     fn invocation(&self, verb: usize) -> (Invocation, Vec<&'a OsStr>) {
-        let value = |names: &[&str]| {
-            let arguments = self.arguments.iter().rev();
-            arguments.into_iter().find_map(|it| it.value_of(names))
-        };
-        let spec = value(&["config", "f"]).filter(|spec| *spec != "config.json");
-        let doubt = self.unknown.map(|(_, flag)| {
-            format!("the argument {flag:?} is not understood, and may name another bundle")
-        });
-        let mut plain = self.arguments[verb + 1..]
-            .iter()
-            .filter_map(Argument::plain);
+        let mut plain = Vec::new();
+        for argument in &self.arguments[verb + 1..] {
+            if let Argument::Plain(argument) = argument {
+                plain.push(*argument);
+            }
+        }
+        let mut id = None;
+        if !plain.is_empty() {
+            id = plain.remove(0).to_str().map(str::to_owned);
+        }
+        let path_of = |names: &[&str]| self.value_of(names).map(PathBuf::from);
         let invocation = Invocation {
-            id: plain.next().and_then(OsStr::to_str).map(str::to_owned),
-            bundle: value(&["bundle", "b"]).map_or_else(|| PathBuf::from("."), PathBuf::from),
+            id,
+            bundle: path_of(&["bundle", "b"]).unwrap_or_else(|| ".".into()),
             is_create: self.is_one_of(verb, &["create"]),
-            root: value(&["root", "r"]).map(PathBuf::from),
-            spec: spec.map(PathBuf::from),
+            root: path_of(&["root", "r"]),
+            spec: path_of(&["config", "f"]).filter(|spec| spec.as_os_str() != "config.json"),
             is_verb_in_doubt: false,
-            doubt,
-            log: value(&["log"])
-                .filter(|path| !path.is_empty())
-                .map(PathBuf::from),
-            log_is_json: value(&["log-format"]).is_some_and(|format| format == "json"),
+            doubt: self.unknown.map(|(_, flag)| {
+                format!("the argument {flag:?} is not understood, and may name another bundle")
+            }),
+            log: path_of(&["log"]).filter(|path| !path.as_os_str().is_empty()),
+            log_is_json: self
+                .value_of(&["log-format"])
+                .is_some_and(|format| format == "json"),
         };
-        (invocation, plain.collect())
+        (invocation, plain)
     }
 }
 

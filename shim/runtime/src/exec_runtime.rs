@@ -1,26 +1,27 @@
-//! Finds the real runtime and executes it.
+//! Finds the real runtime and executes it, and reports the guard's progress to the shim before.
 
 use std::env;
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::{CString, OsString};
 use std::fs::{self, File};
-use std::io;
-use std::iter;
-use std::os::fd::AsRawFd;
+use std::io::{self, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use bindguard_core::handover::RUNTIME_VARIABLE;
-use bindguard_guard::restore_inherited_state;
+use bindguard_core::handover::{ATTEMPT_VARIABLE, GuardAnswer, PIPE_VARIABLE, RUNTIME_VARIABLE};
+use bindguard_guard::{inherited_pipe, restore_inherited_state};
 use nix::fcntl::OFlag;
 use nix::unistd::{execv, execve};
 
-use crate::handover;
 use crate::messages::Messages;
 
 /// The exit status of a shell for a command that cannot be run.
 const CANNOT_RUN: u8 = 127;
+
+/// The variables that configure bindguard, and that the runtime does not need.
+const OWN_VARIABLES: [&str; 3] = [RUNTIME_VARIABLE, PIPE_VARIABLE, ATTEMPT_VARIABLE];
 
 /// The reason why there is no real runtime to execute.
 #[derive(Debug, thiserror::Error)]
@@ -33,36 +34,29 @@ enum NoRuntime {
 
 /// Replaces this process by the real runtime. Returns only if that is impossible.
 pub fn exec(args: &[OsString], configured: &Path, messages: &Messages) -> ExitCode {
-    let runtime = match find(configured) {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            messages.fatal(&error.to_string());
-            return ExitCode::from(CANNOT_RUN);
+    let problem = match find(configured) {
+        Ok(runtime) => {
+            let error = execute(&runtime, args);
+            format!("run the OCI runtime {}: {error}", runtime.display())
         }
+        Err(error) => error.to_string(),
     };
-    let error = execute(&runtime, args);
-    messages.fatal(&format!(
-        "run the OCI runtime {}: {error}",
-        runtime.display()
-    ));
+    messages.fatal(&problem);
     ExitCode::from(CANNOT_RUN)
 }
 
 /// The name of the real runtime's file, such as `runc` or `youki-0.7.0`; empty if there is none.
 pub fn file_name(configured: &Path) -> OsString {
-    let file = find(configured)
-        .ok()
-        .and_then(|runtime| path_without_links(&runtime).ok());
-    let name = file.as_deref().and_then(Path::file_name);
-    name.unwrap_or_default().to_owned()
-}
-
-fn path_without_links(path: &Path) -> io::Result<PathBuf> {
-    let file = File::options()
-        .read(true)
-        .custom_flags(OFlag::O_PATH.bits())
-        .open(path)?;
-    fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
+    let without_links = |runtime: PathBuf| {
+        let mut options = File::options();
+        let options = options.read(true).custom_flags(OFlag::O_PATH.bits());
+        let file = options.open(runtime)?;
+        fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
+    };
+    match find(configured).map(without_links) {
+        Ok(Ok(file)) => file.file_name().unwrap_or_default().to_owned(),
+        _ => OsString::new(),
+    }
 }
 
 /// [`std::process::Command`] would sort the environment, and drop entries that are not
@@ -71,48 +65,39 @@ fn execute(runtime: &Path, args: &[OsString]) -> io::Error {
     let Ok(path) = CString::new(runtime.as_os_str().as_bytes()) else {
         return io::ErrorKind::InvalidInput.into();
     };
-    // Arguments came through an execve themselves: none contains a NUL.
-    let argv = args
-        .iter()
-        .filter_map(|arg| CString::new(arg.as_bytes()).ok());
-    let argv: Vec<CString> = iter::once(path.clone()).chain(argv).collect();
+    let mut argv = vec![path.clone()];
+    for arg in args {
+        // Arguments came through an execve themselves: none contains a NUL.
+        argv.extend(CString::new(arg.as_bytes()));
+    }
     restore_inherited_state();
-    let Err(errno) = if own_variables().any(|name| env::var_os(name).is_some()) {
-        execve(&path, &argv, &environment_of_runtime())
+    let has_own = OWN_VARIABLES.iter().any(|name| env::var_os(name).is_some());
+    let Err(errno) = if has_own {
+        let mut environment = Vec::new();
+        for (name, value) in env::vars_os() {
+            if !OWN_VARIABLES.iter().any(|own| name == *own) {
+                let entry = [name.as_bytes(), b"=", value.as_bytes()].concat();
+                environment.extend(CString::new(entry));
+            }
+        }
+        execve(&path, &argv, &environment)
     } else {
         execv(&path, &argv)
     };
     errno.into()
 }
 
-fn environment_of_runtime() -> Vec<CString> {
-    let of_runtime = env::vars_os().filter(|(name, _)| !own_variables().any(|own| name == own));
-    of_runtime
-        .filter_map(|(name, value)| {
-            CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()).ok()
-        })
-        .collect()
-}
-
-/// The variables that configure bindguard, and that the runtime does not need.
-fn own_variables() -> impl Iterator<Item = &'static str> {
-    iter::once(RUNTIME_VARIABLE).chain(handover::VARIABLES)
-}
-
 /// The environment's runtime, else the config's. Either may turn out to be this very program (an
 /// installation in runc's place, or a `BinaryName` that names it): then the next `runc` on `PATH`
 /// is used.
 fn find(configured: &Path) -> Result<PathBuf, NoRuntime> {
-    let from_environment = env::var_os(RUNTIME_VARIABLE)
-        .filter(|name| !name.is_empty())
-        .map(PathBuf::from);
-    let candidates = [
-        from_environment.as_deref(),
-        Some(configured),
-        Some(Path::new("runc")),
-    ];
+    let of_environment = env::var_os(RUNTIME_VARIABLE).filter(|name| !name.is_empty());
+    let of_environment = of_environment.as_deref().map(Path::new);
     let mut first_error = None;
-    for candidate in candidates.into_iter().flatten() {
+    for candidate in [of_environment, Some(configured), Some(Path::new("runc"))]
+        .into_iter()
+        .flatten()
+    {
         match locate(candidate) {
             Ok(runtime) => return Ok(runtime),
             Err(error @ NoRuntime::NotOnPath(_)) if first_error.is_none() => return Err(error),
@@ -130,17 +115,16 @@ fn locate(name: &Path) -> Result<PathBuf, NoRuntime> {
             Ok(name.to_owned())
         };
     }
-    on_path(name.as_os_str())
-}
-
-fn on_path(name: &OsStr) -> Result<PathBuf, NoRuntime> {
     let path = env::var_os("PATH")
         .unwrap_or_else(|| "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".into());
     let mut found_itself = None;
-    for program in env::split_paths(&path)
-        .map(|folder| folder.join(name))
-        .filter(|program| is_program(program))
-    {
+    for folder in env::split_paths(&path) {
+        let program = folder.join(name);
+        let is_program = fs::metadata(&program)
+            .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0);
+        if !is_program {
+            continue;
+        }
         if !is_this_program(&program) {
             return Ok(program);
         }
@@ -149,15 +133,46 @@ fn on_path(name: &OsStr) -> Result<PathBuf, NoRuntime> {
     Err(found_itself.map_or_else(|| NoRuntime::NotOnPath(name.into()), NoRuntime::Itself))
 }
 
-fn is_program(path: &Path) -> bool {
-    fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+fn is_this_program(path: &Path) -> bool {
+    match (fs::metadata(path), fs::metadata("/proc/self/exe")) {
+        (Ok(one), Ok(other)) => (one.dev(), one.ino()) == (other.dev(), other.ino()),
+        _ => false,
+    }
 }
 
-fn is_this_program(path: &Path) -> bool {
-    let identity = |path: &Path| -> io::Result<(u64, u64)> {
-        fs::metadata(path).map(|meta| (meta.dev(), meta.ino()))
-    };
-    matches!((identity(path), identity(Path::new("/proc/self/exe"))), (Ok(a), Ok(b)) if a == b)
+/// The pipe to the shim, if the shim passed a pipe, and the attempt.
+///
+/// The shim gives the guard the write end of a pipe and a deadline. The first line reports that the
+/// runtime begins now, or that nothing was repaired; a pipe that closes without a line means that
+/// the guard died. A second line, which an older shim does not read, explains a failure of the
+/// runtime. Without bindguard's shim the pipe does not exist.
+#[derive(Debug)]
+pub struct Handover {
+    pub pipe: Option<OwnedFd>,
+    /// The number of this create of the container, counted from 0; 0 without a shim of bindguard's.
+    pub attempt: u32,
+}
+
+impl Handover {
+    /// From the environment. A value that is not a pipe's number counts as missing.
+    pub fn from_environment() -> Self {
+        let number = |name| env::var(name).ok()?.parse().ok();
+        let pipe = number(PIPE_VARIABLE).and_then(inherited_pipe);
+        // A later attempt may end without a container, which only a shim understands.
+        let attempt = pipe.as_ref().and(number(ATTEMPT_VARIABLE)).unwrap_or(0);
+        Self { pipe, attempt }
+    }
+
+    /// Sends the answer. `unrepaired`: the reason for which the runtime may fail.
+    pub fn answer(&self, answer: &GuardAnswer, unrepaired: Option<&str>) {
+        if let Some(pipe) = &self.pipe
+            && let Ok(pipe) = pipe.try_clone()
+        {
+            // A shim that no longer reads has given up on the guard, and has ended this process or
+            // is about to.
+            let _ = File::from(pipe).write_all(answer.text(unrepaired).as_bytes());
+        }
+    }
 }
 
 #[cfg(test)]

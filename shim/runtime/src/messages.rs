@@ -8,49 +8,49 @@
 //! look like the runtime's error.
 
 use std::error::Error;
-use std::fs::OpenOptions;
-use std::io::{self, Write};
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write, stderr};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bindguard_core::error_chain;
 use bindguard_core::report::{BindReport, Report, Severity};
-use bindguard_core::text::cut;
+use bindguard_core::text::{cut, one_line};
 use bindguard_guard::{leave_room, with_size_errors};
 use nix::libc::O_NONBLOCK;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use crate::argv::Invocation;
-use crate::privilege;
-use crate::stderr;
 
 /// The limit of a remark, in bytes: two paths and the text about them.
 const MAX_REMARK: usize = 16 << 10;
+/// With its prefix less than 4096 bytes, `PIPE_BUF`: a writable pipe takes that much at once
+/// (pipe(7)).
+const MAX_LINE: usize = 2048;
+/// The limit of all lines on stderr together: an eighth of a pipe.
+const MAX_OUTPUT: usize = 8192;
+
+static WRITTEN: AtomicUsize = AtomicUsize::new(0);
 
 /// The destinations of messages.
 #[derive(Debug)]
 pub struct Messages {
-    log: Option<RuntimeLog>,
+    /// The runtime's log file.
+    log: Option<PathBuf>,
+    log_is_json: bool,
     log_is_forwarded: bool,
-}
-
-#[derive(Debug)]
-struct RuntimeLog {
-    path: PathBuf,
-    json: bool,
 }
 
 impl Messages {
     /// For a call that creates a container. `log_is_forwarded`: the caller shows the log file's
     /// content, whatever the result of the call.
     pub fn for_invocation(invocation: &Invocation, log_is_forwarded: bool) -> Self {
-        let log = invocation.log.clone().map(|path| RuntimeLog {
-            path,
-            json: invocation.log_is_json,
-        });
         Self {
-            log,
+            log: invocation.log.clone(),
+            log_is_json: invocation.log_is_json,
             log_is_forwarded,
         }
     }
@@ -59,6 +59,7 @@ impl Messages {
     pub fn on_stderr() -> Self {
         Self {
             log: None,
+            log_is_json: false,
             log_is_forwarded: false,
         }
     }
@@ -66,40 +67,41 @@ impl Messages {
     /// Reports the findings and the actions.
     pub fn report_findings(&self, report: &Report) {
         for problem in &report.problems {
-            self.problem(&in_bundle(report, problem));
+            match &report.bundle {
+                Some(bundle) => self.problem(&format!("bundle {}: {problem}", bundle.display())),
+                None => self.problem(problem),
+            }
         }
         for (severity, remark) in report.binds.iter().filter_map(BindReport::log_message) {
-            let written = self
-                .log
-                .as_ref()
-                .is_some_and(|log| log.append(level(severity), &remark).is_ok());
-            if !written && !self.log_is_forwarded && severity == Severity::Warning {
-                stderr::write_line(&remark);
+            match severity {
+                Severity::Info => {
+                    self.append("info", &remark);
+                }
+                Severity::Warning => self.remark(&remark),
             }
         }
     }
 
-    /// Reports a mistake of the node's config. A container's own stderr gets it only without a log
-    /// file.
-    pub fn remark(&self, mistake: &str) {
-        let written = self
-            .log
-            .as_ref()
-            .is_some_and(|log| log.append("warning", mistake).is_ok());
-        if !written && !self.log_is_forwarded {
-            stderr::write_line(mistake);
+    /// Reports a mistake of the node's config, or a finding. A container's own stderr gets it only
+    /// without a log file.
+    pub fn remark(&self, remark: &str) {
+        if !self.append("warning", remark) && !self.log_is_forwarded {
+            write_line(remark);
         }
     }
 
     /// Reports a problem that stopped the guard.
     pub fn problem(&self, problem: &str) {
-        self.write("warning", problem, self.log_is_forwarded);
+        self.append("warning", problem);
+        if !self.log_is_forwarded {
+            write_line(problem);
+        }
     }
 
     /// Reports why the journal has no line. It belongs to the node's root.
     pub fn recorded<E: Error>(&self, recorded: Result<(), E>) {
         if let Err(problem) = recorded
-            && privilege::is_root_of_node()
+            && is_root_of_node()
         {
             self.problem(&error_chain(&problem));
         }
@@ -107,57 +109,87 @@ impl Messages {
 
     /// Reports why the real runtime cannot run.
     pub fn fatal(&self, problem: &str) {
-        self.write("error", problem, false);
-    }
-
-    fn write(&self, level: &str, text: &str, may_be_lost: bool) {
-        let written = self
-            .log
-            .as_ref()
-            .is_some_and(|log| log.append(level, text).is_ok());
-        if !(may_be_lost || written && self.log_is_forwarded) {
-            stderr::write_line(text);
+        if !self.append("error", problem) || !self.log_is_forwarded {
+            write_line(problem);
         }
     }
-}
 
-impl RuntimeLog {
-    /// Appends a line in the format of runc's own lines.
-    fn append(&self, level: &str, text: &str) -> io::Result<()> {
+    /// Appends a line to the log in the format of runc's own lines. False without a log.
+    fn append(&self, level: &str, text: &str) -> bool {
+        let Some(log) = &self.log else {
+            return false;
+        };
         let time = OffsetDateTime::now_utc()
             .format(&Rfc3339)
             .unwrap_or_default();
         let msg = format!("bindguard: {}", cut(text, MAX_REMARK));
-        let line = if self.json {
-            format!(
-                "{}\n",
-                serde_json::json!({ "level": level, "msg": msg, "time": time })
-            )
+        let line = if self.log_is_json {
+            let line = serde_json::json!({ "level": level, "msg": msg, "time": time });
+            format!("{line}\n")
         } else {
             format!("time=\"{time}\" level={level} msg={msg:?}\n")
         };
-        // A fifo without a reader is an error, not a wait.
-        let mut file = OpenOptions::new()
-            .append(true)
-            .create(true)
-            .mode(0o644)
-            .custom_flags(O_NONBLOCK)
-            .open(&self.path)?;
-        leave_room(&file)?;
-        with_size_errors(|| file.write_all(line.as_bytes()))
+        let write = || -> io::Result<()> {
+            let mut file = OpenOptions::new()
+                .append(true)
+                .create(true)
+                .mode(0o644)
+                // A fifo without a reader is an error, not a wait.
+                .custom_flags(O_NONBLOCK)
+                .open(log)?;
+            leave_room(&file)?;
+            with_size_errors(|| file.write_all(line.as_bytes()))
+        };
+        write().is_ok()
     }
 }
 
-fn in_bundle(report: &Report, problem: &str) -> String {
-    match &report.bundle {
-        Some(bundle) => format!("bundle {}: {problem}", bundle.display()),
-        None => problem.to_owned(),
+/// Writes a line on stderr, cut if it is long. The pod chooses paths and annotations.
+///
+/// Stderr may be the container's own. Under a shim the pipe has no reader before the container
+/// exists. A guard that waited for space would be killed at its deadline. A guard that left no space
+/// would make the runtime wait for ever when it reports an error. So a line is written only if it
+/// fits at once, and only a few KiB of them.
+fn write_line(text: &str) {
+    let line = format!(
+        "bindguard: {}\n",
+        cut(&one_line(&cut(text, MAX_LINE)), MAX_LINE)
+    );
+    let written = WRITTEN.load(Ordering::Relaxed) + line.len();
+    let stderr = stderr();
+    let mut fds = [PollFd::new(&stderr, PollFlags::OUT)];
+    if written <= MAX_OUTPUT
+        && matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..))
+        && fds[0].revents().contains(PollFlags::OUT)
+        && rustix::io::write(&stderr, line.as_bytes()).is_ok()
+    {
+        WRITTEN.store(written, Ordering::Relaxed);
     }
 }
 
-fn level(severity: Severity) -> &'static str {
-    match severity {
-        Severity::Info => "info",
-        Severity::Warning => "warning",
+/// True if the caller may write the journal: rootless engines call the runtime as any user, most
+/// often in a user namespace. Root of a separate user namespace need not have access.
+fn is_root_of_node() -> bool {
+    rustix::process::geteuid().is_root()
+        && !fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| maps_some(&map))
+}
+
+/// True for a namespace that maps only some users. The node's namespace has the identity map of all
+/// users.
+fn maps_some(uid_map: &str) -> bool {
+    uid_map.split_whitespace().ne(["0", "0", "4294967295"])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nodes_own_namespace_maps_all_users() {
+        assert!(!maps_some("         0          0 4294967295\n"));
+        assert!(maps_some(
+            "         0       1000          1\n         1     100000      65536\n"
+        ));
+        assert!(maps_some("         0     100000      65536\n"));
     }
 }
