@@ -1,7 +1,7 @@
 //! The parts of bindguard that only its operators need: no shim and no runtime links this crate.
 //!
 //! ```text
-//! survey      every volume-subpath and volume of a node, or of a support bundle ─► node_report
+//! survey      every volume-subpath and volume of a node ─► node_report
 //! namespaces  every mount namespace of a node ─► holders, doctor
 //! doctor      one file per point: plain evidence ─► a point with the command to run
 //! cri         the client of the node's CRI
@@ -43,7 +43,6 @@ mod host_mounts;
 mod kubelet_roots;
 mod other_roots;
 mod process_files;
-mod support_bundle;
 
 pub use block_device::block_device;
 pub use kubelet_roots::{NotASubpath, exact_subpath, kubelets_here, named_subpath};

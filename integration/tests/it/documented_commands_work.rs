@@ -324,8 +324,12 @@ fn runbook() {
                     "bindguard config show",
                     &["checks.stale-subpaths            = \"repair\""],
                 )
+                .instead_of(
+                    "bindguard diagnose --mountinfo /host/proc/1/mountinfo --root /host",
+                    "bindguard diagnose --mountinfo /proc/self/mountinfo --root /",
+                )
                 .prints(
-                    "bindguard diagnose --mountinfo bundle/mountinfo --root bundle",
+                    "bindguard diagnose --mountinfo /host/proc/1/mountinfo --root /host",
                     &["1 with findings"],
                 );
             rehearsal.play("docs/runbook.md")?;

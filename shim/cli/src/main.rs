@@ -66,8 +66,8 @@ enum Verb {
     /// Report what the check of a create would find in a bundle, and what it would do. Changes nothing.
     #[command(after_help = EXIT_CODES)]
     Check(check::Check),
-    /// Judge every volume-subpath and volume of this node, or of a support bundle, and the binds of
-    /// running containers. Changes nothing.
+    /// Judge every volume-subpath and volume of this node and the binds of running containers.
+    /// Changes nothing.
     #[command(after_help = EXIT_CODES)]
     Diagnose(diagnose::Diagnose),
     /// Bind the current files over stale volume-subpaths, now.
@@ -146,7 +146,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         match &arguments.verb {
             // of an image
             Verb::Install(_) | Verb::Uninstall(_) => {}
-            // of a support bundle
+            // reads files below the directory
             Verb::Diagnose(diagnose) if diagnose.mountinfo.is_some() => {}
             // These read files, and no mounts.
             Verb::Status(_) | Verb::Journal(_) | Verb::Config(_) => {

@@ -1,14 +1,26 @@
-//! The survey of a recorded node, from its support bundle.
+//! The survey of a node by a file with its mount table, and by its files below a directory.
+//!
+//! A debug pod has the node's root directory, and reads it without entering the node's mount
+//! namespace. The pod lacks mounts that the node made later. If a volume is not readable there, a
+//! deleted root is still certain: nothing can be bound from it.
 
-use std::path::{Path, PathBuf};
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::path::{Component, Path, PathBuf};
 use std::time::Instant;
 
-use crate::node_report::NodeReport;
-use crate::pods::Pods;
 use bindguard_core::error_chain;
-use bindguard_core::judge::{Finding, Verdict, judge_subpath, judge_volume};
-use bindguard_core::kubelet::VolumeSubpath;
-use bindguard_core::mount_table::MountTable;
+use bindguard_core::evidence::{
+    FileIdentity, FileKind, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume,
+    VolumeMount,
+};
+use bindguard_core::judge::{Finding, Fit, PathInVolume, Verdict, judge_subpath, judge_volume};
+use bindguard_core::kubelet::{
+    DATA_LINK, MountedVolume, Plugin, TimestampDirectory, VolumeLayout, VolumeSubpath,
+};
+use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable};
+use bindguard_core::paths::{below, join};
 use bindguard_core::places::Places;
 use bindguard_core::policy::Policy;
 use bindguard_core::report::Report;
@@ -16,10 +28,12 @@ use bindguard_core::source::SourceKind;
 use bindguard_sys::observe::{list_subpaths, list_volumes};
 
 use super::{for_operators, planned_alone, without_bind};
-use crate::support_bundle::{Recorded, RecordedRoot, recorded_roots};
+use crate::node_report::NodeReport;
+use crate::other_roots::place_in;
+use crate::pods::Pods;
 
-/// Judges the `wanted` subpaths and volumes of a node by its mount table and the copy of its files
-/// below `root`.
+/// Judges the `wanted` subpaths and volumes of a node by its mount table and its files below
+/// `root`.
 pub fn survey_recorded(
     policy: &Policy,
     places: &Places,
@@ -66,8 +80,8 @@ fn subpaths(
         .filter_map(|e| VolumeSubpath::from_path(&e.mount_point, names(roots)));
     let mut found: Vec<VolumeSubpath> = mounted.collect();
     for root in names(roots) {
-        match list_subpaths(&recorded.copy_of(root)) {
-            Ok(copies) => found.extend(copies.iter().map(|copy| copy.at_root(root))),
+        match list_subpaths(&recorded.readable(root)) {
+            Ok(listed) => found.extend(listed.iter().map(|subpath| subpath.at_root(root))),
             Err(error) => report.problems.push(error_chain(&error)),
         }
     }
@@ -98,14 +112,18 @@ fn volumes(
 ) -> (Vec<Finding>, Vec<PathBuf>) {
     let (mut mounted, mut plain) = (Vec::new(), Vec::new());
     for named in names(roots) {
-        let copied = recorded.copy_of(named);
-        match list_volumes(&copied) {
-            Ok(copies) => {
-                for volume in &copies.mounted {
-                    mounted.extend(volume.moved(&copied, named));
+        let readable = recorded.readable(named);
+        match list_volumes(&readable) {
+            Ok(listed) => {
+                for volume in &listed.mounted {
+                    mounted.extend(volume.moved(&readable, named));
                 }
-                for volume in &copies.plain {
-                    plain.extend(volume.strip_prefix(&copied).map(|below| named.join(below)));
+                for volume in &listed.plain {
+                    plain.extend(
+                        volume
+                            .strip_prefix(&readable)
+                            .map(|below| named.join(below)),
+                    );
                 }
             }
             Err(error) => report.problems.push(error_chain(&error)),
@@ -117,4 +135,269 @@ fn volumes(
         without_bind(source, SourceKind::MountedVolume(volume), verdict)
     });
     (judged.collect(), plain)
+}
+
+/// A kubelet root of a recorded node.
+#[derive(Debug)]
+struct RecordedRoot {
+    /// Its name in the config.
+    named: PathBuf,
+    /// Its name in the mount table and below the directory: a folder of the name may be a symlink.
+    real: PathBuf,
+}
+
+/// The kubelet roots of a recorded node, each directory once.
+fn recorded_roots(places: &Places, table: &MountTable, root: &Path) -> Vec<RecordedRoot> {
+    let mut roots: Vec<RecordedRoot> = Vec::new();
+    for named in places.kubelet_roots() {
+        let real = resolved_in(root, named);
+        let place = place_in(table, &real);
+        let is_known = |known: &RecordedRoot| {
+            known.real == real || place.is_some() && place_in(table, &known.real) == place
+        };
+        if !roots.iter().any(is_known) {
+            let named = named.to_owned();
+            roots.push(RecordedRoot { named, real });
+        }
+    }
+    roots
+}
+
+/// The path to which `path` leads with `root` as `/`. No symlink below `root` leads to a file of the
+/// reader's own root directory.
+fn resolved_in(root: &Path, path: &Path) -> PathBuf {
+    const MAX_LINKS: usize = 40;
+    let names = |path: &Path| -> Vec<OsString> {
+        let names = path.components().map(|name| name.as_os_str().to_owned());
+        names.rev().collect()
+    };
+    let (mut done, mut left, mut links) = (PathBuf::from("/"), names(path), 0);
+    while let Some(name) = left.pop() {
+        match Path::new(&name).components().next() {
+            Some(Component::RootDir) => done = PathBuf::from("/"),
+            Some(Component::ParentDir) => drop(done.pop()),
+            Some(Component::Normal(name)) => {
+                let next = done.join(name);
+                match fs::read_link(path_below(root, &next)) {
+                    Ok(target) if links < MAX_LINKS => {
+                        links += 1;
+                        left.extend(names(&target));
+                    }
+                    Ok(_) | Err(_) => done = next,
+                }
+            }
+            Some(Component::CurDir | Component::Prefix(_)) | None => {}
+        }
+    }
+    done
+}
+
+fn path_below(root: &Path, path: &Path) -> PathBuf {
+    root.join(path.strip_prefix("/").unwrap_or(path))
+}
+
+/// A node by its mount table and its files. Paths are the node's own.
+#[derive(Debug)]
+struct Recorded<'r> {
+    table: MountIndex<'r>,
+    roots: &'r [RecordedRoot],
+    /// A skipped line may be a mount at any path, and on top of any other mount.
+    skipped: Option<String>,
+    root: &'r Path,
+}
+
+impl<'r> Recorded<'r> {
+    /// The node with this mount table, which has the names of `roots`, whose `/` is at `root`.
+    fn new(table: &'r MountTable, root: &'r Path, roots: &'r [RecordedRoot]) -> Self {
+        Self {
+            roots,
+            table: MountIndex::of(table),
+            skipped: table.skipped().map(ToString::to_string),
+            root,
+        }
+    }
+
+    /// The path at which a file of the node is read.
+    fn readable(&self, path: &Path) -> PathBuf {
+        for root in self.roots {
+            if let Some(rest) = below(path, &root.named) {
+                return path_below(self.root, &join(root.real.clone(), rest));
+            }
+        }
+        path_below(self.root, path)
+    }
+
+    /// The recorded mount of a volume.
+    fn volume_mount(&self, volume: &MountedVolume) -> Observed<VolumeMount> {
+        if let Some(why) = &self.skipped {
+            return Observed::Unreadable(why.clone());
+        }
+        match self.table.stack_at(volume.mount_point()).last() {
+            Some(entry) => Observed::Seen(VolumeMount {
+                fs_type: entry.fs_type.clone(),
+                deleted: entry.root.deleted,
+            }),
+            None => Observed::Absent,
+        }
+    }
+
+    /// The recorded evidence about a subpath.
+    fn subpath(&self, subpath: &VolumeSubpath) -> SubpathEvidence {
+        let path = subpath.path();
+        let stack = self.table.stack_at(&path);
+        let without_mount = |mount| SubpathEvidence {
+            mount,
+            reach: Reach::NotNeeded,
+            volume: Observed::Absent,
+            target: Observed::Absent,
+        };
+        if let Some(why) = &self.skipped {
+            return without_mount(Observed::Unreadable(why.clone()));
+        }
+        let Some(entry) = stack.last() else {
+            return without_mount(Observed::Absent);
+        };
+        let mut mount = SubpathMount {
+            root: entry.root.clone(),
+            device: entry.device,
+            fs_type: entry.fs_type.clone(),
+            identity: Observed::Seen(recorded_identity(FileKind::File)),
+            covers_its_equal: stack.len() > 1,
+        };
+        let volume = self.volume(subpath, entry, &mount);
+        let target = match &volume {
+            Observed::Seen(volume) => self.target(&mount, volume),
+            Observed::Absent | Observed::Unreadable(_) => Observed::Absent,
+        };
+        if let Observed::Seen(Target {
+            file: Observed::Seen(file),
+            ..
+        }) = &target
+        {
+            // The directory shows which file has the name, and not which file is mounted.
+            mount.identity = Observed::Seen(*file);
+        }
+        SubpathEvidence {
+            mount: Observed::Seen(mount),
+            reach: Reach::NotNeeded,
+            volume,
+            target,
+        }
+    }
+
+    /// The volume with this name whose plugin fits best.
+    fn volume(
+        &self,
+        subpath: &VolumeSubpath,
+        entry: &MountEntry,
+        mount: &SubpathMount,
+    ) -> Observed<Volume> {
+        let mut volumes = Vec::new();
+        for plugin in Plugin::all() {
+            let directory = subpath.volume_directory(plugin);
+            if self.readable(&directory).symlink_metadata().is_ok() {
+                volumes.push(self.volume_of(plugin, directory, entry));
+            }
+        }
+        volumes.sort_by_key(|volume| match volume {
+            Observed::Seen(volume) => Fit::of(mount, volume),
+            Observed::Absent | Observed::Unreadable(_) => Fit::None,
+        });
+        match volumes.into_iter().next() {
+            Some(Observed::Seen(volume)) => Observed::Seen(Volume {
+                layout: self.layout(mount, &volume),
+                ..volume
+            }),
+            Some(other) => other,
+            None => {
+                let root = self.root.display();
+                Observed::Unreadable(format!("its volume is not below {root}"))
+            }
+        }
+    }
+
+    fn volume_of(
+        &self,
+        plugin: Plugin,
+        directory: PathBuf,
+        entry: &MountEntry,
+    ) -> Observed<Volume> {
+        let over = self.table.mount_over(&directory);
+        let Some((mount, place)) =
+            over.and_then(|over| Some((over, over.place_in_filesystem(&directory)?)))
+        else {
+            return Observed::Unreadable("the mount table has no mount of its volume".to_owned());
+        };
+        Observed::Seen(Volume {
+            plugin,
+            device: mount.device,
+            fs_type: mount.fs_type.clone(),
+            place,
+            is_mount_point: mount.mount_point == directory,
+            is_newer: self.table.is_listed_after(mount, entry),
+            layout: plugin.layout(),
+            directory,
+        })
+    }
+
+    /// The layout that the volume's writer made: see [`PathInVolume::begins_like_a_payload`].
+    fn layout(&self, mount: &SubpathMount, volume: &Volume) -> VolumeLayout {
+        let may_be_payload = PathInVolume::from_mount(mount, volume)
+            .is_ok_and(|sub_path| sub_path.begins_like_a_payload());
+        let link = || fs::read_link(self.readable(&volume.directory).join(DATA_LINK)).ok();
+        let is_payload = may_be_payload
+            && link().is_some_and(|to| TimestampDirectory::from_name(to.as_os_str()).is_some());
+        if is_payload {
+            VolumeLayout::Payload
+        } else {
+            volume.layout
+        }
+    }
+
+    fn target(&self, mount: &SubpathMount, volume: &Volume) -> Observed<Target> {
+        let Ok(sub_path) = PathInVolume::from_mount(mount, volume) else {
+            return Observed::Absent;
+        };
+        let directory = self.readable(&volume.directory);
+        let payload = match volume.layout {
+            VolumeLayout::Plain => None,
+            VolumeLayout::Payload => match fs::read_link(directory.join(DATA_LINK)) {
+                Ok(link) => TimestampDirectory::from_name(link.as_os_str()),
+                Err(error) => return unreadable(&directory.join(DATA_LINK), &error),
+            },
+        };
+        let folder = match &payload {
+            Some(payload) => directory.join(payload.name()),
+            None => directory,
+        };
+        let file = match folder.join(&sub_path.path).symlink_metadata() {
+            Ok(metadata) if metadata.is_dir() => {
+                Observed::Seen(recorded_identity(FileKind::Directory))
+            }
+            Ok(_) => Observed::Seen(recorded_identity(FileKind::File)),
+            // If the payload is not readable, its keys are unknown.
+            Err(_) => match fs::read_dir(&folder) {
+                Ok(_) => Observed::Absent,
+                Err(error) => return unreadable(&folder, &error),
+            },
+        };
+        Observed::Seen(Target {
+            timestamp: payload,
+            file,
+        })
+    }
+}
+
+fn unreadable<T>(path: &Path, error: &io::Error) -> Observed<T> {
+    Observed::Unreadable(format!("read {}: {error}", path.display()))
+}
+
+/// The identity of all files of a kind. The mount table has no inode of a bound file, so files with
+/// the same names are treated as the same file.
+fn recorded_identity(kind: FileKind) -> FileIdentity {
+    FileIdentity {
+        device: 0,
+        inode: 0,
+        kind,
+    }
 }

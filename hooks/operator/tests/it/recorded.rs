@@ -1,5 +1,5 @@
-//! Mount tables captured from real kubelets, as a support bundle without any other file. Deleted
-//! sources are certainly stale, and no verdict is possible on existing sources.
+//! Mount tables captured from real kubelets, without any file of the node. Deleted sources are
+//! certainly stale, and no verdict is possible on existing sources.
 
 #![allow(clippy::disallowed_methods, reason = "the fixtures are files")]
 
@@ -75,9 +75,9 @@ fn deleted_roots_are_found_in_a_mount_table_alone() {
 /// A line that cannot be read may be a mount on any subpath, or a volume's mount.
 #[test]
 fn nothing_is_certain_while_a_line_cannot_be_read() {
-    let copy = tempfile::tempdir().unwrap();
+    let node = tempfile::tempdir().unwrap();
     let volume = "var/lib/kubelet/pods/u/volumes/kubernetes.io~nfs/data";
-    fs::create_dir_all(copy.path().join(volume)).unwrap();
+    fs::create_dir_all(node.path().join(volume)).unwrap();
     for path in captured() {
         let text = [fs::read(&path).unwrap(), b"7 1 zero /x /y\n".to_vec()].concat();
         let table = MountTable::from_mountinfo_in_part(&text);
@@ -86,7 +86,7 @@ fn nothing_is_certain_while_a_line_cannot_be_read() {
             &Places::default(),
             &Pods::default(),
             &table,
-            copy.path(),
+            node.path(),
             |_| true,
         );
         assert!(
@@ -108,7 +108,7 @@ const STALE: &str = "271 1 8:1 /data/kubelet/pods/u/volumes/kubernetes.io~config
 
 /// Many nodes have their kubelet's folder on another disk, behind a link.
 #[test]
-fn a_kubelet_root_behind_a_symlink_is_read_in_the_copy() {
+fn a_kubelet_root_behind_a_symlink_is_read_below_the_directory() {
     let text = format!("1 0 8:1 / / rw - ext4 /dev/sda1 rw\n{STALE}");
     let table = MountTable::from_mountinfo(text.as_bytes()).unwrap();
     for (link, target) in [
@@ -116,22 +116,22 @@ fn a_kubelet_root_behind_a_symlink_is_read_in_the_copy() {
         ("var/lib", "../data"),
         ("var/lib/kubelet", "../../data/./kubelet"),
     ] {
-        let copy = tempfile::tempdir().unwrap();
+        let node = tempfile::tempdir().unwrap();
         let volume = "data/kubelet/pods/u/volumes/kubernetes.io~nfs/n";
-        fs::create_dir_all(copy.path().join(volume)).unwrap();
+        fs::create_dir_all(node.path().join(volume)).unwrap();
         fs::create_dir_all(
-            copy.path()
+            node.path()
                 .join("data/kubelet/pods/u/volume-subpaths/c/app/0"),
         )
         .unwrap();
-        fs::create_dir_all(copy.path().join(link).parent().unwrap()).unwrap();
-        std::os::unix::fs::symlink(target, copy.path().join(link)).unwrap();
+        fs::create_dir_all(node.path().join(link).parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(target, node.path().join(link)).unwrap();
         let places = Places {
             kubelet_roots: vec!["/var/lib/kubelet".into(), "/data/kubelet".into()],
             ..Places::default()
         };
         let (policy, pods) = (Policy::default(), Pods::default());
-        let report = survey_recorded(&policy, &places, &pods, &table, copy.path(), |_| true);
+        let report = survey_recorded(&policy, &places, &pods, &table, node.path(), |_| true);
         let found: Vec<_> = report
             .binds
             .iter()

@@ -1,6 +1,6 @@
 //! `bindguard diagnose`: judges every volume-subpath and volume of a node as an admission would,
-//! and compares the binds of running containers with the host. The node is this node, or the node
-//! of a support bundle.
+//! and compares the binds of running containers with the host. The node is this node, or a node of
+//! which a debug pod sees the mount table and the root directory.
 
 pub mod kubediag;
 
@@ -42,11 +42,11 @@ pub struct Diagnose {
     /// replaces.
     #[arg(long, value_enum, default_value_t = Format::Text, conflicts_with = "json")]
     format: Format,
-    /// Read this mountinfo of another node instead of this node's.
+    /// Read this mountinfo, and the node's files below --root, without entering the node's namespaces.
     #[arg(long, value_name = "FILE", requires = "root")]
     pub mountinfo: Option<PathBuf>,
-    /// With --mountinfo, a copy of that node's files: `DIR/var/lib/kubelet/pods/...`. Else the root
-    /// directory of the node, seen from a privileged pod with the node's processes.
+    /// The root directory of the node, as a pod with the node's processes sees it. Without
+    /// --mountinfo the pod must be privileged.
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
     #[command(flatten)]
@@ -90,7 +90,7 @@ impl Diagnose {
             .is_dir()
         {
             bail!(
-                "{} is no folder: --root takes the copy of a node's files",
+                "{} is no folder: --root takes the root directory of a node",
                 root.display()
             );
         }

@@ -134,7 +134,7 @@ pub fn unknown_pod(pods: &Pods, pod: &str) -> Option<anyhow::Error> {
     })
 }
 
-/// The pods with a bundle in a copy of a node's files.
+/// The pods with a bundle on a node whose `/` is at `root`.
 pub fn recorded(root: &Path) -> Pods {
     Pods {
         containers: bundles::containers(root),
