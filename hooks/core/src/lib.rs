@@ -12,7 +12,6 @@
 
 pub mod annotations;
 pub mod cgroup;
-mod error_chain;
 pub mod evidence;
 pub mod fault_points;
 pub mod handover;
@@ -34,4 +33,4 @@ pub mod source;
 pub mod spec;
 pub mod text;
 
-pub use error_chain::error_chain;
+pub use crate::text::error_chain;

@@ -2,6 +2,7 @@
 //! terminal, quoted for a shell.
 
 use std::borrow::Cow;
+use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use serde::{Serialize, Serializer};
@@ -96,6 +97,25 @@ pub fn serialize_paths<S: Serializer>(paths: &[PathBuf], serializer: S) -> Resul
     serializer.collect_seq(paths.iter().map(|path| path.to_string_lossy()))
 }
 
+// Prints an error with its causes in a single line.
+
+/// Example: `bind a over b: device or resource busy`. An error's text names the action and its
+/// object; the error's source is the cause.
+pub fn error_chain(error: &dyn Error) -> String {
+    let mut line = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let why = error.to_string();
+        // Some libraries repeat the source in their own text.
+        if !line.contains(&why) {
+            line.push_str(": ");
+            line.push_str(&why);
+        }
+        cause = error.source();
+    }
+    line
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -128,5 +148,26 @@ mod tests {
         assert_eq!(cut("abc", 3), "abc");
         assert_eq!(cut("abcd", 3), "abc...");
         assert_eq!(cut("a\u{e9}\u{e9}", 2), "a...");
+    }
+}
+
+#[cfg(test)]
+mod error_chain_tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    enum Failed {
+        #[error("bind a over b")]
+        Bind(#[source] std::io::Error),
+        #[error("bind a over b: busy")]
+        RepeatsItsCause(#[source] std::io::Error),
+    }
+
+    #[test]
+    fn each_cause_follows_once() {
+        let busy = || std::io::Error::other("busy");
+        for error in [Failed::Bind(busy()), Failed::RepeatsItsCause(busy())] {
+            assert_eq!(error_chain(&error), "bind a over b: busy");
+        }
     }
 }

@@ -1,21 +1,757 @@
 //! Derives findings from evidence. Every rule for stale, orphaned or pinning is in this folder.
 
-mod fit;
-mod host_root;
-mod path_in_volume;
 mod place;
-mod reach;
-mod remedy;
-mod subpath;
 mod verdict;
-mod volume;
 
-pub use fit::Fit;
-pub use host_root::judge_host_root;
-pub use path_in_volume::{NotInVolume, PathInVolume};
-pub use place::{Expected, ExpectedTarget, OnIt, Shown, judge};
-pub use reach::judge_reach;
-pub use remedy::{NoRemedy, Remedy, RepairMethod};
-pub use subpath::judge_subpath;
-pub use verdict::{Finding, Lack, Pinning, StaleCause, Unmounted, Verdict, VerdictName};
-pub use volume::{judge_plain_volume, judge_volume};
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use crate::evidence::{
+    HostMount, Observed, Reach, SubpathEvidence, SubpathMount, Volume, VolumeMount,
+};
+use crate::judge::place::unreadable;
+use crate::kubelet::{
+    MountedVolume, Plugin, TimestampDirectory, VolumeLayout, VolumeSubpath, Writer,
+};
+use crate::paths::{below, lies_in};
+use crate::policy::Kept;
+use crate::spec::{RequestedPropagation, RootfsPropagation};
+
+pub use crate::judge::place::{Expected, ExpectedTarget, OnIt, Shown, judge};
+pub use crate::judge::verdict::{
+    Finding, Lack, Pinning, StaleCause, Unmounted, Verdict, VerdictName,
+};
+pub use crate::judge::verdict::{NoRemedy, Remedy, RepairMethod};
+
+// Finds the volume that a subpath belongs to, among several volumes with the same name.
+//
+// The kubelet names the folder of a subpath after the volume alone. A claim's volume has the name
+// of its PersistentVolume, and another volume of the pod may have the same name. Then two plugins
+// have a folder of that name.
+
+/// The match between a volume and what the mount of a subpath shows, the best first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fit {
+    /// The mount shows a file or directory in the volume.
+    Holds,
+    /// The mount may show an earlier mount of the volume.
+    MountedAnew,
+    /// The volume is not mounted; the mount may show the filesystem that was mounted there.
+    NotMounted,
+    /// The mount does not belong to the volume.
+    None,
+}
+
+impl Fit {
+    /// Compares a subpath's mount with a volume.
+    pub fn of(mount: &SubpathMount, volume: &Volume) -> Self {
+        if mount.device == volume.device && lies_in(&mount.root.path, &volume.place) {
+            Self::Holds
+        } else if volume.is_earlier_mount(mount) {
+            Self::MountedAnew
+        } else if volume.lost_its_mount(mount) {
+            Self::NotMounted
+        } else {
+            Self::None
+        }
+    }
+}
+
+impl Volume {
+    /// True if the subpath's mount may show an earlier mount of this volume: a tmpfs, a restarted
+    /// FUSE daemon, a disk that was attached again. Mounting a volume again changes its device, but
+    /// not the paths below its root. If the volume's mount is older than the subpath, the subpath
+    /// shows a filesystem that was mounted within the volume: no match.
+    fn is_earlier_mount(&self, mount: &SubpathMount) -> bool {
+        let has_own_mount = self.plugin.may_mount() || self.fs_type.0 == "tmpfs";
+        self.is_mount_point && self.is_newer && has_own_mount && self.fs_type == mount.fs_type
+    }
+
+    fn lost_its_mount(&self, mount: &SubpathMount) -> bool {
+        let may_be_of_plugin = match self.plugin.required_mount() {
+            Some(required) => required.may_be(&mount.fs_type),
+            None => self.was_memory(mount),
+        };
+        !self.is_mount_point && may_be_of_plugin
+    }
+
+    /// True if the subpath's mount is a tmpfs although the volume is now a plain folder: an
+    /// emptyDir of medium Memory. Volumes that the kubelet writes without a mount are on its disk.
+    pub fn was_memory(&self, mount: &SubpathMount) -> bool {
+        let may_be_memory = self.plugin.writer() == Writer::Containers;
+        may_be_memory && mount.fs_type.0 == "tmpfs" && mount.device != self.device
+    }
+}
+
+// Detects a dead source: its server, or the daemon behind it, is gone or does not answer.
+
+/// Judges a source's answer; `None` if it is not dead, or if that is unknown. A source not probed
+/// for lack of time may be dead.
+pub fn judge_reach(reach: &Reach) -> Option<Verdict> {
+    match reach {
+        Reach::Silent(milliseconds) => Some(Verdict::Dead(format!(
+            "it did not answer within {milliseconds} ms"
+        ))),
+        Reach::NotProbed => Some(Verdict::NotProbed),
+        reach => reach
+            .error_of_dead_source()
+            .map(|words| Verdict::Dead(format!("it answers: {words}"))),
+    }
+}
+
+// Derives the sub path within a volume from the root of a subpath's mount.
+//
+// Only the mount records the name: neither the OCI spec nor the kubelet's folders contain it. A
+// `subPathExpr` therefore keeps the value that it had when the kubelet first bound the subpath.
+
+/// A path within a volume, as a pod's `subPath` names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PathInVolume {
+    /// The payload directory in which the mount shows the path. `None` in volumes without a
+    /// payload, and for a mount of a path beside the payload.
+    pub timestamp: Option<TimestampDirectory>,
+    /// The path below the payload, or below the volume if it has no payload.
+    pub path: PathBuf,
+}
+
+/// Why a mount could not be mapped to a path of its volume.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotInVolume {
+    /// The mount's filesystem is not the filesystem of the volume today.
+    #[error("its mount is of device {mount}, its volume of {volume}")]
+    OtherDevice {
+        /// Device of the subpath's mount.
+        mount: String,
+        /// Device of the volume.
+        volume: String,
+    },
+    /// The mount's root is not in the volume.
+    #[error("its mount shows {}, which is not in the volume at {}", root.display(), volume.display())]
+    Outside {
+        /// The mount's root.
+        root: PathBuf,
+        /// The volume's place in the filesystem.
+        volume: PathBuf,
+    },
+}
+
+impl PathInVolume {
+    /// Maps a mount's root to its volume.
+    ///
+    /// # Errors
+    /// If the root is outside the volume, or is of a filesystem that is no known earlier mount of
+    /// the volume.
+    pub fn from_mount(mount: &SubpathMount, volume: &Volume) -> Result<Self, NotInVolume> {
+        if mount.device != volume.device && !volume.is_earlier_mount(mount) {
+            return Err(NotInVolume::OtherDevice {
+                mount: mount.device.to_string(),
+                volume: volume.device.to_string(),
+            });
+        }
+        let outside = || NotInVolume::Outside {
+            root: mount.root.path.clone(),
+            volume: volume.place.clone(),
+        };
+        let path = below(&mount.root.path, &volume.place).ok_or_else(outside)?;
+        Ok(match volume.layout {
+            VolumeLayout::Payload => Self::in_payload(path),
+            VolumeLayout::Plain => Self {
+                timestamp: None,
+                path: path.to_owned(),
+            },
+        })
+    }
+
+    /// True if the path begins with the name of a payload directory. Subpaths of a payload do, and
+    /// subpaths of a folder with such a name in a plain volume.
+    pub fn begins_like_a_payload(&self) -> bool {
+        self.path
+            .components()
+            .next()
+            .is_some_and(|first| TimestampDirectory::from_name(first.as_os_str()).is_some())
+    }
+
+    fn in_payload(path: &Path) -> Self {
+        let mut names = path.components();
+        match names
+            .next()
+            .and_then(|first| TimestampDirectory::from_name(first.as_os_str()))
+        {
+            Some(timestamp) => Self {
+                timestamp: Some(timestamp),
+                path: names.as_path().to_owned(),
+            },
+            None => Self {
+                timestamp: None,
+                path: path.to_owned(),
+            },
+        }
+    }
+}
+
+// Detects stale volume-subpaths on the host.
+//
+// A subpath is *current* if it shows the very file that the kubelet would bind today for the same
+// sub path. That path is the volume, then `..data` where the kubelet writes it, then the sub path.
+// This file derives the expected source from the evidence; [`judge`] compares it with the mount.
+// The order of the checks matters. Unreadable evidence is Unknown before it can be anything else.
+// A volume that is not mounted has no files to compare with. A missing target is reported before a
+// target that differs.
+
+/// Judges a subpath.
+pub fn judge_subpath(subpath: &VolumeSubpath, evidence: &SubpathEvidence) -> Verdict {
+    let mount = match &evidence.mount {
+        Observed::Seen(mount) => mount,
+        Observed::Absent => return Verdict::Unmounted(Unmounted::Subpath),
+        Observed::Unreadable(why) => {
+            return judge_reach(&evidence.reach).unwrap_or_else(|| Verdict::Unknown(why.clone()));
+        }
+    };
+    let verdict = match &evidence.volume {
+        Observed::Seen(volume) => in_volume(subpath, mount, volume, evidence),
+        Observed::Absent => without_remedy(mount, NoRemedy::NoVolume),
+        Observed::Unreadable(why) => unreadable(&mount.root, why),
+    };
+    match (judge_reach(&evidence.reach), &verdict) {
+        // The volume answered, so only the subpath is dead.
+        (
+            Some(_),
+            Verdict::Stale { remedy: Ok(_), .. } | Verdict::Orphaned { .. } | Verdict::Unmounted(_),
+        ) => verdict,
+        (Some(dead), _) => dead,
+        (None, _) => verdict,
+    }
+}
+
+fn in_volume(
+    subpath: &VolumeSubpath,
+    mount: &SubpathMount,
+    volume: &Volume,
+    evidence: &SubpathEvidence,
+) -> Verdict {
+    if let Some(unmounted) = missing_mount(subpath, mount, volume) {
+        return Verdict::Unmounted(unmounted);
+    }
+    match PathInVolume::from_mount(mount, volume) {
+        Ok(sub_path) if shows_whole_share(mount, volume, &sub_path) => Verdict::Stale {
+            cause: StaleCause::WrongRoot,
+            remedy: Err(NoRemedy::WholeShare),
+        },
+        Ok(sub_path) if shows_file_deleted_here(mount, &sub_path) => Verdict::Stale {
+            cause: StaleCause::DeletedRoot,
+            remedy: Err(NoRemedy::RenamedByClient),
+        },
+        Ok(sub_path) if shows_volume_itself(mount, volume, &sub_path) => Verdict::Current,
+        Ok(sub_path) => {
+            let expected = Expected {
+                directory: &volume.directory,
+                device: volume.device,
+                writer: volume.plugin.writer(),
+                layout: volume.layout,
+                sub_path,
+                target: ExpectedTarget::Opened(&evidence.target),
+            };
+            let shown = Shown {
+                device: mount.device,
+                root: &mount.root,
+                file: Some(&mount.identity),
+                reach: &evidence.reach,
+                on_it: OnIt::Nothing,
+            };
+            judge(&expected, &shown)
+        }
+        Err(why @ NotInVolume::OtherDevice { .. }) => Verdict::Stale {
+            cause: StaleCause::OtherDevice,
+            remedy: Err(why.into()),
+        },
+        Err(why @ NotInVolume::Outside { .. }) => without_remedy(mount, why.into()),
+    }
+}
+
+/// The mount that the volume of a subpath lacks. Only the subpath shows that an emptyDir had the
+/// medium Memory.
+fn missing_mount(
+    subpath: &VolumeSubpath,
+    mount: &SubpathMount,
+    volume: &Volume,
+) -> Option<Unmounted> {
+    let required = MountedVolume::of_subpath(subpath, volume.plugin);
+    if volume.is_mount_point {
+        let found = volume.fs_type.clone();
+        let required = required.filter(|required| !required.required_mount().may_be(&found))?;
+        return Some(Unmounted::Volume {
+            volume: required,
+            found: Some(found),
+        });
+    }
+    let of_memory = || MountedVolume::of_memory(subpath, volume.plugin, &volume.directory);
+    let lacking = required.or_else(|| volume.was_memory(mount).then(of_memory));
+    lacking.map(|volume| Unmounted::Volume {
+        volume,
+        found: None,
+    })
+}
+
+/// True for a pod's `subPath: .` of a kubelet-written volume: it is beside the payloads and never
+/// changes.
+fn shows_volume_itself(mount: &SubpathMount, volume: &Volume, sub_path: &PathInVolume) -> bool {
+    let is_root = sub_path.timestamp.is_none() && sub_path.path.as_os_str().is_empty();
+    volume.plugin.writer() == Writer::Kubelet
+        && is_root
+        && !mount.root.deleted
+        && mount.device == volume.device
+}
+
+/// True for a share that resolves to its own root, possible after its handles went bad. On a local
+/// filesystem the root is a pod's `subPath: .`; a mount that a sidecar makes within its volume has
+/// a name there.
+fn shows_whole_share(mount: &SubpathMount, volume: &Volume, sub_path: &PathInVolume) -> bool {
+    let is_a_volumes = volume.plugin != Plugin::host_path();
+    is_a_volumes && !mount.fs_type.is_local() && sub_path.path.as_os_str().is_empty()
+}
+
+/// True for a file deleted or replaced on this node while in use: the NFS client gave it a name
+/// that no pod requests.
+fn shows_file_deleted_here(mount: &SubpathMount, sub_path: &PathInVolume) -> bool {
+    let name = sub_path.path.file_name().and_then(OsStr::to_str);
+    let number = name
+        .and_then(|name| name.strip_prefix(".nfs"))
+        .filter(|_| mount.fs_type.has_root_in_source());
+    number.is_some_and(|number| {
+        number.len() == 24 && number.bytes().all(|digit| digit.is_ascii_hexdigit())
+    })
+}
+
+/// A subpath whose volume cannot be compared: a deleted root is certain, and bindguard does not
+/// judge anything else.
+fn without_remedy(mount: &SubpathMount, why: NoRemedy) -> Verdict {
+    if mount.root.deleted {
+        Verdict::Stale {
+            cause: StaleCause::DeletedRoot,
+            remedy: Err(why),
+        }
+    } else {
+        Verdict::Foreign
+    }
+}
+
+// Detects volumes that require a mount and have none, and deleted roots of all volumes.
+
+/// Judges a volume. [`Observed::Absent`]: nothing is mounted on its directory, or the directory
+/// does not exist.
+pub fn judge_volume(volume: &MountedVolume, mount: &Observed<VolumeMount>) -> Verdict {
+    let found = match mount {
+        Observed::Seen(mount) if mount.deleted => return deleted(),
+        Observed::Seen(mount) if volume.required_mount().may_be(&mount.fs_type) => {
+            return Verdict::Current;
+        }
+        Observed::Seen(mount) => Some(mount.fs_type.clone()),
+        Observed::Absent => None,
+        Observed::Unreadable(why) => return Verdict::Unknown(why.clone()),
+    };
+    Verdict::Unmounted(Unmounted::Volume {
+        volume: volume.clone(),
+        found,
+    })
+}
+
+/// Judges a volume that requires no mount, mounted or not.
+pub fn judge_plain_volume(mount: &Observed<VolumeMount>) -> Verdict {
+    match mount {
+        Observed::Seen(mount) if mount.deleted => deleted(),
+        Observed::Seen(_) | Observed::Absent => Verdict::Current,
+        Observed::Unreadable(why) => Verdict::Unknown(why.clone()),
+    }
+}
+
+/// A driver that binds a folder of its own mounts it once for a pod.
+fn deleted() -> Verdict {
+    Verdict::Stale {
+        cause: StaleCause::DeletedRoot,
+        remedy: Err(NoRemedy::MountedByDriver),
+    }
+}
+
+// Detects a host-root bind that pins the host's mounts.
+//
+// A bind that is not recursive includes no mount below its source, so nothing is to be repaired:
+// rslave would only let in the mounts that the host makes later, and crun would make it recursive.
+//
+// With rprivate (the default of the kubelet and of runc) the container has a copy of every mount
+// below the source. No umount on the host reaches these copies. The effects: `device or resource
+// busy`, loop and dm devices that stay, network namespaces that never go. rslave lets umounts in
+// and nothing out. crun follows `linux.rootfsPropagation` for all mounts, so that value must
+// agree; runc's default does.
+//
+// rslave also lets later mounts of the host in. `ro` and `rro` make only those mounts read-only
+// that exist when the container starts, so a bind that must stay read-only as a whole stays
+// private.
+
+/// Judges a host-root bind. `is_recursive`: the runtime includes the mounts below the source.
+/// `kept`: the reason for which the bind must not be made rslave. `any_shared`: some bind of the same
+/// spec requests shared propagation.
+pub fn judge_host_root(
+    requested: RequestedPropagation,
+    is_recursive: bool,
+    kept: Option<Kept>,
+    rootfs: &RootfsPropagation,
+    any_shared: bool,
+    host: &Observed<HostMount>,
+) -> Verdict {
+    if requested == RequestedPropagation::Shared || !is_recursive {
+        return Verdict::Current;
+    }
+    // A root made `shared` for a shared bind stays: rslave there would also lower that bind.
+    let rootfs_may_stay = rootfs.lets_umounts_in() || (rootfs.is_shared() && any_shared);
+    let private_mount = match host {
+        Observed::Seen(mount) => (!mount.passes_umounts_on).then(|| mount.mount_point.clone()),
+        Observed::Absent => return Verdict::Unknown("its source does not exist".to_owned()),
+        Observed::Unreadable(why) => return Verdict::Unknown(why.clone()),
+    };
+    let kept = kept.filter(|_| requested.keeps_host_mounts_alive());
+    let pinning = match kept {
+        Some(_) => Pinning {
+            bind: true,
+            rootfs: false,
+            private_mount: None,
+            kept,
+        },
+        None => Pinning {
+            bind: requested.keeps_host_mounts_alive(),
+            rootfs: !rootfs_may_stay,
+            private_mount,
+            kept,
+        },
+    };
+    let is_pinning = pinning.bind || pinning.rootfs || pinning.private_mount.is_some();
+    if is_pinning {
+        Verdict::Pinning(pinning)
+    } else {
+        Verdict::Current
+    }
+}
+
+#[cfg(test)]
+mod fit_tests {
+    use super::*;
+    use crate::evidence::Observed;
+    use crate::kubelet::{Plugin, VolumeLayout};
+    use crate::mount_table::{Device, FsType, MountRoot};
+
+    const OWN: Device = Device { major: 8, minor: 1 };
+    const OTHER: Device = Device { major: 0, minor: 9 };
+
+    /// A mount and a folder of a volume; a mount point with `newer` if it is newer than the mount.
+    fn fit(plugin: &str, mount: (&str, Device, &str), newer: Option<bool>) -> Fit {
+        let (fs_type, device, root) = mount;
+        let mount = SubpathMount {
+            root: MountRoot {
+                path: root.into(),
+                deleted: false,
+            },
+            device,
+            fs_type: FsType(fs_type.to_owned()),
+            identity: Observed::Absent,
+            covers_its_equal: false,
+        };
+        let of_volume = match newer {
+            Some(_) => "nfs4",
+            None => "ext4",
+        };
+        let volume = Volume {
+            plugin: Plugin::from_folder(plugin.as_ref()).expect("a plugin"),
+            directory: "/volume".into(),
+            device: OWN,
+            fs_type: FsType(of_volume.to_owned()),
+            place: "/place".into(),
+            is_mount_point: newer.is_some(),
+            is_newer: newer.unwrap_or(true),
+            layout: VolumeLayout::Plain,
+        };
+        Fit::of(&mount, &volume)
+    }
+
+    #[test]
+    fn a_mount_fits_the_volume_that_holds_it_or_held_it() {
+        let config_map = "kubernetes.io~configmap";
+        let empty_dir = "kubernetes.io~empty-dir";
+        let nfs = "kubernetes.io~nfs";
+        for (plugin, mount, newer, expected) in [
+            (config_map, ("ext4", OWN, "/place/x"), None, Fit::Holds),
+            (config_map, ("ext4", OWN, "/placex"), None, Fit::None),
+            (config_map, ("ext4", OTHER, "/place/x"), None, Fit::None),
+            (config_map, ("tmpfs", OTHER, "/x"), None, Fit::None),
+            (empty_dir, ("tmpfs", OTHER, "/x"), None, Fit::NotMounted),
+            (empty_dir, ("tmpfs", OWN, "/x"), None, Fit::None),
+            (empty_dir, ("ext4", OTHER, "/x"), None, Fit::None),
+            (empty_dir, ("tmpfs", OTHER, "/x"), Some(false), Fit::None),
+            (nfs, ("nfs4", OTHER, "/x"), None, Fit::NotMounted),
+            (nfs, ("ext4", OTHER, "/x"), None, Fit::None),
+            (nfs, ("nfs4", OTHER, "/x"), Some(true), Fit::MountedAnew),
+            (nfs, ("nfs4", OTHER, "/x"), Some(false), Fit::None),
+            (nfs, ("ext4", OTHER, "/x"), Some(true), Fit::None),
+        ] {
+            let found = fit(plugin, mount, newer);
+            assert_eq!(found, expected, "{plugin} {mount:?} {newer:?}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod reach_tests {
+    use super::*;
+
+    #[test]
+    fn a_path_that_is_not_there_is_not_dead() {
+        let refused = |number| {
+            judge_reach(&Reach::Refused {
+                number,
+                words: String::new(),
+            })
+        };
+        assert_eq!((refused(2), refused(13), refused(20)), (None, None, None));
+        assert!(refused(107).is_some() && refused(116).is_some());
+        assert_eq!(
+            (
+                judge_reach(&Reach::NotProbed),
+                judge_reach(&Reach::NotNeeded)
+            ),
+            (Some(Verdict::NotProbed), None)
+        );
+    }
+}
+
+#[cfg(test)]
+mod path_in_volume_tests {
+    use super::*;
+
+    #[test]
+    fn a_payload_is_recognized_by_the_first_name_alone() {
+        for (path, expected) in [
+            ("..2026_11_21_05_10_00.1/app.conf", true),
+            ("app.conf", false),
+            ("x/..2026_11_21_05_10_00.1", false),
+            ("", false),
+        ] {
+            let path = PathInVolume {
+                timestamp: None,
+                path: path.into(),
+            };
+            assert_eq!(path.begins_like_a_payload(), expected, "{path:?}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod subpath_tests {
+    use super::*;
+    use std::path::Path;
+
+    use crate::evidence::{FileIdentity, FileKind, Reach, Target};
+    use crate::judge::Lack;
+    use crate::kubelet::VolumeLayout;
+    use crate::mount_table::{Device, FsType, MountRoot};
+
+    const DEVICE: Device = Device { major: 8, minor: 1 };
+
+    fn file(inode: u64, kind: FileKind) -> Observed<FileIdentity> {
+        Observed::Seen(FileIdentity {
+            device: 1,
+            inode,
+            kind,
+        })
+    }
+
+    /// The verdict on a subpath that shows `root` as a file or directory of this `kind`, in a
+    /// volume at `/place`.
+    fn judged(
+        plugin: &str,
+        fs_type: &str,
+        root: &str,
+        kind: FileKind,
+        target: Observed<FileIdentity>,
+    ) -> Verdict {
+        let path = Path::new("/var/lib/kubelet/pods/u/volume-subpaths/v/app/0");
+        let subpath = VolumeSubpath::from_path(path, [Path::new("/var/lib/kubelet")]).unwrap();
+        let plugin = Plugin::from_folder(plugin.as_ref()).unwrap();
+        let evidence = SubpathEvidence {
+            mount: Observed::Seen(SubpathMount {
+                root: MountRoot::from_kernel(root.as_bytes()),
+                device: DEVICE,
+                fs_type: FsType(fs_type.to_owned()),
+                identity: file(1, kind),
+                covers_its_equal: false,
+            }),
+            reach: Reach::NotNeeded,
+            volume: Observed::Seen(Volume {
+                plugin,
+                directory: "/volume".into(),
+                device: DEVICE,
+                fs_type: FsType(fs_type.to_owned()),
+                place: "/place".into(),
+                is_mount_point: plugin.required_mount().is_some(),
+                is_newer: true,
+                layout: match plugin.writer() {
+                    Writer::Kubelet => VolumeLayout::Payload,
+                    Writer::Containers => VolumeLayout::Plain,
+                },
+            }),
+            target: Observed::Seen(Target {
+                timestamp: None,
+                file: target,
+            }),
+        };
+        judge_subpath(&subpath, &evidence)
+    }
+
+    const CONFIG_MAP: &str = "kubernetes.io~configmap";
+    const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
+    const NFS: &str = "kubernetes.io~nfs";
+
+    #[test]
+    fn a_volume_itself_is_current_unless_it_is_a_share() {
+        let judged = |plugin, fs_type, root| {
+            let kind = FileKind::Directory;
+            judged(plugin, fs_type, root, kind, file(1, kind))
+        };
+        assert_eq!(judged(EMPTY_DIR, "ext4", "/place"), Verdict::Current);
+        assert_eq!(judged(CONFIG_MAP, "tmpfs", "/place"), Verdict::Current);
+        assert_eq!(judged(NFS, "nfs4", "/place/x"), Verdict::Current);
+        assert_eq!(
+            judged(NFS, "nfs4", "/place"),
+            Verdict::Stale {
+                cause: StaleCause::WrongRoot,
+                remedy: Err(NoRemedy::WholeShare),
+            }
+        );
+        assert!(matches!(
+            judged(CONFIG_MAP, "tmpfs", "/place//deleted"),
+            Verdict::Stale { .. }
+        ));
+    }
+
+    #[test]
+    fn only_a_directory_that_containers_wrote_is_made_again() {
+        for (plugin, fs_type, kind, cause, is_remade) in [
+            (
+                EMPTY_DIR,
+                "ext4",
+                FileKind::Directory,
+                StaleCause::Replaced,
+                true,
+            ),
+            (
+                EMPTY_DIR,
+                "ext4",
+                FileKind::File,
+                StaleCause::Replaced,
+                false,
+            ),
+            (
+                CONFIG_MAP,
+                "tmpfs",
+                FileKind::Directory,
+                StaleCause::Placeholder,
+                false,
+            ),
+        ] {
+            let verdict = judged(plugin, fs_type, "/place/x", kind, Observed::Absent);
+            let Verdict::Orphaned {
+                cause: found,
+                lacks,
+                remake,
+            } = verdict
+            else {
+                panic!("{plugin}: {verdict:?}");
+            };
+            assert_eq!((found, remake.is_some()), (cause, is_remade), "{plugin}");
+            assert_eq!(lacks, Lack::Key("x".into()));
+        }
+    }
+
+    #[test]
+    fn a_name_that_changed_its_kind_is_orphaned() {
+        for (shown, found, directory) in [
+            (FileKind::File, FileKind::Directory, true),
+            (FileKind::Directory, FileKind::File, false),
+        ] {
+            let verdict = judged(EMPTY_DIR, "ext4", "/place/x", shown, file(2, found));
+            let path = "x".into();
+            assert_eq!(
+                verdict,
+                Verdict::Orphaned {
+                    cause: StaleCause::Replaced,
+                    lacks: Lack::OtherKind { path, directory },
+                    remake: None,
+                }
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod volume_tests {
+    use super::*;
+    use std::path::Path;
+
+    use crate::mount_table::FsType;
+
+    #[test]
+    fn a_volume_is_judged_by_the_mount_on_its_directory() {
+        let path = "/var/lib/kubelet/pods/u/volumes/kubernetes.io~nfs/data";
+        let roots = [Path::new("/var/lib/kubelet")];
+        let volume = MountedVolume::from_path(Path::new(path), roots).unwrap();
+        let mount = |fs_type: &str, deleted| {
+            Observed::Seen(VolumeMount {
+                fs_type: FsType(fs_type.to_owned()),
+                deleted,
+            })
+        };
+        let unmounted = |found: Option<&str>| {
+            Verdict::Unmounted(Unmounted::Volume {
+                volume: volume.clone(),
+                found: found.map(|fs_type| FsType(fs_type.to_owned())),
+            })
+        };
+        for (mount, expected, of_plain) in [
+            (mount("nfs4", false), Verdict::Current, Verdict::Current),
+            (mount("nfs4", true), deleted(), deleted()),
+            (
+                mount("ext4", false),
+                unmounted(Some("ext4")),
+                Verdict::Current,
+            ),
+            (Observed::Absent, unmounted(None), Verdict::Current),
+        ] {
+            assert_eq!(judge_volume(&volume, &mount), expected, "{mount:?}");
+            assert_eq!(judge_plain_volume(&mount), of_plain, "{mount:?}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod host_root_tests {
+    use super::*;
+
+    #[test]
+    fn a_shared_root_stays_for_a_shared_bind_only() {
+        let host = Observed::Seen(HostMount {
+            mount_point: "/".into(),
+            passes_umounts_on: true,
+        });
+        for (rootfs, any_shared, is_edited) in [
+            ("shared", true, false),
+            ("shared", false, true),
+            ("rprivate", true, true),
+            ("rslave", false, false),
+        ] {
+            let rootfs = RootfsPropagation::Set(rootfs.to_owned());
+            let requested = RequestedPropagation::Private;
+            let verdict = judge_host_root(requested, true, None, &rootfs, any_shared, &host);
+            let Verdict::Pinning(pinning) = verdict else {
+                panic!("{rootfs:?}: {verdict:?}");
+            };
+            assert_eq!(pinning.rootfs, is_edited, "{rootfs:?} {any_shared}");
+        }
+    }
+}

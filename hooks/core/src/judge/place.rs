@@ -6,13 +6,13 @@
 
 use std::path::Path;
 
-use super::path_in_volume::PathInVolume;
 use crate::evidence::{FileIdentity, FileKind, FilePlace, Observed, Reach, Target};
+use crate::judge::PathInVolume;
 use crate::kubelet::{TimestampDirectory, VolumeLayout, Writer};
 use crate::mount_table::{Device, MountRoot};
 
-use super::remedy::{NoRemedy, Remedy, RepairMethod};
 use super::verdict::{Lack, StaleCause, Verdict};
+use crate::judge::verdict::{NoRemedy, Remedy, RepairMethod};
 
 /// The source of a bind, as the host shows it now.
 #[derive(Debug, Clone)]

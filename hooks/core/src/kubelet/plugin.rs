@@ -7,10 +7,13 @@
 
 use std::ffi::OsStr;
 use std::fmt;
+use std::path::{Component, Path, PathBuf};
 
-use super::payload::VolumeLayout;
-use super::pod_path::PodPath;
+use serde::Deserialize;
+
+use crate::kubelet::{PodPath, VolumeLayout, VolumeSubpath};
 use crate::mount_table::FsType;
+use crate::paths::join;
 
 /// The writer of a volume's content, which decides how far a path in the volume can be trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -265,5 +268,285 @@ const fn mounted(
         below: "",
         writer: Writer::Containers,
         mount,
+    }
+}
+
+// Volumes that require a mount: without a mount, their directory is an empty folder on the node's
+// own disk.
+//
+// A container that starts on such a directory writes to the node instead of its volume. The error
+// stays hidden until the data is missed (kubernetes#109955).
+
+/// `<root>/pods/<uid>/volumes/<plugin>/<volume>`, of a plugin that always mounts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountedVolume {
+    mount_point: PathBuf,
+    pod_uid: String,
+    plugin: Plugin,
+    required: RequiredMount,
+    volume: String,
+}
+
+impl MountedVolume {
+    /// Parses the path of such a volume, or a path within the volume; `None` for other paths.
+    pub fn from_path<'a>(
+        path: &Path,
+        kubelet_roots: impl IntoIterator<Item = &'a Path>,
+    ) -> Option<Self> {
+        Self::from_pod_path(&PodPath::from_path(path, kubelet_roots)?)
+    }
+
+    /// The volume that is, or contains, a pod's path.
+    pub fn from_pod_path(path: &PodPath<'_, '_>) -> Option<Self> {
+        let &[volumes, folder, volume, ref rest @ ..] = path.names() else {
+            return None;
+        };
+        let plugin = Plugin::from_folder(folder)?;
+        let required = plugin.required_mount()?;
+        let in_mount =
+            plugin.below().is_empty() || rest.first().is_some_and(|first| *first == plugin.below());
+        if volumes != "volumes" || !in_mount {
+            return None;
+        }
+        let mut mount_point = path.kubelet_root().join("pods");
+        mount_point.extend([path.pod_uid().as_ref(), volumes, folder, volume]);
+        let mount_point = join(mount_point, plugin.below());
+        let pod_uid = path.pod_uid().to_owned();
+        Some(Self {
+            mount_point,
+            pod_uid,
+            plugin,
+            required,
+            volume: volume.to_str()?.to_owned(),
+        })
+    }
+
+    /// The volume of a subpath, if it belongs to `plugin` and that plugin mounts.
+    pub fn of_subpath(subpath: &VolumeSubpath, plugin: Plugin) -> Option<Self> {
+        Some(Self {
+            mount_point: subpath.volume_directory(plugin),
+            pod_uid: subpath.pod_uid().to_owned(),
+            plugin,
+            required: plugin.required_mount()?,
+            volume: subpath.volume().to_owned(),
+        })
+    }
+
+    /// The volume of a subpath that shows a former tmpfs: an emptyDir of medium Memory, or a tmpfs
+    /// that a driver mounted.
+    pub fn of_memory(subpath: &VolumeSubpath, plugin: Plugin, directory: &Path) -> Self {
+        Self {
+            mount_point: directory.to_owned(),
+            pod_uid: subpath.pod_uid().to_owned(),
+            plugin,
+            required: plugin.required_tmpfs(),
+            volume: subpath.volume().to_owned(),
+        }
+    }
+
+    /// The volume of the same pod whose path begins with `to` instead of `from`.
+    pub fn moved(&self, from: &Path, to: &Path) -> Option<Self> {
+        let below = self.mount_point.strip_prefix(from).ok()?;
+        Some(Self {
+            mount_point: to.join(below),
+            ..self.clone()
+        })
+    }
+
+    /// The plugin's folder, such as `kubernetes.io~nfs`.
+    pub fn plugin_folder(&self) -> &'static str {
+        self.plugin.folder()
+    }
+
+    /// The writer of the volume's content.
+    pub fn writer(&self) -> Writer {
+        self.plugin.writer()
+    }
+
+    /// The required mount point.
+    pub fn mount_point(&self) -> &Path {
+        &self.mount_point
+    }
+
+    /// The mount that must exist at the mount point.
+    pub fn required_mount(&self) -> RequiredMount {
+        self.required
+    }
+}
+
+impl fmt::Display for MountedVolume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "volume {} ({}) of pod {}",
+            self.volume, self.plugin, self.pod_uid
+        )
+    }
+}
+
+// The kubelet's record of a CSI volume, `vol_data.json` in the folder of the volume and of its
+// staging mount.
+//
+// Mirrors `pkg/volume/csi/csi_mounter.go` (`SetUpAt`) and `csi_attacher.go` (`MountDevice`).
+
+/// The folder of all staging folders, below a kubelet's root.
+const STAGING: &str = "plugins/kubernetes.io/csi";
+
+/// The mount in a staging folder.
+pub const STAGING_MOUNT: &str = "globalmount";
+
+/// The name of the record.
+pub const CSI_RECORD: &str = "vol_data.json";
+
+/// The kubelet's record of a CSI volume.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CsiRecord {
+    driver_name: Option<String>,
+    volume_handle: Option<String>,
+    #[serde(rename = "specVolID")]
+    spec_volume: Option<String>,
+    volume_lifecycle_mode: Option<String>,
+}
+
+impl CsiRecord {
+    /// Parses the record; `None` if the text is no record.
+    pub fn from_json(json: &[u8]) -> Option<Self> {
+        serde_json::from_slice(json).ok()
+    }
+
+    /// True for the record of the same volume. A record without the driver's handle is of no volume.
+    pub fn is_of_volume(&self, other: &Self) -> bool {
+        let names = |record: &Self| record.driver_name.clone().zip(record.volume_handle.clone());
+        names(self).is_some_and(|own| Some(own) == names(other))
+    }
+
+    /// The folder with the staging folders of the volume's driver, below a kubelet's root. The name
+    /// of a staging folder is a hash of the volume's handle.
+    pub fn staging_folders(&self, kubelet_root: &Path) -> Option<PathBuf> {
+        let driver = file_name(self.driver_name.as_deref()?)?;
+        Some(kubelet_root.join(STAGING).join(driver))
+    }
+
+    /// The staging mount that kubelets before 1.24 made.
+    pub fn old_staging_mount(&self, kubelet_root: &Path) -> Option<PathBuf> {
+        let volume = file_name(self.spec_volume.as_deref()?)?;
+        Some(
+            kubelet_root
+                .join(STAGING)
+                .join("pv")
+                .join(volume)
+                .join(STAGING_MOUNT),
+        )
+    }
+
+    /// True for a volume in the pod's own spec, which only this pod has.
+    pub fn is_inline(&self) -> bool {
+        self.volume_lifecycle_mode.as_deref() == Some("Ephemeral")
+    }
+}
+
+/// A text that is a single name of a path.
+fn file_name(text: &str) -> Option<&str> {
+    let mut parts = Path::new(text).components();
+    let is_name = matches!(
+        (parts.next(), parts.next()),
+        (Some(Component::Normal(_)), None)
+    );
+    is_name.then_some(text)
+}
+
+#[cfg(test)]
+mod mounted_volume_tests {
+    use super::*;
+
+    fn taken(path: &str) -> Option<MountedVolume> {
+        MountedVolume::from_path(Path::new(path), [Path::new("/var/lib/kubelet")])
+    }
+
+    #[test]
+    fn a_volume_and_its_files_are_parsed() {
+        let pod = "/var/lib/kubelet/pods/u-1/volumes";
+        for path in [
+            format!("{pod}/kubernetes.io~nfs/data"),
+            format!("{pod}/kubernetes.io~nfs/data/deep/er"),
+        ] {
+            assert_eq!(
+                taken(&path).unwrap().mount_point(),
+                Path::new(&format!("{pod}/kubernetes.io~nfs/data"))
+            );
+        }
+        let csi = taken(&format!("{pod}/kubernetes.io~csi/pvc-1/mount")).unwrap();
+        assert_eq!(
+            csi.mount_point(),
+            Path::new(&format!("{pod}/kubernetes.io~csi/pvc-1/mount"))
+        );
+        assert_eq!(
+            csi.to_string(),
+            "volume pvc-1 (kubernetes.io~csi) of pod u-1"
+        );
+    }
+
+    #[test]
+    fn volumes_that_need_no_mount_are_not_taken() {
+        let pod = "/var/lib/kubelet/pods/u-1/volumes";
+        for path in [
+            "kubernetes.io~configmap/conf",
+            "kubernetes.io~empty-dir/cache",
+            "vendor~flex/x",
+            "kubernetes.io~csi/pvc-1",
+        ] {
+            assert_eq!(taken(&format!("{pod}/{path}")), None, "{path}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod csi_volume_tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use super::*;
+
+    #[test]
+    fn staging_is_below_the_kubelets_root() {
+        let of = |driver: &str, volume: &str| {
+            let json =
+                format!(r#"{{"driverName":"{driver}","volumeHandle":"h","specVolID":"{volume}"}}"#);
+            CsiRecord::from_json(json.as_bytes()).unwrap()
+        };
+        let root = Path::new("/k");
+        let record = of("blob.csi.azure.com", "pv-1");
+        let driver = root.join("plugins/kubernetes.io/csi/blob.csi.azure.com");
+        assert_eq!(record.staging_folders(root), Some(driver));
+        let old = root.join("plugins/kubernetes.io/csi/pv/pv-1/globalmount");
+        assert_eq!(record.old_staging_mount(root), Some(old));
+        for name in ["..", "a/b", "/etc", ""] {
+            let record = of(name, name);
+            assert_eq!(record.staging_folders(root), None, "{name}");
+            assert_eq!(record.old_staging_mount(root), None, "{name}");
+        }
+        assert!(record.is_of_volume(&of("blob.csi.azure.com", "pv-2")));
+        assert!(!record.is_of_volume(&of("other", "pv-1")));
+        let empty = CsiRecord::from_json(b"{}").unwrap();
+        assert!(!empty.is_of_volume(&empty));
+    }
+
+    #[test]
+    fn only_a_volume_in_the_spec_of_its_pod_is_inline() {
+        for (json, is_inline) in [
+            (
+                r#"{"driverName":"secrets-store.csi.k8s.io","volumeLifecycleMode":"Ephemeral"}"#,
+                Some(true),
+            ),
+            (
+                r#"{"driverName":"d","volumeLifecycleMode":"Persistent"}"#,
+                Some(false),
+            ),
+            (r#"{"driverName":"d"}"#, Some(false)),
+            ("{", None),
+        ] {
+            let record = CsiRecord::from_json(json.as_bytes());
+            assert_eq!(record.map(|it| it.is_inline()), is_inline, "{json}");
+        }
     }
 }

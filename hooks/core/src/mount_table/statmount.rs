@@ -9,9 +9,9 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::attributes::MountAttributes;
 use super::entry::{Device, FsType, MountEntry, MountId, MountRoot, Propagation};
 use super::parse::text;
+use crate::mount_table::entry::MountAttributes;
 
 /// The fields that every mount must have: `STATMOUNT_SB_BASIC`, `_MNT_BASIC`, `_MNT_ROOT` and
 /// `_FS_TYPE`.

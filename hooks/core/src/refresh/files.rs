@@ -9,15 +9,16 @@
 //! destination, and only if no second mount is there. Then the filesystem of the file was mounted
 //! anew, as by LXCFS (lxc/lxcfs#701).
 
+use std::collections::HashSet;
 use std::ffi::OsStr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use super::{SubpathInContainer, judged};
 use crate::evidence::FilePlace;
-use crate::judge::{Expected, ExpectedTarget, PathInVolume};
+use crate::judge::{Expected, ExpectedTarget, PathInVolume, Pinning, Verdict};
 use crate::kubelet::{VolumeLayout, Writer};
-use crate::mount_table::{MountEntry, MountTable};
+use crate::mount_table::{MountEntry, MountIndex, MountTable};
 use crate::paths::below;
+use crate::refresh::{SubpathInContainer, judged};
 
 /// A bind of a single file, from a container's spec.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,6 +96,150 @@ impl BoundFile {
             target: ExpectedTarget::At(self.current.as_ref()),
         }
     }
+}
+
+// Host-root binds that the runtime made private: the container keeps a copy of every mount that
+// existed when the container started.
+//
+// A mount of the container belongs to a bind if it is at the bind's literal destination and shows
+// the source that the host has now. The destination must have exactly one mount. The exception is
+// an interrupted refresh, which leaves the new mount beneath the old mount. So a mount that the
+// container made on top is never replaced.
+
+/// A recursive bind of a spec that was judged [`Verdict::Pinning`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostRootBind {
+    /// The source on the host, without symlinks.
+    pub source: PathBuf,
+    /// The path in the container.
+    pub destination: PathBuf,
+    /// The place of the source in its filesystem.
+    pub current: FilePlace,
+    /// The verdict on the bind of the spec.
+    pub pinning: Pinning,
+}
+
+/// The container's mounts that were made for these binds, with verdicts:
+/// [`Verdict::Pinning`] for a private mount, [`Verdict::Current`] for a mount that receives the
+/// host's umounts, [`Verdict::Foreign`] for a private mount that the container covered.
+pub fn host_roots_in_container(
+    table: &MountTable,
+    binds: &[HostRootBind],
+) -> Vec<SubpathInContainer> {
+    binds
+        .iter()
+        .filter_map(|bind| bind.shown_in(table))
+        .collect()
+}
+
+impl HostRootBind {
+    fn shown_in(&self, table: &MountTable) -> Option<SubpathInContainer> {
+        let stack: Vec<&MountEntry> = table.stack_at(&self.destination).collect();
+        let is_on = |mount: &MountEntry, below: &MountEntry| mount.parent == below.id;
+        let in_stack = |mount: &&&MountEntry| stack.iter().any(|other| is_on(mount, other));
+        let lowest = *stack.iter().find(|mount| !in_stack(mount))?;
+        let above = stack.iter().find(|mount| is_on(mount, lowest));
+        let (mount, verdict, covers_its_equal) = match above {
+            None => (lowest, self.verdict_on(lowest)?, false),
+            Some(top) if self.is_interrupted(table, lowest, top, stack.len()) => {
+                (*top, Verdict::Pinning(self.pinning.clone()), true)
+            }
+            Some(_) => match self.verdict_on(lowest)? {
+                Verdict::Current => (lowest, Verdict::Current, false),
+                _ => (lowest, Verdict::Foreign, false),
+            },
+        };
+        let parent = table
+            .mount(mount.parent)
+            .filter(|parent| parent.id != mount.id);
+        Some(SubpathInContainer {
+            mount: mount.clone(),
+            parent: parent.cloned(),
+            volume: self.source.clone(),
+            sub_path: PathBuf::new(),
+            verdict,
+            covers_its_equal,
+        })
+    }
+
+    /// `None` for a mount that does not show the source.
+    fn verdict_on(&self, mount: &MountEntry) -> Option<Verdict> {
+        let verdict = || match mount.propagation.passes_umounts_on() {
+            true => Verdict::Current,
+            false => Verdict::Pinning(self.pinning.clone()),
+        };
+        self.is_shown_by(mount).then(verdict)
+    }
+
+    /// True for the two mounts of an interrupted refresh. The mount beneath was made last.
+    fn is_interrupted(
+        &self,
+        table: &MountTable,
+        beneath: &MountEntry,
+        top: &MountEntry,
+        in_stack: usize,
+    ) -> bool {
+        in_stack == 2
+            && self.verdict_on(beneath) == Some(Verdict::Current)
+            && matches!(self.verdict_on(top), Some(Verdict::Pinning(_)))
+            && table.is_listed_after(beneath.id, top.id) == Some(true)
+    }
+
+    fn is_shown_by(&self, mount: &MountEntry) -> bool {
+        self.current.is_root_of(mount) && !mount.root.deleted
+    }
+}
+
+// The containers that may write a folder of the host, by their mount tables or their specs.
+//
+// A container that may write a folder can lead a name in it elsewhere. That gives nothing to a
+// container that has the file already: an agent with a writable `/` could reach every file without
+// a refresh.
+
+/// Limit of judged mounts of a container for a file. Each costs milliseconds if the mount table has
+/// 65,536 mounts.
+const MAX_JUDGED_MOUNTS: usize = 64;
+
+/// True if a container with these mounts may write the folder, and has no access to the file.
+/// `hidden` are the places that the container may write besides: the container may have unmounted
+/// their mounts, and keep a folder open. `to_write`: read access to the file does not suffice.
+pub fn can_lead(
+    table: &MountTable,
+    hidden: &[FilePlace],
+    folder: &FilePlace,
+    file: &FilePlace,
+    to_write: bool,
+) -> bool {
+    let may_write = |mount: &MountEntry| !mount.is_read_only() && folder.below(mount).is_some();
+    let is_hidden = hidden.iter().any(|place| folder.lies_in(place));
+    (is_hidden || table.entries().iter().any(may_write)) && !has(table, file, to_write)
+}
+
+/// True if the container surely has the file. A container decides how many mounts give the file, so
+/// only the newest are judged.
+fn has(table: &MountTable, file: &FilePlace, to_write: bool) -> bool {
+    let index = MountIndex::of(table);
+    let gives = |mount: &&MountEntry| !(to_write && mount.is_read_only());
+    let mounts = table.entries().iter().rev().filter(gives);
+    let given = mounts.filter_map(|mount| {
+        let rest = file.below(mount)?;
+        Some((mount, mount.mount_point.join(rest)))
+    });
+    given
+        .take(MAX_JUDGED_MOUNTS)
+        .any(|(mount, path)| is_seen(table, &index, mount, &path))
+}
+
+/// True if no mount hides the path: only the parents of this mount lie on the way to the mount.
+fn is_seen(table: &MountTable, index: &MountIndex<'_>, mount: &MountEntry, path: &Path) -> bool {
+    let mut carrying = HashSet::from([mount.id]);
+    let mut next = index.parent(mount);
+    while let Some(parent) = next.filter(|parent| carrying.insert(parent.id)) {
+        next = index.parent(parent);
+    }
+    let mounts = table.entries().iter();
+    let mut on_the_way = mounts.filter(|other| path.starts_with(&other.mount_point));
+    on_the_way.all(|other| carrying.contains(&other.id))
 }
 
 #[cfg(test)]
@@ -228,6 +373,180 @@ mod tests {
                 state(Some("/app/app.conf"), device, root, point),
                 None,
                 "{device} {root} {point}"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod host_roots_tests {
+    use super::*;
+    use crate::mount_table::Device;
+
+    fn states(mounts: &[&str]) -> Vec<(u32, &'static str)> {
+        let bind = HostRootBind {
+            source: "/".into(),
+            destination: "/host".into(),
+            current: FilePlace {
+                device: Device { major: 8, minor: 1 },
+                path: "/".into(),
+            },
+            pinning: Pinning {
+                bind: true,
+                rootfs: false,
+                private_mount: None,
+                kept: None,
+            },
+        };
+        let lines = mounts.iter().map(|line| format!("{line}\n"));
+        let text = format!(
+            "1 0 0:9 / / rw - overlay o rw\n{}",
+            lines.collect::<String>()
+        );
+        let table = MountTable::from_mountinfo(text.as_bytes()).unwrap();
+        let state = |it: &SubpathInContainer| match (it.is_current(), it.is_due()) {
+            (true, _) => "current",
+            (_, true) if it.covers_its_equal => "unfinished",
+            (_, true) => "due",
+            (false, false) => "kept",
+        };
+        host_roots_in_container(&table, &[bind])
+            .iter()
+            .map(|it| (it.mount.id.0, state(it)))
+            .collect()
+    }
+
+    const PRIVATE: &str = "5 1 8:1 / /host rw - ext4 d rw";
+
+    #[test]
+    fn a_private_mount_is_due() {
+        assert_eq!(states(&[PRIVATE]), [(5, "due")]);
+        for propagation in ["master:7", "shared:7", "shared:7 master:9"] {
+            let line = format!("5 1 8:1 / /host rw {propagation} - ext4 d rw");
+            assert_eq!(states(&[&line]), [(5, "current")], "{propagation}");
+        }
+        let within = "6 5 8:2 / /host/disk rw - ext4 e rw";
+        assert_eq!(states(&[PRIVATE, within]), [(5, "due")]);
+    }
+
+    #[test]
+    fn a_mount_that_the_container_made_is_kept() {
+        assert_eq!(states(&["5 1 8:2 / /host rw - ext4 d rw"]), []);
+        assert_eq!(states(&["5 1 8:1 /sub /host rw - ext4 d rw"]), []);
+        let over = "6 5 0:8 / /host rw - tmpfs t rw";
+        assert_eq!(states(&[PRIVATE, over]), [(5, "kept")]);
+        let slave = "5 1 8:1 / /host rw master:7 - ext4 d rw";
+        let own = "6 5 8:1 / /host rw - ext4 d rw";
+        assert_eq!(states(&[slave, own]), [(5, "current")]);
+    }
+
+    #[test]
+    fn a_refresh_that_was_interrupted_is_finished() {
+        let (old, new) = (
+            "5 6 8:1 / /host rw - ext4 d rw",
+            "6 1 8:1 / /host rw master:7 - ext4 d rw",
+        );
+        assert_eq!(states(&[old, new]), [(5, "unfinished")]);
+        let over = "7 5 0:8 / /host rw - tmpfs t rw";
+        assert_eq!(states(&[old, new, over]), [(6, "current")]);
+    }
+}
+
+#[cfg(test)]
+mod writers_tests {
+    use super::*;
+    use crate::mount_table::Device;
+
+    fn container(mounts: &str) -> MountTable {
+        let text = format!("1 0 0:9 / / rw - overlay o rw\n{mounts}");
+        MountTable::from_mountinfo(text.as_bytes()).unwrap()
+    }
+
+    fn place(path: &str) -> FilePlace {
+        FilePlace {
+            device: Device { major: 8, minor: 1 },
+            path: path.into(),
+        }
+    }
+
+    /// A container stacks as many binds of its folder as its mount table may have.
+    #[test]
+    fn a_stack_of_many_mounts_is_judged_in_time() {
+        let stacked = |id: u32| format!("{id} {} 8:1 /p/data /data rw - ext4 d rw\n", id - 1);
+        let mounts: String = (2..30_000).map(stacked).collect();
+        let container = container(&mounts);
+        let folder = place("/p/data");
+        assert!(!can_lead(
+            &container,
+            &[],
+            &folder,
+            &place("/p/data/conf"),
+            false
+        ));
+        assert!(can_lead(&container, &[], &folder, &place("/p/conf"), false));
+    }
+
+    #[test]
+    fn a_container_leads_only_to_files_that_it_does_not_have() {
+        let data = "2 1 8:1 /p/data /data rw - ext4 d rw\n";
+        let masked = format!("{data}3 2 0:40 / /data/secret rw - tmpfs t rw\n");
+        let all = "2 1 8:1 / /host rw - ext4 d rw\n";
+        let over = format!("{data}3 1 0:40 / /data rw - tmpfs t rw\n");
+        for (mounts, file, to_write, can) in [
+            (data, "/p/.env", false, true),
+            (data, "/p/data/conf/.env", false, false),
+            (data, "/p/data2/.env", false, true),
+            (masked.as_str(), "/p/data/secret/.env", false, true),
+            (masked.as_str(), "/p/data/conf/.env", false, false),
+            (over.as_str(), "/p/data/conf/.env", false, true),
+            (all, "/p/.env", true, false),
+            (
+                "2 1 8:1 /p/data /data ro - ext4 d rw\n",
+                "/p/.env",
+                false,
+                false,
+            ),
+            (
+                "2 1 8:1 /p/data /data rw - ext4 d ro\n",
+                "/p/.env",
+                false,
+                false,
+            ),
+            (
+                "2 1 8:2 /p/data /data rw - ext4 d rw\n",
+                "/p/.env",
+                false,
+                false,
+            ),
+            (
+                "2 1 8:1 /p/data//deleted /data rw - ext4 d rw\n",
+                "/p/.env",
+                false,
+                false,
+            ),
+            (
+                "2 1 8:1 /p/data /data rw - ext4 d rw\n3 1 8:1 /p /all ro - ext4 d rw\n",
+                "/p/.env",
+                false,
+                false,
+            ),
+            (
+                "2 1 8:1 /p/data /data rw - ext4 d rw\n3 1 8:1 /p /all ro - ext4 d rw\n",
+                "/p/.env",
+                true,
+                true,
+            ),
+        ] {
+            assert_eq!(
+                can_lead(
+                    &container(mounts),
+                    &[],
+                    &place("/p/data"),
+                    &place(file),
+                    to_write
+                ),
+                can,
+                "{mounts}{file}"
             );
         }
     }

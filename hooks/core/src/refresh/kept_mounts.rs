@@ -9,12 +9,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-use super::refused::{Refused, RefusedReason};
 use super::{HostRootBind, MountsInVolume, NestedBind};
 use crate::evidence::FilePlace;
 use crate::mount_table::{MountAttributes, MountEntry, MountId, MountIndex, MountTable};
 use crate::paths::below;
 use crate::proof::ExpectedBinds;
+use crate::refresh::{Refused, RefusedReason};
 use crate::spec::MountMakers;
 
 /// The mounts below a mount of a container.

@@ -13,7 +13,6 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::nested_binds::index_at;
 use super::{InnerBind, SubpathInContainer, judged};
 use crate::evidence::FilePlace;
 use crate::judge::{
@@ -22,6 +21,7 @@ use crate::judge::{
 use crate::kubelet::{VolumeLayout, Writer};
 use crate::mount_table::{MountEntry, MountId, MountTable};
 use crate::paths::lies_below;
+use crate::refresh::volumes::index_at;
 
 /// The file of a bundle with the [`RefreshedMounts`].
 pub const REFRESHED_FILE: &str = "bindguard-refreshed.json";

@@ -17,9 +17,9 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::refused::{Refused, RefusedReason};
 use crate::evidence::FilePlace;
 use crate::mount_table::MountEntry;
+use crate::refresh::{Refused, RefusedReason};
 
 /// The accuracy of a process's start time: a tick of proc_pid_stat(5).
 const START_ACCURACY: Duration = Duration::from_millis(10);

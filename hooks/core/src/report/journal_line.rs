@@ -12,11 +12,21 @@
 //! counts every line with a newer version, an unknown key or an unknown value. So the version of a
 //! kind changes only when the form of the kind changes.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{CreateLine, RebindLine, RefreshLine, ReleaseLine};
-use crate::identity::Identity;
+use crate::identity::{Identity, PodName};
+use crate::refresh::RefusedReason;
+use crate::refresh_request::Notify;
+use crate::report::{BindRecord, RecordedReport, Report, microseconds};
+use crate::source::KindName;
 
 /// A line that was read.
 #[derive(Debug, Clone)]
@@ -129,6 +139,503 @@ fn create(line: &str) -> Option<CreateLine> {
     serde_json::from_str(line)
         .ok()
         .filter(|line: &CreateLine| !line.has_unknown_keys())
+}
+
+// A line about a create: the findings and outcomes of the guard.
+
+/// A line about a create. `R` is a reference to a [`Report`](super::Report) in a line that is
+/// written.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct CreateLine<R = RecordedReport> {
+    version: u32,
+    /// Absent in a line of version 1.
+    #[serde(default, skip_serializing_if = "LineKind::is_create")]
+    kind: LineKind,
+    /// RFC 3339, UTC; none if the clock shows a year past 9999.
+    pub time: Option<String>,
+    /// The version of bindguard that wrote the line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bindguard: Option<String>,
+    /// The container's id, as the runtime gets it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Which create of the container this was, counted from 0.
+    pub attempt: u32,
+    /// The container's init, in a line about a container that was created.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// Why policy refused the create, if it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
+    /// Why no guard checked the create; absent if a guard did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unchecked: Option<Unchecked>,
+    /// The findings and outcomes.
+    #[serde(flatten)]
+    pub report: R,
+    /// The number of binds that are not in the line, because it would be too long.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub omitted_binds: Option<usize>,
+    /// Keys of a newer version.
+    #[serde(flatten)]
+    unknown: BTreeMap<String, Value>,
+}
+
+/// Why no guard checked a create.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Unchecked {
+    /// The guard did not answer in time, and the shim killed it.
+    Late,
+    /// The guard ended without an answer.
+    Died,
+    /// The shim found no guard.
+    Missing,
+}
+
+impl Unchecked {
+    /// Every reason.
+    pub const ALL: [Self; 3] = [Self::Late, Self::Died, Self::Missing];
+
+    /// The word in the journal.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Late => "late",
+            Self::Died => "died",
+            Self::Missing => "missing",
+        }
+    }
+}
+
+impl FromStr for Unchecked {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        Self::ALL
+            .into_iter()
+            .find(|reason| reason.as_str() == text)
+            .ok_or(())
+    }
+}
+
+impl<R> CreateLine<R> {
+    /// A line of the shim or the wrapper about the first create of a container.
+    pub fn new(report: R) -> Self {
+        Self::of_kind(LineKind::Create, report)
+    }
+
+    /// A line of the NRI plugin. The shim may write a second line about the same create.
+    pub fn of_nri_plugin(report: R) -> Self {
+        Self::of_kind(LineKind::NriCreate, report)
+    }
+
+    fn of_kind(kind: LineKind, report: R) -> Self {
+        let (version, unknown) = (kind.version(), BTreeMap::new());
+        Self {
+            version,
+            kind,
+            time: None,
+            bindguard: Some(env!("CARGO_PKG_VERSION").to_owned()),
+            id: None,
+            attempt: 0,
+            pid: None,
+            refused: None,
+            unchecked: None,
+            report,
+            omitted_binds: None,
+            unknown,
+        }
+    }
+
+    /// True if it has a key of a newer version.
+    pub(super) fn has_unknown_keys(&self) -> bool {
+        !self.unknown.is_empty()
+    }
+}
+
+// A line about the subpaths of a volume that were re-bound on the host, between creates.
+
+/// The program that acted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Actor {
+    /// The node agent.
+    Agent,
+    /// A command of an operator.
+    Operator,
+    /// The guard, at the end of a pod's sandbox.
+    Guard,
+}
+
+/// A line about a volume of a pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RebindLine {
+    version: u32,
+    kind: LineKind,
+    /// RFC 3339, UTC; none if the clock shows a year past 9999.
+    pub time: Option<String>,
+    /// The program that acted.
+    pub by: Actor,
+    /// The pod; its names are known only if the writer read them.
+    pub container: Identity,
+    /// The volume's name in the pod's spec.
+    pub volume: String,
+    /// The subpaths that are not healthy, or were not.
+    pub binds: Vec<BindRecord<'static>>,
+    /// Errors of the check itself.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<String>,
+    /// The number of subpaths that are not in the line, because it would be too long.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub omitted_binds: Option<usize>,
+    /// Total time, in microseconds.
+    pub duration_us: u64,
+}
+
+impl RebindLine {
+    /// A line with the findings of a report on a volume. Healthy subpaths are left out.
+    pub fn new(by: Actor, pod_uid: &str, volume: &str, report: &Report) -> Self {
+        let kind = LineKind::Rebind;
+        Self {
+            version: kind.version(),
+            kind,
+            time: None,
+            by,
+            container: Identity {
+                container: None,
+                pod: PodName::of_uid(pod_uid),
+            },
+            volume: volume.to_owned(),
+            binds: BindRecord::findings(&report.binds),
+            problems: report.problems.clone(),
+            omitted_binds: None,
+            duration_us: report.duration_us,
+        }
+    }
+
+    /// The line's volume as `UID/VOLUME`.
+    pub fn about(&self) -> String {
+        let uid = self.container.pod.uid.as_deref().unwrap_or_default();
+        format!("{uid}/{}", self.volume)
+    }
+}
+
+// A line about the refresh of a running container.
+
+/// A line about a running container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RefreshLine {
+    version: u32,
+    kind: LineKind,
+    /// RFC 3339, UTC; none if the clock shows a year past 9999.
+    pub time: Option<String>,
+    /// The program that acted.
+    pub by: Actor,
+    /// The container's id.
+    pub id: String,
+    /// The container, by its names.
+    #[serde(default, skip_serializing_if = "Identity::is_empty")]
+    pub container: Identity,
+    /// The mounts that were stale.
+    pub mounts: Vec<RefreshedMount>,
+    /// The notification, if the pod requested a notification and a mount was replaced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notification: Option<Notification>,
+    /// Errors that kept the whole container from its refresh.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<String>,
+    /// The number of mounts that are not in the line, because it would be too long.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub omitted_mounts: Option<usize>,
+    /// Total time, in microseconds.
+    pub duration_us: u64,
+}
+
+impl RefreshLine {
+    /// A line about a container whose mounts are all current.
+    pub fn new(by: Actor, id: &str, container: Identity) -> Self {
+        let kind = LineKind::Refresh;
+        Self {
+            version: kind.version(),
+            kind,
+            time: None,
+            by,
+            id: id.to_owned(),
+            container,
+            mounts: Vec::new(),
+            notification: None,
+            problems: Vec::new(),
+            omitted_mounts: None,
+            duration_us: 0,
+        }
+    }
+
+    /// Sets the total time.
+    pub fn set_duration(&mut self, elapsed: Duration) {
+        self.duration_us = microseconds(elapsed);
+    }
+
+    /// True if a mount is still stale, or something failed.
+    pub fn has_unrepaired(&self) -> bool {
+        let is_left = |mount: &RefreshedMount| !mount.outcome.is_replaced();
+        let is_failed = |notification: &Notification| notification.error.is_some();
+        self.mounts.iter().any(is_left)
+            || !self.problems.is_empty()
+            || self.notification.as_ref().is_some_and(is_failed)
+    }
+}
+
+/// A stale mount of a container, and the result.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RefreshedMount {
+    /// Its mount point in the container.
+    pub destination: String,
+    /// The current file on the host.
+    pub source: String,
+    /// The kind of the bind, if the bind is a host root.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<KindName>,
+    /// The result.
+    pub outcome: MountResult,
+}
+
+/// The result for a stale mount of a container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "result", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum MountResult {
+    /// The container shows the current file.
+    Replaced {
+        /// The method.
+        method: AttachMethod,
+    },
+    /// The stale mount was not replaced.
+    Stale,
+    /// The volume lost the key: the container keeps the old content.
+    KeyGone,
+    /// The container mounted something over the mount, or in its place.
+    Hidden,
+    /// Mounts are in the stale directory.
+    Occupied,
+    /// A bind of the spec that was mounted in a directory of the volume is gone.
+    Missing,
+    /// The volume changed faster than the mount could be replaced.
+    Restless,
+    /// A rule leaves the mount as it is.
+    Refused {
+        /// The reason.
+        reason: RefusedReason,
+        /// The symlink, folder, file or mount that the rule is about.
+        path: String,
+        /// Details that the reason lacks.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        error: Option<String>,
+    },
+    /// It could not be replaced.
+    Failed {
+        /// Why.
+        error: String,
+    },
+}
+
+/// The method that attached a new mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AttachMethod {
+    /// `MOVE_MOUNT_BENEATH`, Linux 6.5 and newer.
+    Beneath,
+    /// Through propagation.
+    Tucked,
+    /// An earlier refresh had attached the new mount; this refresh detached the stale mount.
+    Finished,
+}
+
+/// The notification of an application after a refresh.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Notification {
+    /// The notification, as an annotation requests it.
+    pub request: Notify,
+    /// Why the application was not notified.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+impl RefreshedMount {
+    /// A mount of a container, and the file on the host that it is to show.
+    pub fn new(destination: &Path, source: &Path, outcome: MountResult) -> Self {
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        Self {
+            destination: text(destination),
+            source: text(source),
+            kind: None,
+            outcome,
+        }
+    }
+
+    /// True for a bind of the host's root, which keeps old mounts, not old content.
+    pub fn is_host_root(&self) -> bool {
+        self.kind == Some(KindName::HostRoot)
+    }
+
+    /// Why the container does not show the current file.
+    pub fn reason(&self) -> Option<Cow<'_, str>> {
+        Some(match &self.outcome {
+            MountResult::Replaced { .. } | MountResult::Stale => return None,
+            MountResult::KeyGone => {
+                let key = self.source.rsplit('/').next().unwrap_or_default();
+                format!("its volume has no {key} any more").into()
+            }
+            MountResult::Hidden => "the container mounted over it".into(),
+            MountResult::Occupied => "other mounts are in the directory, and would be lost".into(),
+            MountResult::Missing => {
+                "the kernel detached this bind when the directory around it was updated; restart the container".into()
+            }
+            MountResult::Restless => "its volume changed all the time".into(),
+            MountResult::Refused {
+                reason,
+                path,
+                error,
+            } => reason.describe(path, error.as_deref()).into(),
+            MountResult::Failed { error } => error.into(),
+        })
+    }
+}
+
+impl MountResult {
+    /// Its name in JSON and in texts.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Replaced { .. } => "replaced",
+            Self::Stale => "stale",
+            Self::KeyGone => "key-gone",
+            Self::Hidden => "hidden",
+            Self::Occupied => "occupied",
+            Self::Missing => "missing",
+            Self::Restless => "restless",
+            Self::Refused { .. } => "refused",
+            Self::Failed { .. } => "failed",
+        }
+    }
+
+    /// True if the container shows the current file.
+    pub fn is_replaced(&self) -> bool {
+        matches!(self, Self::Replaced { .. })
+    }
+}
+
+impl fmt::Display for RefreshedMount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.destination)?;
+        self.reason()
+            .map_or(Ok(()), |reason| write!(f, ": {reason}"))
+    }
+}
+
+// A line about the copies of unmounted mounts that a running container was to release.
+
+/// A line about a running container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReleaseLine {
+    version: u32,
+    kind: LineKind,
+    /// RFC 3339, UTC; none if the clock shows a year past 9999.
+    pub time: Option<String>,
+    /// The program that acted.
+    pub by: Actor,
+    /// The container's id.
+    pub id: String,
+    /// The container, by its names.
+    #[serde(default, skip_serializing_if = "Identity::is_empty")]
+    pub container: Identity,
+    /// The copies.
+    pub copies: Vec<ReleasedCopy>,
+    /// The number of copies that are not in the line, because it would be too long.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub omitted_copies: Option<usize>,
+    /// Total time, in microseconds.
+    pub duration_us: u64,
+}
+
+/// A copy of a mount that the host has unmounted, and the result.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReleasedCopy {
+    /// Its mount point in the container.
+    pub mount_point: String,
+    /// The type of its filesystem.
+    pub fs_type: String,
+    /// Its device, `major:minor`.
+    pub device: String,
+    /// The result.
+    pub result: ReleaseResult,
+    /// Why the copy is not released.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// The result for a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReleaseResult {
+    /// The copy is unmounted, or detached.
+    Released,
+    /// The copy would be released: a dry run, which has no line in the journal.
+    Kept,
+    /// The copy is in use.
+    Busy,
+    /// The copy stays for another reason.
+    Refused,
+}
+
+impl ReleaseLine {
+    /// A line about a container that has no copy.
+    pub fn new(by: Actor, id: &str, container: Identity) -> Self {
+        let kind = LineKind::Release;
+        Self {
+            version: kind.version(),
+            kind,
+            time: None,
+            by,
+            id: id.to_owned(),
+            container,
+            copies: Vec::new(),
+            omitted_copies: None,
+            duration_us: 0,
+        }
+    }
+
+    /// Sets the total time.
+    pub fn set_duration(&mut self, elapsed: Duration) {
+        self.duration_us = microseconds(elapsed);
+    }
+
+    /// True if the container still has a copy.
+    pub fn has_unrepaired(&self) -> bool {
+        let is_left = |copy: &ReleasedCopy| copy.result != ReleaseResult::Released;
+        self.copies.iter().any(is_left)
+    }
+}
+
+impl ReleaseResult {
+    /// Its name in JSON and in texts.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Released => "released",
+            Self::Kept => "kept",
+            Self::Busy => "busy",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+impl fmt::Display for ReleasedCopy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({} {})", self.mount_point, self.fs_type, self.device)
+    }
 }
 
 #[cfg(test)]

@@ -4,31 +4,27 @@
 //! [`BindRecord`] is the only JSON form: every report is written through it, and the journal is
 //! read through it.
 
-mod bind;
-mod create_line;
 mod journal_line;
-mod outcome;
-mod rebind_line;
-mod refresh_line;
-mod release_line;
-mod unrepaired;
 
+use std::borrow::Cow;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::identity::Identity;
-use crate::judge::{Finding, Verdict};
+use crate::judge::{Finding, Verdict, VerdictName};
+use crate::source::{KindName, SourceKind};
+use crate::text::{cut, shell_word};
 
-pub use bind::{BindRecord, BindReport, Severity};
-pub use create_line::{CreateLine, Unchecked};
-pub use journal_line::{JournalLine, UnreadLine};
-pub use outcome::{Outcome, PlannedAction};
-pub use rebind_line::{Actor, RebindLine};
-pub use refresh_line::{AttachMethod, MountResult, Notification, RefreshLine, RefreshedMount};
-pub use release_line::{ReleaseLine, ReleaseResult, ReleasedCopy};
-pub use unrepaired::explain_unrepaired;
+pub use crate::report::journal_line::{Actor, RebindLine};
+pub use crate::report::journal_line::{
+    AttachMethod, MountResult, Notification, RefreshLine, RefreshedMount,
+};
+pub use crate::report::journal_line::{CreateLine, Unchecked};
+pub use crate::report::journal_line::{JournalLine, UnreadLine};
+pub use crate::report::journal_line::{ReleaseLine, ReleaseResult, ReleasedCopy};
 
 /// The report of an admission or inspection.
 pub type Report = ReportOf<BindReport>;
@@ -130,4 +126,432 @@ fn is_zero(number: &usize) -> bool {
 
 fn microseconds(elapsed: Duration) -> u64 {
     u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX)
+}
+
+// A bind of a report: the finding and its outcome, their JSON form, and the log message.
+
+/// A bind of a report.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BindReport {
+    /// The finding.
+    pub finding: Finding,
+    /// The action that was taken or is planned.
+    pub outcome: Option<Outcome>,
+}
+
+/// The severity of a log message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Severity {
+    /// Something was repaired.
+    Info,
+    /// Something was not.
+    Warning,
+}
+
+impl BindReport {
+    /// The source's path.
+    pub fn source(&self) -> &Path {
+        &self.finding.source
+    }
+
+    /// The verdict's name.
+    pub fn verdict(&self) -> VerdictName {
+        self.finding.verdict.name()
+    }
+
+    /// The name of the source's kind.
+    pub fn kind(&self) -> KindName {
+        self.finding.kind.name()
+    }
+
+    /// The reason for the verdict; `None` if the bind is healthy.
+    pub fn reason(&self) -> Option<String> {
+        self.finding.verdict.reason()
+    }
+
+    /// True if the bind was repaired.
+    pub fn is_repaired(&self) -> bool {
+        self.outcome.as_ref().is_some_and(Outcome::is_repaired)
+    }
+
+    /// The log message; `None` if the bind is healthy.
+    pub fn log_message(&self) -> Option<(Severity, String)> {
+        BindRecord::from(self).log_message()
+    }
+}
+
+/// The JSON form of a bind.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BindRecord<'r> {
+    /// The bind's source.
+    pub source: Cow<'r, str>,
+    /// Its destination in the container.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub destination: Option<Cow<'r, str>>,
+    /// The kind of the source.
+    pub kind: KindName,
+    /// The verdict.
+    pub verdict: VerdictName,
+    /// The reason for the verdict; absent if the bind is healthy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// The action that was taken or is planned.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outcome: Option<Cow<'r, Outcome>>,
+}
+
+impl BindRecord<'_> {
+    /// True if it is not healthy, or could not be checked.
+    pub fn is_finding(&self) -> bool {
+        self.reason.is_some()
+    }
+
+    /// True if the bind was repaired.
+    pub fn is_repaired(&self) -> bool {
+        self.outcome
+            .as_ref()
+            .is_some_and(|outcome| outcome.is_repaired())
+    }
+
+    /// The log message; `None` if the bind is healthy.
+    pub fn log_message(&self) -> Option<(Severity, String)> {
+        let reason = self.reason.as_deref()?;
+        let severity = if self.is_repaired() {
+            Severity::Info
+        } else {
+            Severity::Warning
+        };
+        let outcome = self
+            .outcome
+            .as_deref()
+            .map_or_else(|| "left as it is".to_owned(), Outcome::to_string);
+        let destination = self.destination.as_deref();
+        let destination = destination
+            .map(|path| format!(" at {path}"))
+            .unwrap_or_default();
+        let (source, verdict) = (&self.source, self.verdict);
+        Some((
+            severity,
+            format!("bind of {source}{destination} is {verdict}: {reason}; {outcome}"),
+        ))
+    }
+
+    /// The same, of its own.
+    fn into_owned(self) -> BindRecord<'static> {
+        BindRecord {
+            source: self.source.into_owned().into(),
+            destination: self.destination.map(|path| path.into_owned().into()),
+            outcome: self.outcome.map(|outcome| Cow::Owned(outcome.into_owned())),
+            kind: self.kind,
+            verdict: self.verdict,
+            reason: self.reason,
+        }
+    }
+
+    /// The findings among these binds.
+    fn findings(binds: &[BindReport]) -> Vec<BindRecord<'static>> {
+        binds
+            .iter()
+            .map(BindRecord::from)
+            .filter(BindRecord::is_finding)
+            .map(BindRecord::into_owned)
+            .collect()
+    }
+}
+
+impl<'r> From<&'r BindReport> for BindRecord<'r> {
+    fn from(bind: &'r BindReport) -> Self {
+        Self {
+            source: bind.source().to_string_lossy(),
+            destination: bind
+                .finding
+                .destination
+                .as_deref()
+                .map(Path::to_string_lossy),
+            kind: bind.kind(),
+            verdict: bind.verdict(),
+            reason: bind.reason(),
+            outcome: bind.outcome.as_ref().map(Cow::Borrowed),
+        }
+    }
+}
+
+impl Serialize for BindReport {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        BindRecord::from(self).serialize(serializer)
+    }
+}
+
+// The outcome of a finding.
+
+/// The outcome of a finding.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "result", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Outcome {
+    /// The current target is bound in place of the stale target.
+    Rebound {
+        /// The number of tries; the volume changed during the earlier tries.
+        tries: u32,
+    },
+    /// Another repairer made the bind current meanwhile.
+    AlreadyCurrent,
+    /// The stale mount is detached; the kubelet binds again when it next starts the container.
+    Detached,
+    /// The spec's source points at the volume's own path.
+    PointedAtVolume {
+        /// The new source.
+        source: PathBuf,
+    },
+    /// The spec now requests rslave.
+    MadeRslave,
+    /// The spec now requests rslave, which helps only after this command is run on the host.
+    NeedsSharedMount {
+        /// The command.
+        command: String,
+    },
+    /// The action that an admission or a repair would take; this run only checked.
+    Planned {
+        /// The action.
+        action: PlannedAction,
+    },
+    /// Policy refused the container.
+    Refused,
+    /// The repair failed; the runtime gets the bind as it was.
+    Failed {
+        /// Why.
+        error: String,
+    },
+}
+
+/// An action that a check plans and does not take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PlannedAction {
+    /// Bind the current target in place of the stale target.
+    Rebind,
+    /// Create the missing directory again, then bind it.
+    Remake,
+    /// Point the spec's source at the volume's own path.
+    PointAtVolume,
+    /// Request rslave in the spec.
+    MakeRslave,
+    /// Refuse the container.
+    Refuse,
+}
+
+impl Outcome {
+    /// The command that helps if a mount on the host is private: mount(8). systemd does the same
+    /// with `/` at boot.
+    pub fn needs_shared(mount_point: &Path) -> Self {
+        Self::NeedsSharedMount {
+            command: format!("mount --make-rshared {}", shell_word(mount_point)),
+        }
+    }
+
+    /// True if the bind is healthy now, or its stale mount is gone.
+    pub fn is_repaired(&self) -> bool {
+        match self {
+            Self::Rebound { .. } | Self::AlreadyCurrent | Self::Detached => true,
+            Self::PointedAtVolume { .. } | Self::MadeRslave => true,
+            Self::NeedsSharedMount { .. }
+            | Self::Planned { .. }
+            | Self::Refused
+            | Self::Failed { .. } => false,
+        }
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rebound { tries: 1 } => f.write_str("re-bound to the current target"),
+            Self::Rebound { tries } => write!(f, "re-bound to the current target, at try {tries}"),
+            Self::AlreadyCurrent => f.write_str("another repair was first"),
+            Self::Detached => {
+                f.write_str("detached: the kubelet binds it anew at the container's next start")
+            }
+            Self::PointedAtVolume { source } => write!(f, "source pointed at {}", source.display()),
+            Self::MadeRslave => f.write_str("made rslave"),
+            Self::NeedsSharedMount { command } => {
+                write!(f, "for it to have one, run on the host: {command}")
+            }
+            Self::Refused => f.write_str("the container is refused"),
+            Self::Planned { action } => write!(f, "would be {action}"),
+            Self::Failed { error } => write!(f, "could not be repaired: {error}"),
+        }
+    }
+}
+
+impl fmt::Display for PlannedAction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Rebind => "re-bound to the current target",
+            Self::Remake => "created again and bound",
+            Self::PointAtVolume => "pointed at the volume's own path",
+            Self::MakeRslave => "made rslave",
+            Self::Refuse => "refused",
+        })
+    }
+}
+
+// The binds that can explain a runtime's error: unrepaired binds whose mount fails.
+//
+// A runtime's error names a path below `volume-subpaths` and ENOENT. The pod's owner needs the
+// volume, the reason and the next step, in the error that reaches the pod's events.
+
+/// The number of binds that are named: an event has room for a kibibyte.
+const MAX_BINDS: usize = 3;
+/// The maximum length of the text for a bind, in bytes.
+const MAX_TEXT: usize = 320;
+
+/// The reasons in a single line, with the next step; `None` when no bind explains a failure of the
+/// runtime.
+pub fn explain_unrepaired(binds: &[BindReport]) -> Option<String> {
+    let reasons: Vec<String> = binds.iter().filter_map(explain).collect();
+    let named: Vec<_> = reasons
+        .iter()
+        .take(MAX_BINDS)
+        .map(|reason| cut(reason, MAX_TEXT))
+        .collect();
+    let more = match reasons.len().saturating_sub(MAX_BINDS) {
+        0 => String::new(),
+        more => format!("; and {more} more"),
+    };
+    (!named.is_empty()).then(|| format!("{}{more}", named.join("; ")))
+}
+
+fn explain(BindReport { finding, outcome }: &BindReport) -> Option<String> {
+    let failed = match outcome {
+        None | Some(Outcome::Planned { .. }) => String::new(),
+        Some(failed @ Outcome::Failed { .. }) => format!("; {failed}"),
+        Some(_) => return None,
+    };
+    let next = match &finding.verdict {
+        // The reason contains the next step, which is the same for every reader.
+        Verdict::Orphaned { remake: None, .. } => "",
+        Verdict::Orphaned {
+            remake: Some(_), ..
+        }
+        | Verdict::Stale { .. } => "; run on its node: bindguard diagnose",
+        Verdict::Dead(_) => "; mount it anew on the node",
+        // A mount of these succeeds, or its result is unknown.
+        Verdict::Current | Verdict::Unmounted(_) | Verdict::Pinning(_) | Verdict::Wrong(_) => {
+            return None;
+        }
+        Verdict::Foreign | Verdict::NotProbed | Verdict::Unknown(_) => return None,
+    };
+    let reason = finding.verdict.reason()?;
+    Some(format!(
+        "{} is {}: {reason}{failed}{next}",
+        place(finding),
+        finding.verdict.name()
+    ))
+}
+
+/// The bind in the pod owner's terms: the runtime's error contains the source's path.
+fn place(finding: &Finding) -> String {
+    let path = finding
+        .destination
+        .as_deref()
+        .unwrap_or(&finding.source)
+        .display();
+    match &finding.kind {
+        SourceKind::Subpath(subpath) => {
+            format!("the subPath of volume {} at {path}", subpath.volume())
+        }
+        SourceKind::MountedVolume(_) | SourceKind::PlainVolume => format!("the volume at {path}"),
+        SourceKind::InVolume | SourceKind::HostRoot | SourceKind::Foreign => {
+            format!("the mount at {path}")
+        }
+    }
+}
+
+#[cfg(test)]
+mod unrepaired_tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::judge::{Lack, NoRemedy, StaleCause, Unmounted};
+    use crate::places::Places;
+    use crate::policy::Scope;
+
+    fn finding(verdict: Verdict) -> Finding {
+        let source = Path::new("/var/lib/kubelet/pods/u/volume-subpaths/conf/app/0");
+        Finding {
+            bind: Some(0),
+            source: source.to_owned(),
+            destination: Some("/etc/app.conf".into()),
+            kind: SourceKind::from_path(source, &Places::default(), Scope::default()),
+            verdict,
+        }
+    }
+
+    fn explained(findings: &[Finding], outcome: Option<Outcome>) -> Option<String> {
+        let bind = |finding: &Finding| BindReport {
+            finding: finding.clone(),
+            outcome: outcome.clone(),
+        };
+        explain_unrepaired(&findings.iter().map(bind).collect::<Vec<_>>())
+    }
+
+    fn without_its_key() -> Finding {
+        let lacks = Lack::Key("app.conf".into());
+        finding(Verdict::Orphaned {
+            cause: StaleCause::DeletedRoot,
+            lacks,
+            remake: None,
+        })
+    }
+
+    #[test]
+    fn a_key_that_is_gone_is_named_with_the_next_step() {
+        assert_eq!(
+            explained(&[finding(Verdict::Current), without_its_key()], None).unwrap(),
+            "the subPath of volume conf at /etc/app.conf is orphaned: the file it was bound from is deleted, and app.conf is \
+             no longer in its volume: put it back, or remove the subPath from the pod"
+        );
+    }
+
+    #[test]
+    fn a_repaired_or_mountable_bind_has_no_explanation() {
+        let stale = || {
+            finding(Verdict::Stale {
+                cause: StaleCause::DeletedRoot,
+                remedy: Err(NoRemedy::Unreadable("why".to_owned())),
+            })
+        };
+        let repaired = Outcome::Rebound { tries: 1 };
+        assert_eq!(explained(&[stale()], Some(repaired)), None);
+        assert_eq!(
+            explained(&[finding(Verdict::Unmounted(Unmounted::Subpath))], None),
+            None
+        );
+        let failed = Outcome::Failed {
+            error: "no such kernel".to_owned(),
+        };
+        let text = explained(&[stale()], Some(failed)).unwrap();
+        assert!(
+            text.contains(
+                "why; could not be repaired: no such kernel; run on its node: bindguard diagnose"
+            ),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn an_event_has_room_for_it() {
+        let lacks = Lack::Key("k".repeat(5000).into());
+        let long = finding(Verdict::Orphaned {
+            cause: StaleCause::DeletedRoot,
+            lacks,
+            remake: None,
+        });
+        let text = explained(&vec![long; 9], None).unwrap();
+        assert!(
+            text.len() < 1024 && text.ends_with("; and 6 more"),
+            "{} bytes",
+            text.len()
+        );
+    }
 }

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use serde_json::value::RawValue;
 
-use super::bind::Bind;
-use super::object::{RawObject, Text, place};
-use super::propagation::RequestedPropagation;
-use super::view::SpecView;
+use crate::spec::Bind;
+use crate::spec::RequestedPropagation;
+use crate::spec::SpecView;
+use crate::spec::read::{RawObject, Text, place};
 
 const RSLAVE: &str = "\"rslave\"";
 

@@ -10,20 +10,623 @@
 //!
 //! [spec]: https://github.com/opencontainers/runtime-spec/blob/main/config.md#mounts
 
-mod bind;
 mod edit;
 mod mount_makers;
-mod object;
-mod propagation;
 mod read;
 mod users;
-mod view;
 
-pub use bind::Bind;
-pub use edit::{EditError, SpecEdit};
-pub use mount_makers::{MountMakers, SpecMount};
-pub use object::{RawObject, Text};
-pub use propagation::{RequestedPropagation, RootfsPropagation};
-pub use read::MAX_BINDS;
-pub use users::{IdMap, IdMaps, RequestedUserNamespace, SpecUsers};
-pub use view::{SpecError, SpecView};
+use std::borrow::Cow;
+use std::fmt;
+use std::path::Path;
+
+use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+use crate::mount_table::MountAttributes;
+use crate::spec::read::Values;
+use crate::spec::read::{reject_other_spelling, reject_second};
+
+pub use crate::spec::edit::{EditError, SpecEdit};
+pub use crate::spec::mount_makers::{MountMakers, SpecMount};
+pub use crate::spec::read::MAX_BINDS;
+pub use crate::spec::read::{RawObject, Text};
+pub use crate::spec::users::{IdMap, IdMaps, RequestedUserNamespace, SpecUsers};
+
+// A bind mount of a spec: the values, and their places in the spec's bytes.
+
+/// A mount of the spec that runc would bind.
+///
+/// runc and crun treat an entry as a bind if its type is `bind`, or if its options contain `bind`
+/// or `rbind`. In the latter case the type can be any; `none` is common.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bind<'a> {
+    index: usize,
+    source: Cow<'a, str>,
+    destination: Cow<'a, str>,
+    propagation: RequestedPropagation,
+    denied: MountAttributes,
+    denied_below: MountAttributes,
+    leaves_flags: bool,
+    is_recursive: bool,
+    has_recursive_word: bool,
+    written: Written<'a>,
+}
+
+/// The values that an edit replaces: slices of the spec's own text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Written<'a> {
+    source: &'a str,
+    /// `None` if the entry has no `options`.
+    options: Option<&'a str>,
+}
+
+impl<'a> Bind<'a> {
+    /// The entry at `index` of `mounts`; `None` if it is not a bind.
+    fn from_entry(index: usize, entry: RawMount<'a>) -> serde_json::Result<Option<Self>> {
+        let Some(source) = entry.source else {
+            return Ok(None);
+        };
+        let written: Vec<Option<Text<'_>>> = match entry.options {
+            Some(options) => serde_json::from_str::<Option<_>>(options.get())?.unwrap_or_default(),
+            None => Vec::new(),
+        };
+        let options = || written.iter().flatten().map(|Text(option)| &**option);
+        let is_recursive = options().any(|option| option == "rbind");
+        for option in options() {
+            reject_nul(option)?;
+        }
+        let is_bind = is_recursive
+            || entry.kind.is_some_and(|kind| kind == "bind")
+            || options().any(|o| o == "bind");
+        let bind = || {
+            let (source_path, destination) =
+                (decoded(source)?, entry.destination.unwrap_or_default());
+            reject_nul(&source_path)?;
+            reject_nul(&destination)?;
+            Ok(Self {
+                index,
+                source: source_path,
+                destination,
+                propagation: RequestedPropagation::from_options(options()),
+                denied: MountAttributes::denied_by_spec(options()),
+                denied_below: MountAttributes::denied_below_by_spec(options()),
+                leaves_flags: !options().any(MountAttributes::is_flag_of_spec),
+                is_recursive,
+                has_recursive_word: options().any(|option| {
+                    option.starts_with('r') && RequestedPropagation::from_option(option).is_some()
+                }),
+                written: Written {
+                    source: source.get(),
+                    options: entry.options.map(RawValue::get),
+                },
+            })
+        };
+        is_bind.then(bind).transpose()
+    }
+
+    /// The bind's position in the spec's `mounts`.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// The path on the host to bind. A relative path is relative to the bundle.
+    pub fn source(&self) -> &Path {
+        Path::new(&*self.source)
+    }
+
+    /// The path in the container.
+    pub fn destination(&self) -> &Path {
+        Path::new(&*self.destination)
+    }
+
+    /// The propagation that the options request.
+    pub fn propagation(&self) -> RequestedPropagation {
+        self.propagation
+    }
+
+    /// The permissions that the options deny.
+    pub fn denied(&self) -> MountAttributes {
+        self.denied
+    }
+
+    /// The permissions that the options deny on each mount below the bind.
+    pub fn denied_below(&self) -> MountAttributes {
+        self.denied_below
+    }
+
+    /// True without an option for a flag of the mount: the runtime leaves the flags of the source's
+    /// mount. With an option it sets all flags, and clears the others.
+    pub fn leaves_flags(&self) -> bool {
+        self.leaves_flags
+    }
+
+    /// True if the bind includes the mounts below its source with every runtime.
+    pub fn is_recursive(&self) -> bool {
+        self.is_recursive
+    }
+
+    /// True if a propagation word begins with an r, such as `rprivate`.
+    pub(crate) fn has_recursive_word(&self) -> bool {
+        self.has_recursive_word
+    }
+
+    fn written(&self) -> Written<'a> {
+        self.written
+    }
+}
+
+/// crun's strings end at a NUL: crun would read another path, or take the option for another.
+fn reject_nul(text: &str) -> serde_json::Result<()> {
+    match text.contains('\0') {
+        true => Err(Error::custom("a string has a NUL, where runtimes differ")),
+        false => Ok(()),
+    }
+}
+
+fn decoded(raw: &RawValue) -> serde_json::Result<Cow<'_, str>> {
+    serde_json::from_str(raw.get()).map(|Text(text)| text)
+}
+
+/// The values of an entry of `mounts` that concern binds. As for Go's `encoding/json`, a string that
+/// is `null` is no string.
+#[derive(Debug, Default)]
+struct RawMount<'a> {
+    kind: Option<Cow<'a, str>>,
+    source: Option<&'a RawValue>,
+    destination: Option<Cow<'a, str>>,
+    options: Option<&'a RawValue>,
+}
+
+impl<'de> Deserialize<'de> for RawMount<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Keys;
+        impl<'de> Visitor<'de> for Keys {
+            type Value = RawMount<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a mount, as an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                const KEYS: [&str; 4] = ["type", "source", "destination", "options"];
+                let (mut entry, mut seen) = (RawMount::default(), [false; KEYS.len()]);
+                while let Some(Text(key)) = map.next_key()? {
+                    let Some(at) = KEYS.iter().position(|name| *name == key) else {
+                        reject_other_spelling(&key, &KEYS)?;
+                        map.next_value::<IgnoredAny>()?;
+                        continue;
+                    };
+                    reject_second(&key, seen[at])?;
+                    seen[at] = true;
+                    match at {
+                        0 => entry.kind = text(&mut map)?,
+                        1 => entry.source = not_null(map.next_value()?),
+                        2 => entry.destination = text(&mut map)?,
+                        _ => entry.options = Some(map.next_value()?),
+                    }
+                }
+                Ok(entry)
+            }
+        }
+        deserializer.deserialize_map(Keys)
+    }
+}
+
+fn text<'de, A: MapAccess<'de>>(map: &mut A) -> Result<Option<Cow<'de, str>>, A::Error> {
+    Ok(map
+        .next_value::<Option<Text<'de>>>()?
+        .map(|Text(text)| text))
+}
+
+fn not_null(raw: &RawValue) -> Option<&RawValue> {
+    (raw.get() != "null").then_some(raw)
+}
+
+// The mount propagation that a spec requests, in the terms of mount(8) and of the runtime spec.
+
+/// The combined propagation that the options of a bind request.
+///
+/// See mount_namespaces(7). The `r` of rprivate, rslave and rshared is distinguished only where it
+/// changes which mounts a host umount reaches. With plain `slave` the submounts stay as they were
+/// cloned.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum RequestedPropagation {
+    /// No propagation option at all: runc and crun make the bind rprivate.
+    #[default]
+    Nothing,
+    /// `private` or `rprivate`.
+    Private,
+    /// `slave` without `rslave`.
+    Slave,
+    /// `rslave`.
+    RecursiveSlave,
+    /// `shared` or `rshared`, alone or among other options: the container's mounts should reach the
+    /// host.
+    Shared,
+    /// `unbindable` or `runbindable`.
+    Unbindable,
+}
+
+impl RequestedPropagation {
+    /// Combines the propagation of all mount options. If an option is shared, the bind is treated
+    /// as shared. Otherwise the option that lowers propagation most applies, as in runc: a private
+    /// mount made slave stays private.
+    pub fn from_options<'a>(options: impl IntoIterator<Item = &'a str>) -> Self {
+        options
+            .into_iter()
+            .filter_map(Self::from_option)
+            .fold(
+                Self::Nothing,
+                |a, b| if b.rank() > a.rank() { b } else { a },
+            )
+    }
+
+    /// The propagation that a mount option requests; `None` for options that do not set
+    /// propagation.
+    pub fn from_option(option: &str) -> Option<Self> {
+        match option {
+            "private" | "rprivate" => Some(Self::Private),
+            "slave" => Some(Self::Slave),
+            "rslave" => Some(Self::RecursiveSlave),
+            "shared" | "rshared" => Some(Self::Shared),
+            "unbindable" | "runbindable" => Some(Self::Unbindable),
+            _ => None,
+        }
+    }
+
+    /// True if host umounts would stop at this bind, or at its submounts.
+    pub fn keeps_host_mounts_alive(self) -> bool {
+        match self {
+            // mount_namespaces(7): unbindable mounts are private mounts.
+            Self::Nothing | Self::Private | Self::Slave | Self::Unbindable => true,
+            Self::RecursiveSlave | Self::Shared => false,
+        }
+    }
+
+    fn rank(self) -> u8 {
+        match self {
+            Self::Nothing => 0,
+            Self::RecursiveSlave => 1,
+            Self::Slave => 2,
+            Self::Private => 3,
+            Self::Unbindable => 4,
+            Self::Shared => 5,
+        }
+    }
+}
+
+/// `linux.rootfsPropagation` of a spec.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RootfsPropagation {
+    /// Not set: an rslave bind receives umounts under runc's default, but not under crun's.
+    Unset,
+    /// Set to this word.
+    Set(String),
+}
+
+impl RootfsPropagation {
+    /// True if an rslave bind receives the host's umounts under both runc and crun.
+    pub fn lets_umounts_in(&self) -> bool {
+        matches!(self, Self::Set(word) if word == "rslave" || word == "rshared")
+    }
+
+    /// True if the container's own mounts are meant to propagate out of it.
+    pub fn is_shared(&self) -> bool {
+        matches!(self, Self::Set(word) if word == "shared" || word == "rshared")
+    }
+}
+
+// A read-only view of the few values that the guard needs.
+
+/// The parts of a spec that concern binds.
+#[derive(Debug)]
+pub struct SpecView<'a> {
+    bytes: &'a [u8],
+    values: Values<'a>,
+    rootfs_propagation: RootfsPropagation,
+}
+
+/// The reason for which bytes are not a spec.
+#[derive(Debug, thiserror::Error)]
+pub enum SpecError {
+    /// The text is not a single JSON object.
+    #[error("read config.json as a JSON object")]
+    NotAnObject(#[source] serde_json::Error),
+    /// A field does not have the shape that the runtime spec gives it.
+    #[error("read {field} of config.json")]
+    Field {
+        /// The field, as a dotted path.
+        field: String,
+        /// The error of serde_json.
+        #[source]
+        source: serde_json::Error,
+    },
+}
+
+impl<'a> SpecView<'a> {
+    /// Parses the bytes of a config.json.
+    ///
+    /// # Errors
+    /// If the bytes are not a single JSON object, or if `mounts`, `annotations` or
+    /// `linux.rootfsPropagation` do not have the runtime spec's shape. All other values only have
+    /// to be JSON.
+    pub fn from_bytes(bytes: &'a [u8]) -> Result<Self, SpecError> {
+        let not_text = |error| SpecError::NotAnObject(serde_json::Error::custom(error));
+        let values = Values::from_text(str::from_utf8(bytes).map_err(not_text)?)?;
+        // For Go, an empty string means "not set".
+        let requested = values
+            .rootfs_propagation
+            .as_deref()
+            .filter(|word| !word.is_empty());
+        let rootfs_propagation = requested.map_or(RootfsPropagation::Unset, |word| {
+            RootfsPropagation::Set(word.to_owned())
+        });
+        Ok(Self {
+            bytes,
+            values,
+            rootfs_propagation,
+        })
+    }
+
+    /// A message if the spec has more mounts than the guard checks.
+    pub fn overlooked(&self) -> Option<String> {
+        let count = self.values.overlooked;
+        (count > 0)
+            .then(|| format!("{count} mounts behind the first {MAX_BINDS} binds were not checked"))
+    }
+
+    /// The binds among the spec's mounts, in their order.
+    pub fn binds(&self) -> &[Bind<'a>] {
+        &self.values.binds
+    }
+
+    /// The destinations of all mounts, binds or not, in their order; empty for an entry without a
+    /// destination.
+    pub fn destinations(&self) -> &[Cow<'a, str>] {
+        &self.values.destinations
+    }
+
+    /// `linux.maskedPaths`.
+    pub fn masked_paths(&self) -> &[Cow<'a, str>] {
+        &self.values.masked_paths
+    }
+
+    /// An annotation's value.
+    pub fn annotation(&self, key: &str) -> Option<&str> {
+        self.values
+            .annotations
+            .iter()
+            .rev()
+            .find(|(name, _)| name == key)
+            .map(|(_, value)| &**value)
+    }
+
+    /// The spec's `linux.rootfsPropagation`.
+    pub fn rootfs_propagation(&self) -> &RootfsPropagation {
+        &self.rootfs_propagation
+    }
+
+    /// The original bytes.
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+}
+
+#[cfg(test)]
+mod propagation_tests {
+    use super::*;
+
+    #[test]
+    fn shared_is_never_taken_for_less() {
+        assert_eq!(
+            RequestedPropagation::from_options(["rprivate", "rshared", "rslave"]),
+            RequestedPropagation::Shared
+        );
+        assert_eq!(
+            RequestedPropagation::from_options(["rbind", "ro"]),
+            RequestedPropagation::Nothing
+        );
+        assert_eq!(
+            RequestedPropagation::from_options(["slave", "rbind"]),
+            RequestedPropagation::Slave
+        );
+        assert_eq!(
+            RequestedPropagation::from_options(["rprivate", "rslave"]),
+            RequestedPropagation::Private
+        );
+        for option in ["unbindable", "runbindable"] {
+            assert_eq!(
+                RequestedPropagation::from_options(["rprivate", option]),
+                RequestedPropagation::Unbindable
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod view_tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn only_binds_are_seen() {
+        let json = br#"{"mounts":[{"destination":"/proc","type":"proc","source":"proc"},
+            {"destination":"/a","type":"bind","source":"/x"},{"destination":"/b","type":"none","source":"/y","options":["rbind"]}]}"#;
+        let view = SpecView::from_bytes(json).unwrap();
+        let seen: Vec<_> = view
+            .binds()
+            .iter()
+            .map(|b| (b.index(), b.source().to_str().unwrap()))
+            .collect();
+        assert_eq!(seen, [(1, "/x"), (2, "/y")]);
+    }
+
+    #[test]
+    fn mounts_behind_too_many_binds_are_counted() {
+        let bind = r#"{"type":"bind","source":"/x"}"#;
+        let spec = |binds: usize| format!(r#"{{"mounts":[{}]}}"#, vec![bind; binds].join(","));
+        assert_eq!(
+            SpecView::from_bytes(spec(MAX_BINDS).as_bytes())
+                .unwrap()
+                .overlooked(),
+            None
+        );
+        let json = spec(MAX_BINDS + 3);
+        let view = SpecView::from_bytes(json.as_bytes()).unwrap();
+        assert_eq!(view.binds().len(), MAX_BINDS);
+        assert!(view.overlooked().unwrap().starts_with("3 mounts"));
+    }
+
+    #[test]
+    fn null_is_nothing_as_it_is_for_go() {
+        let json =
+            br#"{"annotations":{"a":null},"mounts":[null,{"type":"bind","source":"/x","options":[null,"rslave"]}]}"#;
+        let view = SpecView::from_bytes(json).unwrap();
+        assert_eq!(
+            (
+                view.annotation("a"),
+                view.binds().len(),
+                view.binds()[0].index()
+            ),
+            (Some(""), 1, 1)
+        );
+    }
+
+    #[test]
+    fn the_last_of_several_keys_counts_as_it_does_for_go() {
+        let json = br#"{"annotations":{"a":"1","b":"1"},"annotations":{"a":"2"},
+            "linux":{"rootfsPropagation":"rslave"},"linux":{"rootfsPropagation":null},"mounts":null}"#;
+        let view = SpecView::from_bytes(json).unwrap();
+        assert_eq!(
+            (
+                view.annotation("a"),
+                view.annotation("b"),
+                view.binds().len()
+            ),
+            (Some("2"), Some("1"), 0)
+        );
+        assert_eq!(
+            view.rootfs_propagation(),
+            &RootfsPropagation::Set("rslave".to_owned())
+        );
+        let json =
+            br#"{"annotations":{"a":"1"},"annotations":null,"linux":{"rootfsPropagation":"rslave"},"linux":null}"#;
+        let view = SpecView::from_bytes(json).unwrap();
+        assert_eq!(
+            (view.annotation("a"), view.rootfs_propagation()),
+            (None, &RootfsPropagation::Unset)
+        );
+    }
+
+    /// runc ignores the case of keys and mixes the entries of two lists; crun does neither.
+    #[test]
+    fn a_spec_that_runtimes_read_differently_is_not_read() {
+        let bind = r#""type":"bind","source":"/x","options":["bind"]"#;
+        for (json, field) in [
+            (format!(r#"{{"Mounts":[{{{bind}}}]}}"#), "the keys"),
+            (format!(r#"{{"mountſ":[{{{bind}}}]}}"#), "the keys"),
+            (format!(r#"{{"mounts\u0000x":[{{{bind}}}]}}"#), "the keys"),
+            (r#"{"LINUX":{}}"#.to_owned(), "the keys"),
+            (
+                r#"{"linux":{"rootfspropagation":"shared"}}"#.to_owned(),
+                "linux.rootfsPropagation",
+            ),
+            (
+                format!(r#"{{"mounts":[{{{bind}}}],"mounts":[{{}}]}}"#),
+                "mounts",
+            ),
+            (
+                format!(r#"{{"mounts":[{{{bind},"Source":"/y"}}]}}"#),
+                "mounts[0]",
+            ),
+            (
+                format!(r#"{{"mounts":[{{{bind},"ſource":"/y"}}]}}"#),
+                "mounts[0]",
+            ),
+            (
+                format!(r#"{{"mounts":[{{{bind},"\u0073ource":"/y"}}]}}"#),
+                "mounts[0]",
+            ),
+            (
+                format!(r#"{{"mounts":[{{{bind},"options":[null]}}]}}"#),
+                "mounts[0]",
+            ),
+            (
+                format!(r#"{{"mounts":[{{{bind},"destination":"/a\u0000"}}]}}"#),
+                "mounts[0]",
+            ),
+            (
+                r#"{"mounts":[{"type":"none","source":"/x","options":["bind\u0000"]}]}"#.to_owned(),
+                "mounts[0]",
+            ),
+            (
+                r#"{"mounts":[{"type":"bind","source":"/x\u0000y"}]}"#.to_owned(),
+                "mounts[0]",
+            ),
+        ] {
+            let error = SpecView::from_bytes(json.as_bytes()).unwrap_err();
+            let expected = format!("read {field} of config.json");
+            assert!(error.to_string().starts_with(&expected), "{json}: {error}");
+        }
+        let other = r#"{"ociVersion":"1","hooks":{},"Mountss":[],"mounts":[{"uidMappings":[]}]}"#;
+        assert!(SpecView::from_bytes(other.as_bytes()).is_ok());
+    }
+
+    #[test]
+    fn an_invalid_spec_is_refused_with_its_field() {
+        for (json, name) in [
+            (&b"[]"[..], "JSON object"),
+            (b"{\"mounts\":[7]}", "mounts[0]"),
+            (
+                br#"{"mounts":[{},{"type":"bind","source":"/x","options":[1]}]}"#,
+                "mounts[1]",
+            ),
+            (b"{\"mounts\":{}}", "mounts"),
+            (b"{", "JSON object"),
+        ] {
+            let error = SpecView::from_bytes(json).unwrap_err().to_string();
+            assert!(error.contains(name), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_lone_surrogate_is_the_replacement_character_as_it_is_for_go() {
+        let json = br#"{"annotations":{"a\udfff":"\ud800x"},"mounts":[{"type":"bind","source":"/\ud800"}]}"#;
+        let view = SpecView::from_bytes(json).unwrap();
+        assert_eq!(view.annotation("a\u{fffd}"), Some("\u{fffd}x"));
+        assert_eq!(view.binds()[0].source(), Path::new("/\u{fffd}"));
+    }
+
+    #[test]
+    fn a_line_break_is_allowed_only_between_values() {
+        assert!(SpecView::from_bytes(b"{\n\t\"annotations\": {\"a\": \"b\"}\n}\n").is_ok());
+        assert!(SpecView::from_bytes(b"{\"annotations\":{\"a\":\"b\nc\"}}").is_err());
+    }
+
+    #[test]
+    fn a_bind_is_named_by_its_type_or_by_an_option() {
+        let json = br#"{"mounts":[
+            {"destination":"/a","type":"tmpfs","source":"tmpfs","options":["nosuid"]},
+            {"destination":"/b","type":"none","source":"/x","options":["ro","bind"]},
+            {"type":"bind","source":"/x","options":["rprivate"]}],
+            "linux":{"maskedPaths":["/proc/keys"]}}"#;
+        let view = SpecView::from_bytes(json).unwrap();
+        let seen: Vec<_> = view
+            .binds()
+            .iter()
+            .map(|bind| (bind.index(), bind.leaves_flags()))
+            .collect();
+        assert_eq!(seen, [(1, false), (2, true)]);
+        assert_eq!(view.destinations(), ["/a", "/b", ""]);
+        assert_eq!(view.masked_paths(), ["/proc/keys"]);
+    }
+
+    #[test]
+    fn characters_that_json_forbids_in_a_string_are_an_error() {
+        for text in ["\n", "\n\n", "\u{1f}"] {
+            let json = format!(r#"{{"mounts":[{{"destination":"/a{text}"}}]}}"#);
+            assert!(SpecView::from_bytes(json.as_bytes()).is_err(), "{text:?}");
+        }
+    }
+}

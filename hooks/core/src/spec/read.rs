@@ -6,14 +6,14 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::ops::Range;
 
 use serde::de::{
     Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor,
 };
+use serde_json::value::RawValue;
 
-use super::bind::{Bind, RawMount};
-use super::object::{Text, reject_other_spelling, reject_second};
-use super::view::SpecError;
+use crate::spec::{Bind, RawMount, SpecError};
 
 /// The maximum number of binds that the guard checks. A pod has tens of binds; a hundred thousand
 /// would delay the create and fill the journal.
@@ -271,5 +271,170 @@ impl<'de> Deserialize<'de> for Linux<'de> {
             }
         }
         deserializer.deserialize_map(Keys)
+    }
+}
+
+// A JSON object as the list of its entries: keys are decoded, values unchanged.
+//
+// Strings are read as leniently as by Go's `encoding/json`, which runc and containerd use: half of
+// a surrogate pair becomes U+FFFD. Duplicate keys are kept, and the last key applies. Keys that
+// runtimes read in different ways are errors where they concern binds. Every value is a slice of
+// the parsed buffer, so its position is known.
+
+/// Capacity for the keys of nearly every object of a spec.
+const USUAL_KEYS: usize = 12;
+
+/// Keys and raw values of a JSON object, in the order of the text.
+pub struct RawObject<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
+
+impl<'a> RawObject<'a> {
+    /// The entries in the order they were written, duplicate keys included.
+    pub fn entries(&self) -> impl Iterator<Item = (&str, &'a RawValue)> {
+        self.0.iter().map(|(name, raw)| (&**name, *raw))
+    }
+
+    /// The last value of `key`, `null` included: runtimes apply the last value.
+    pub(super) fn written(&self, key: &str) -> Option<&'a RawValue> {
+        self.0
+            .iter()
+            .rev()
+            .find(|(name, _)| name == key)
+            .map(|&(_, raw)| raw)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl<'de> Deserialize<'de> for RawObject<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries;
+        impl<'de> Visitor<'de> for Entries {
+            type Value = RawObject<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a JSON object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut entries = Vec::with_capacity(USUAL_KEYS);
+                while let Some((Text(name), raw)) = map.next_entry::<Text<'de>, &'de RawValue>()? {
+                    entries.push((name, raw));
+                }
+                Ok(RawObject(entries))
+            }
+        }
+        deserializer.deserialize_map(Entries)
+    }
+}
+
+/// A string, borrowed unless it was written with escapes.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Text<'a>(pub Cow<'a, str>);
+
+impl<'de> Deserialize<'de> for Text<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Words;
+        impl<'de> Visitor<'de> for Words {
+            type Value = Text<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string")
+            }
+
+            fn visit_borrowed_bytes<E>(self, text: &'de [u8]) -> Result<Self::Value, E> {
+                Ok(Text(str::from_utf8(text).map_or_else(
+                    |_| Cow::Owned(repaired(text)),
+                    Cow::Borrowed,
+                )))
+            }
+
+            fn visit_bytes<E>(self, text: &[u8]) -> Result<Self::Value, E> {
+                Ok(Text(Cow::Owned(repaired(text))))
+            }
+        }
+        // `deserialize_str` rejects half of a surrogate pair; `deserialize_bytes` passes the half
+        // on.
+        deserializer.deserialize_bytes(Words)
+    }
+}
+
+/// Replaces invalid UTF-8 as Go does: half a surrogate pair (three bytes), or any other invalid
+/// byte, becomes one U+FFFD.
+fn repaired(text: &[u8]) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(chunk) = rest.utf8_chunks().next() {
+        out.push_str(chunk.valid());
+        rest = &rest[chunk.valid().len()..];
+        rest = match rest {
+            [0xed, 0xa0..=0xbf, 0x80..=0xbf, behind @ ..] | [_, behind @ ..] => {
+                out.push(char::REPLACEMENT_CHARACTER);
+                behind
+            }
+            [] => rest,
+        };
+    }
+    out
+}
+
+/// Fails for a key that only some runtimes take for one of `names`. Go's `encoding/json` ignores the
+/// case, and takes the long s for an s and the Kelvin sign for a k. crun's strings end at a NUL.
+pub(super) fn reject_other_spelling<E: Error>(key: &str, names: &[&str]) -> Result<(), E> {
+    let key_of_crun = key.split('\0').next().unwrap_or_default();
+    for name in names {
+        let folded = key_of_crun.chars().map(|c| match c {
+            'ſ' => 's',
+            '\u{212a}' => 'k',
+            c => c.to_ascii_lowercase(),
+        });
+        if folded.eq(name.chars().map(|c| c.to_ascii_lowercase())) {
+            return Err(E::custom(format_args!(
+                "some runtimes take the key {key:?} for {name:?}, and others ignore it"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Fails for the second of two equal keys: runc applies the last key or mixes both values, crun
+/// applies the first key or the last key.
+pub(super) fn reject_second<E: Error>(key: &str, is_second: bool) -> Result<(), E> {
+    match is_second {
+        true => Err(E::custom(format_args!(
+            "the key {key:?} is there twice, and runtimes differ in the value that they apply"
+        ))),
+        false => Ok(()),
+    }
+}
+
+/// The range of `part` within `whole`, the buffer from which `part` was parsed.
+pub(super) fn place(whole: &[u8], part: &str) -> Range<usize> {
+    let start = part.as_ptr().addr() - whole.as_ptr().addr();
+    start..start + part.len()
+}
+
+#[cfg(test)]
+mod object_tests {
+    use super::*;
+
+    #[test]
+    fn the_last_of_duplicate_keys_counts_and_escaped_keys_are_decoded() {
+        let json = br#"{"a":1,"\u0061":2, "b" : null}"#;
+        let object: RawObject<'_> = serde_json::from_slice(json).unwrap();
+        assert_eq!(object.written("a").unwrap().get(), "2");
+        assert_eq!(object.written("b").unwrap().get(), "null");
+        assert!(!object.is_empty());
+    }
+
+    #[test]
+    fn a_value_knows_its_place() {
+        let json = br#"{"a": [1, 2] }"#;
+        let object: RawObject<'_> = serde_json::from_slice(json).unwrap();
+        assert_eq!(
+            &json[place(json, object.written("a").unwrap().get())],
+            b"[1, 2]"
+        );
     }
 }
