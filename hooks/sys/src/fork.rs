@@ -15,7 +15,7 @@ use rustix::process::{
 };
 
 use crate::descriptors::close_all_but;
-use crate::poll::is_readable;
+use crate::separate_process::is_readable;
 
 /// Limit of the wait for a child that was killed, or whose socket is closed. After it, a thread
 /// waits.

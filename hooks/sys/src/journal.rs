@@ -17,13 +17,13 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
-use crate::cached_path;
+use crate::directories::make_folders;
 use crate::fault::{self, FaultPoint};
+use crate::fault::{leave_room, with_size_errors};
 use crate::handle::Handle;
-use crate::hanging_probes::answer_within;
 use crate::mounts::Mounts;
-use crate::new_files::make_folders;
-use crate::size_errors::{leave_room, with_size_errors};
+use crate::probe::answer_within;
+use crate::read_file;
 
 /// Size from which the journal is rotated, in bytes.
 const FULL: u64 = 4 << 20;
@@ -73,7 +73,7 @@ fn cannot_wait(journal: &Path) -> bool {
         ),
     };
     // The journal may be a symlink to a server's file.
-    folder && cached_path::cannot_wait(journal, |handle| mounts.is_local(handle))
+    folder && read_file::cannot_wait(journal, |handle| mounts.is_local(handle))
 }
 
 fn try_append(journal: &Path, line: &str) -> io::Result<()> {

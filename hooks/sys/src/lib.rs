@@ -19,35 +19,32 @@ pub mod replace;
 pub mod stranded;
 pub mod unmount;
 
-mod cached_path;
 mod descriptors;
 mod directories;
 mod fork;
 mod handle;
-mod hanging_probes;
-mod hanging_processes;
 mod heap;
 mod host_path;
 mod inherited_state;
 mod kernel_features;
-mod links_beside;
-mod mount_ids;
 mod mount_setattr;
 mod mount_watch;
-mod mountinfo;
 mod mounts;
 mod named_variants;
-mod new_files;
-mod payload;
-mod poll;
 mod read_file;
 mod selinux;
 mod separate_process;
-mod size_errors;
 mod statmount;
 mod target;
 
-pub use cached_path::open_without_waiting;
+pub use crate::directories::{make_folders, write_new_file};
+pub use crate::fault::{leave_room, with_size_errors};
+pub use crate::mounts::next_mount_id;
+pub use crate::mounts::{
+    MountinfoError, ReadTableError, read_container_table, read_host_table_in_part,
+    read_mount_table, read_mount_table_in_part,
+};
+pub use crate::read_file::open_without_waiting;
 pub use directories::{DirectoriesError, make_directories};
 pub use handle::{Handle, HandleError};
 pub use heap::trim_heap;
@@ -57,16 +54,9 @@ pub use kernel_features::{
     KernelFeatures, OldKernel, kernel_features, propagation_takes_locks, release_numbers,
     require_calls,
 };
-pub use mount_ids::next_mount_id;
 pub use mount_setattr::map_ids;
 pub use mount_watch::{MountWatch, MountWatchError};
-pub use mountinfo::{
-    MountinfoError, ReadTableError, read_container_table, read_host_table_in_part,
-    read_mount_table, read_mount_table_in_part,
-};
 pub use mounts::{MountError, MountOf, Mounts};
-pub use new_files::{make_folders, write_new_file};
 pub use read_file::{read_file, unless_absent};
 pub use selinux::selinux_denies_read;
-pub use size_errors::{leave_room, with_size_errors};
 pub use target::{OpenedTarget, TargetError, current_payload, open_target};

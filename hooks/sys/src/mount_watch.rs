@@ -17,7 +17,7 @@ use bindguard_core::mount_table::{Device, MountEntry, MountId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use crate::mountinfo::{MountinfoError, read_mount_table};
+use crate::mounts::{MountinfoError, read_mount_table};
 use crate::statmount::{listmount, statmount};
 
 /// The number of ids in a call.

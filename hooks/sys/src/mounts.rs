@@ -6,16 +6,21 @@
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
+use std::fs::File;
 use std::io;
+use std::io::Read;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use bindguard_core::mount_table::{FsType, MountEntry, MountId, MountTable, StatmountEntry};
+use bindguard_core::mount_table::{
+    Detail, FsType, MountEntry, MountId, MountTable, StatmountEntry, TableError, TableLimits,
+    TableParser,
+};
 use bindguard_core::paths::is_root;
 
 use crate::handle::{Handle, HandleError};
-use crate::mountinfo::{MountinfoError, read_mount_table_in_part};
+use crate::replace::copy_of;
 use crate::statmount::statmount;
 
 /// Why the mount of a file is unknown.
@@ -249,6 +254,108 @@ fn is_namespace_root(entry: &MountEntry) -> bool {
     is_root(&entry.mount_point)
 }
 
+// Reading mount tables, as a stream within limits.
+
+/// Why there is no mount table.
+#[derive(Debug, thiserror::Error)]
+pub enum MountinfoError {
+    /// The file could not be read.
+    #[error("read /proc/thread-self/mountinfo")]
+    Read(#[source] io::Error),
+    /// The content was not accepted.
+    #[error("parse /proc/thread-self/mountinfo")]
+    Parse(#[from] TableError),
+}
+
+/// Why a stream was no mount table.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadTableError {
+    /// It could not be read.
+    #[error(transparent)]
+    Read(#[from] io::Error),
+    /// Its content was not accepted, for example because it is too large.
+    #[error(transparent)]
+    Table(#[from] TableError),
+}
+
+/// The kernel returns at most a page of mountinfo for each read(2). The size is for pipes.
+const PIECE: usize = 16 << 10;
+
+/// Reads `/proc/thread-self/mountinfo`: the thread's own namespace, which may differ from the
+/// process's.
+///
+/// # Errors
+/// If it cannot be read, or contains a line that is not a mount.
+pub fn read_mount_table() -> Result<MountTable, MountinfoError> {
+    let table = read_mount_table_in_part()?;
+    table
+        .complete()
+        .map_err(|error| MountinfoError::Parse(error.into()))
+}
+
+/// As [`read_mount_table`], for readers that conclude nothing from a mount which is not listed. The
+/// table names a line that is not a mount.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn read_mount_table_in_part() -> Result<MountTable, MountinfoError> {
+    let file = File::open("/proc/thread-self/mountinfo").map_err(MountinfoError::Read)?;
+    read_host_table_in_part(file).map_err(|error| match error {
+        ReadTableError::Read(source) => MountinfoError::Read(source),
+        ReadTableError::Table(source) => MountinfoError::Parse(source),
+    })
+}
+
+/// Reads the mount table of the host, to which no container adds a line. The table names a line
+/// that is not a mount.
+///
+/// # Errors
+/// If it cannot be read, exceeds [`TableLimits::HOST`], or ends in the middle of a line.
+pub fn read_host_table_in_part(text: impl Read) -> Result<MountTable, ReadTableError> {
+    read_table(text, TableLimits::HOST, Detail::All)
+}
+
+/// Reads the mount table of a container or of any other foreign process: a `/proc/PID/mountinfo`,
+/// or a descriptor over which its text arrives. The sources of the mounts are left out.
+///
+/// # Errors
+/// If it cannot be read, exceeds [`TableLimits::CONTAINER`], ends in the middle of a line, or
+/// contains a line that is not a mount.
+pub fn read_container_table(text: impl Read) -> Result<MountTable, ReadTableError> {
+    let table = read_table(text, TableLimits::CONTAINER, Detail::WithoutSources)?;
+    table
+        .complete()
+        .map_err(|error| TableError::from(error).into())
+}
+
+fn read_table(
+    mut text: impl Read,
+    limits: TableLimits,
+    detail: Detail,
+) -> Result<MountTable, ReadTableError> {
+    let mut parser = TableParser::new(limits, detail);
+    let mut piece = vec![0; PIECE];
+    loop {
+        match text.read(&mut piece) {
+            Ok(0) => return Ok(parser.finish()?),
+            Ok(length) => parser.push(&piece[..length])?,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+// The order in which mounts were made, by their unique ids.
+
+/// A unique id that is greater than the id of every mount of this moment, and less than the id of
+/// every later mount. `None` before Linux 6.8, and without the right to mount.
+pub fn next_mount_id() -> Option<u64> {
+    // A new mount that is attached nowhere.
+    let proc = Handle::of("/proc".as_ref()).ok()?;
+    let copy = Handle::from_fd(copy_of(&proc).ok()?, "/proc".into());
+    copy.unique_mount_id().ok()?
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
@@ -258,7 +365,7 @@ mod tests {
     /// The kernel's table, and a line that is no mount instead of those with `hidden`.
     fn mounts_without(hidden: impl Fn(&MountEntry) -> bool) -> Mounts {
         let mut text = Vec::new();
-        for entry in crate::read_mount_table().unwrap().entries() {
+        for entry in read_mount_table().unwrap().entries() {
             match hidden(entry) {
                 true => text.extend(b"no mount"),
                 false => text.extend(entry.to_line()),

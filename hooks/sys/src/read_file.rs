@@ -4,16 +4,17 @@
 //! process reads it. Otherwise a separate process reads it, which may hang in this one's place.
 
 use std::fs::OpenOptions;
-use std::io::{self, ErrorKind, Read};
+use std::io;
+use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
 
 use nix::libc;
 
-use crate::cached_path::cannot_wait;
-use crate::hanging_probes::answer_within;
+use crate::handle::Handle;
 use crate::mounts::Mounts;
+use crate::probe::answer_within;
 
 /// Time limit for a server.
 const READ_TIMEOUT: Duration = Duration::from_millis(700);
@@ -68,6 +69,77 @@ fn read_in_separate_process(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     answer_within(READ_TIMEOUT, path, || read_here(path, most))
 }
 
+// Walks paths without waiting for a server or a daemon.
+//
+// Nearly always the kernel has the whole path in its cache and resolves it in a few microseconds:
+// openat2(2), `RESOLVE_CACHED`. A name that the cache lacks may still be on a local filesystem.
+// tmpfs, and so most of /run, caches no missing names, and a file that was not read since the node
+// started is on a disk. So a walk goes to the end of the cached part, and one step further on a
+// local filesystem. A second step could go through a link and lead anywhere.
+
+/// Limit of walks to a path. A mount, an umount or a rename anywhere on the node ends a walk that
+/// uses the cache alone (fs/namei.c, `LOOKUP_RCU`), as if the cache lacked a name.
+const MAX_WALKS: usize = 4;
+
+/// Opens the file that an absolute path leads to, a final symlink followed, if the walk needs no
+/// answer from a server or a daemon. The file itself may be on a server.
+///
+/// # Errors
+/// `WouldBlock` if the walk may have to wait; otherwise the kernel's error, which is certain.
+pub fn open_without_waiting(path: &Path, is_local: impl Fn(&Handle) -> bool) -> io::Result<Handle> {
+    let mut walked = walk(path, &is_local);
+    for _ in 1..MAX_WALKS {
+        match walked {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => walked = walk(path, &is_local),
+            certain => return certain,
+        }
+    }
+    walked
+}
+
+fn walk(path: &Path, is_local: impl Fn(&Handle) -> bool) -> io::Result<Handle> {
+    match Handle::try_cached(path) {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => {
+            one_step_more(path, is_local).unwrap_or(Err(error))
+        }
+        known => known,
+    }
+}
+
+/// True if neither the walk to a path nor a call on its file can wait. Also true where the kernel
+/// cannot detect that.
+pub(crate) fn cannot_wait(path: &Path, is_local: impl Fn(&Handle) -> bool) -> bool {
+    match open_without_waiting(path, &is_local) {
+        Ok(handle) => is_local(&handle),
+        Err(error) => error.kind() != ErrorKind::WouldBlock,
+    }
+}
+
+/// Opens the first name that the cache lacks. `None` if that does not settle where the path leads.
+///
+/// A walk that uses the cache alone also ends at a symlink whose access time is due (`pick_link` of
+/// fs/namei.c). Reading the symlink sets that time: the next walk goes on.
+fn one_step_more(path: &Path, is_local: impl Fn(&Handle) -> bool) -> Option<io::Result<Handle>> {
+    let in_known_folder = |next: &&Path| {
+        next.parent()
+            .and_then(Handle::cached)
+            .is_some_and(|folder| is_local(&folder))
+    };
+    let next = path.ancestors().find(in_known_folder)?;
+    match Handle::of(next) {
+        Ok(found) if found.is_symlink().is_ok_and(|is_link| !is_link) => {
+            (next == path).then_some(Ok(found))
+        }
+        Ok(link) => {
+            link.read_link();
+            None
+        }
+        Err(error) => error
+            .is_not_found()
+            .then(|| Err(ErrorKind::NotFound.into())),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
@@ -114,5 +186,56 @@ mod tests {
             ErrorKind::InvalidInput
         );
         assert!(read_file(Path::new("/dev/null"), 10).unwrap().is_empty());
+    }
+}
+
+#[cfg(test)]
+mod cached_path_tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_path_missing_from_the_cache_is_read_only_from_local_folders() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("file"), "").unwrap();
+        // /proc caches no missing names.
+        for missing in ["missing", "deep/er/missing"].map(|name| Path::new("/proc/self").join(name))
+        {
+            let kind = |is_local: bool| {
+                open_without_waiting(&missing, |_| is_local)
+                    .unwrap_err()
+                    .kind()
+            };
+            assert_eq!(kind(true), ErrorKind::NotFound);
+            assert!(cannot_wait(&missing, |_| true));
+            if Handle::try_cached(&missing).unwrap_err().kind() == ErrorKind::WouldBlock {
+                assert_eq!(kind(false), ErrorKind::WouldBlock);
+                assert!(!cannot_wait(&missing, |_| false));
+            }
+        }
+        let file = folder.path().join("file");
+        assert!(
+            open_without_waiting(&file, |_| false).is_ok(),
+            "its name is known, wherever it lies"
+        );
+        assert!(cannot_wait(&file, |_| true) && !cannot_wait(&file, |_| false));
+    }
+
+    /// The walk that uses the cache alone does not set the access time of a new symlink.
+    #[test]
+    fn a_symlink_that_nothing_has_followed_is_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("file"), "").unwrap();
+        for number in 0..20 {
+            let link = folder.path().join(number.to_string());
+            symlink("file", &link).unwrap();
+            let opened = open_without_waiting(&link, |_| true).unwrap();
+            let resolved = opened.resolved_path().unwrap();
+            assert!(resolved.ends_with("file"), "{}", resolved.display());
+        }
     }
 }

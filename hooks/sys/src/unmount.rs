@@ -12,7 +12,7 @@ use bindguard_core::mount_table::MountId;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::io::Errno;
 
-use crate::hanging_probes::answer_within;
+use crate::probe::answer_within;
 
 pub use rustix::mount::UnmountFlags;
 

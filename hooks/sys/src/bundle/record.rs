@@ -11,8 +11,8 @@ use bindguard_core::proof::{EXPECTED_FILE, ExpectedBinds, SpecVersion};
 use bindguard_core::refresh::{REFRESHED_FILE, RefreshedMounts};
 
 use super::{BundleError, MAX_SPEC};
-use crate::mount_ids::next_mount_id;
-use crate::size_errors::{leave_room, with_size_errors};
+use crate::fault::{leave_room, with_size_errors};
+use crate::mounts::next_mount_id;
 
 /// The mode of a record.
 const MODE: u32 = 0o600;

@@ -14,46 +14,35 @@
 //! dies, the child reads the end of the socket and ends.
 
 mod child;
-mod descriptor_message;
-mod helper_process;
-mod job;
-mod message;
-mod mount_namespace;
-mod mounts;
 mod namespace;
-mod opened_by_child;
 mod owner;
 mod process;
-mod process_error;
 mod program;
 mod tree;
-mod tree_child;
-mod tree_message;
-mod tree_part;
 
 use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use self::helper_process::{RemoteChild, Work};
-use self::job::Job;
-use self::message::{Reply, Request};
-use crate::poll::is_readable;
+use crate::enter::program::Job;
+use crate::enter::program::{RemoteChild, Work};
+use crate::enter::program::{Reply, Request};
 use crate::replace::ReplaceError;
+use crate::separate_process::is_readable;
 use crate::separate_process::is_runnable;
 
-pub use self::helper_process::HelperProcess;
-pub use self::job::Replacement;
-pub use self::message::Action;
-pub use self::mount_namespace::{MountNamespace, NamespaceError};
-pub use self::mounts::mounts_in;
 pub use self::namespace::{ContainerNamespace, MountsLock};
-pub use self::opened_by_child::open_process_file;
 pub use self::process::{HeldProcess, mount_namespaces};
-pub use self::process_error::ProcessError;
 pub use self::tree::{TreeError, complete_tree};
-pub use self::tree_part::{TreeChange, TreePart};
+pub use crate::enter::namespace::mounts_in;
+pub use crate::enter::namespace::{MountNamespace, NamespaceError};
+pub use crate::enter::process::ProcessError;
+pub use crate::enter::process::open_process_file;
+pub use crate::enter::program::Action;
+pub use crate::enter::program::HelperProcess;
+pub use crate::enter::program::Replacement;
+pub use crate::enter::tree::{TreeChange, TreePart};
 
 /// Limit of requests that wait for the child. They and their replies fit into the buffers of the
 /// socket.

@@ -6,24 +6,29 @@
 //! its mounts, but not those of a mount that is attached later. So a namespace is accepted only if
 //! its owner is the user namespace that the container's spec requests.
 
-use std::fs::{self, File};
-use std::io::{self, Seek};
+use std::fs::File;
+use std::io::{Read, Seek};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::thread;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::{fs, io, thread};
 
 use bindguard_core::cgroup::{cgroup_of_container, pod_of};
-use bindguard_core::mount_table::MountTable;
+use bindguard_core::mount_table::{
+    Detail, ExceededLimit, MountEntry, MountTable, StatmountEntry, TableError, TableLimits,
+    TableParser,
+};
 use bindguard_core::spec::{IdMap, IdMaps, RequestedUserNamespace};
 use nix::sched::{CloneFlags, unshare};
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use super::mount_namespace::{MountNamespace, NamespaceError, identity, is_same};
-use super::mounts::mounts_in;
-use super::owner::{owner_of, parent_of};
-use super::process::HeldProcess;
-use super::process_error::ProcessError;
+use crate::enter::owner::{mount_namespace_id, owner_of, parent_of};
+use crate::enter::process::{HeldProcess, ProcessError, open_process_file};
+use crate::mounts::{ReadTableError, read_container_table};
+use crate::process_files::ProcessFile;
+use crate::statmount::{listmount_in, statmount_in};
 
 /// The mount namespace that the runtime made for a container.
 #[derive(Debug)]
@@ -253,4 +258,197 @@ impl Drop for MountsLock<'_> {
         // Closing the file unlocks it as well, but only once every copy is closed.
         let _ = flock(self.0, FlockOperation::Unlock);
     }
+}
+
+// The mount namespace that a process was in, by an open descriptor. The process may enter another
+// namespace later; the descriptor still refers to this namespace.
+
+/// The mount namespace that a process was in when it was opened.
+#[derive(Debug)]
+pub struct MountNamespace {
+    pub(super) file: File,
+    pub(super) process: u32,
+}
+
+/// Why a mount namespace is not taken for that of a container.
+#[derive(Debug, thiserror::Error)]
+pub enum NamespaceError {
+    /// The owner of the mount namespace is not the user namespace that the spec requests.
+    #[error(
+        "process {0} is in a mount namespace that its runtime did not make: another user namespace than that of the container \
+         owns it"
+    )]
+    OtherOwner(u32),
+    /// The ids that the owner maps differ from the spec's.
+    #[error(
+        "the user namespace that owns the mounts of process {0} maps other ids than the container's spec"
+    )]
+    OtherIds(u32),
+    /// The process left the user namespace of its mounts, so the ids of that namespace cannot be
+    /// read.
+    #[error("process {0} is in another user namespace than the one that owns its mounts")]
+    OtherUsers(u32),
+    /// The spec names a different user namespace.
+    #[error("the user namespace that owns the mounts of process {process} is not {}", path.display())]
+    OtherPath {
+        /// The process.
+        process: u32,
+        /// The path in the spec.
+        path: PathBuf,
+    },
+    /// The process ended, or could not be read.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// A step failed.
+    #[error("{step} of process {process}")]
+    Failed {
+        /// The step.
+        step: &'static str,
+        /// The process.
+        process: u32,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl MountNamespace {
+    pub(super) fn new(file: File, process: u32) -> Self {
+        Self { file, process }
+    }
+
+    /// Opens the mount namespace of a process, by the process's file below a `/proc`.
+    ///
+    /// # Errors
+    /// See [`open_process_file`].
+    pub fn open(file: &ProcessFile) -> io::Result<Self> {
+        Ok(Self::new(open_process_file(file)?.into(), file.pid))
+    }
+
+    /// Its number: namespaces(7).
+    ///
+    /// # Errors
+    /// If the kernel does not answer.
+    pub fn number(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.ino())
+    }
+
+    /// Its mounts, without their sources. `text` opens its mountinfo.
+    ///
+    /// # Errors
+    /// See [`mounts_in`].
+    pub fn mounts<R: Read>(
+        &self,
+        text: impl FnOnce() -> io::Result<R>,
+    ) -> Result<MountTable, ReadTableError> {
+        mounts_in(&self.file, text)
+    }
+
+    /// True if it is that of the calling thread. No container of runc or crun is in that namespace;
+    /// the virtual machine of a sandbox such as Kata is.
+    ///
+    /// # Errors
+    /// If it cannot be compared.
+    pub fn is_own(&self) -> Result<bool, NamespaceError> {
+        let own = File::open("/proc/thread-self/ns/mnt").and_then(|own| is_same(&own, &self.file));
+        own.map_err(|source| self.failed("compare the mount namespace", source))
+    }
+
+    pub(super) fn failed(&self, step: &'static str, source: io::Error) -> NamespaceError {
+        NamespaceError::Failed {
+            step,
+            process: self.process,
+            source,
+        }
+    }
+}
+
+/// Namespaces are compared while both are open: a number may belong to another namespace later.
+pub(super) fn is_same(one: &File, other: &File) -> io::Result<bool> {
+    Ok(identity(&one.metadata()?) == identity(&other.metadata()?))
+}
+
+pub(super) fn identity(namespace: &fs::Metadata) -> (u64, u64) {
+    (namespace.dev(), namespace.ino())
+}
+
+// The mount table of another namespace, read mount by mount: listmount(2) and statmount(2).
+//
+// The kernel prints a line of mountinfo into a buffer of its own, which it doubles until the line
+// fits. That buffer counts as memory of the reader. A container that nests folders makes a line of
+// 40 MB, which kills a reader with 64 MiB. statmount(2) stops at the size of the caller's buffer.
+//
+// Before Linux 6.11 the text is the only way to read the mounts of another namespace.
+
+/// The number of ids in a call.
+const IDS: usize = 512;
+
+/// The mounts of a namespace, without their sources. `text` opens its mountinfo, for kernels that
+/// cannot list the mounts of another namespace.
+///
+/// # Errors
+/// If they cannot be read, exceed [`TableLimits::CONTAINER`], or the text has a line that is no
+/// mount.
+pub fn mounts_in<R: Read>(
+    namespace: &File,
+    text: impl FnOnce() -> io::Result<R>,
+) -> Result<MountTable, ReadTableError> {
+    match listed(namespace) {
+        Err(ReadTableError::Read(error)) if is_unknown(&error) => read_container_table(text()?),
+        table => table,
+    }
+}
+
+fn listed(namespace: &File) -> Result<MountTable, ReadTableError> {
+    let namespace = mount_namespace_id(namespace)?;
+    let mut parser = TableParser::new(TableLimits::CONTAINER, Detail::WithoutSources);
+    let (mut ids, mut last) = ([0; IDS], 0);
+    loop {
+        let count = listmount_in(namespace, last, &mut ids).map_err(unknown_if_denied)?;
+        for id in &ids[..count] {
+            if let Some(StatmountEntry { entry, .. }) = mount_in(namespace, *id)? {
+                parser.add_entry(entry)?;
+            }
+        }
+        match ids[..count].last() {
+            Some(id) if count == IDS => last = *id,
+            _ => return Ok(parser.finish()?),
+        }
+    }
+}
+
+/// `None` if it was unmounted since it was listed, or is not below the root of the namespace.
+fn mount_in(namespace: u64, id: u64) -> Result<Option<StatmountEntry>, ReadTableError> {
+    let limit = TableLimits::CONTAINER.line;
+    match statmount_in(namespace, id, limit) {
+        Ok(mount) => Ok(Some(StatmountEntry {
+            entry: MountEntry {
+                unique_id: Some(id),
+                ..mount.entry
+            },
+            ..mount
+        })),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::OVERFLOW) => {
+            Err(TableError::TooLarge(ExceededLimit::Line(limit)).into())
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Without the right to list the mounts of a namespace the kernel pretends that it is gone. The
+/// namespace is open here.
+fn unknown_if_denied(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::NotFound => Errno::PERM.into(),
+        _ => error,
+    }
+}
+
+/// The errors of kernels, and of seccomp filters, that do not know a call or its argument.
+fn is_unknown(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::NOSYS | Errno::NOTTY | Errno::INVAL | Errno::TOOBIG | Errno::PERM)
+    )
 }

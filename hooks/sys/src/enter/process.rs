@@ -1,24 +1,29 @@
 //! A container's init process, held by a pidfd: what is read of it belongs to it and to no later
 //! process of the same pid.
 
+use std::ffi::{CStr, CString};
 use std::fs::File;
-use std::io::{self, Read};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::io::Read;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use bindguard_core::mount_table::MountTable;
+use bindguard_core::mount_table::{MountTable, TableError};
 use bindguard_core::process_stat::{START_TIME, number};
+use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::is_readable;
-use super::mount_namespace::MountNamespace;
-use super::opened_by_child::open_process_file;
-use super::owner::{Kind, namespace_of};
-use super::process_error::ProcessError;
-use crate::process_files::{self, ProcessFile};
+use crate::enter::namespace::MountNamespace;
+use crate::enter::owner::{Kind, namespace_of};
+use crate::enter::program::{receive_message, send_message, sockets};
+use crate::enter::{is_answered, is_readable};
+use crate::fork::ChildProcess;
+use crate::mounts::ReadTableError;
+use crate::process_files;
+use crate::process_files::ProcessFile;
 
 /// A process with its pidfd. The process may end at any time.
 #[derive(Debug)]
@@ -230,6 +235,143 @@ fn is_unknown_request(error: &io::Error) -> bool {
 impl AsFd for HeldProcess {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
+    }
+}
+
+// Errors of reading a process of a container.
+
+/// Why a process could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcessError {
+    /// It ended.
+    #[error("process {0} ended")]
+    Ended(u32),
+    /// It could not be opened: pidfd_open(2).
+    #[error("open process {pid}")]
+    Open {
+        /// Its pid.
+        pid: u32,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+    /// A file of it could not be read.
+    #[error("read {name} of process {pid}")]
+    Read {
+        /// Its pid.
+        pid: u32,
+        /// The name below `/proc/PID`.
+        name: &'static str,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+    /// A file of the process could not be read within the time limit: the process holds a lock that
+    /// the reader needs.
+    #[error(
+        "read {name} of process {pid}: the process blocks its readers, for example in an execve(2) that waits for a file server"
+    )]
+    Blocked {
+        /// Its pid.
+        pid: u32,
+        /// The name below `/proc/PID`.
+        name: &'static str,
+    },
+    /// Its mount table was not accepted, for example because it is too large.
+    #[error("parse the mount table of process {pid}")]
+    Table {
+        /// Its pid.
+        pid: u32,
+        /// The reason.
+        #[source]
+        source: TableError,
+    },
+    /// The signal could not be sent.
+    #[error("send {signal} to process {pid}")]
+    Signal {
+        /// Its pid.
+        pid: u32,
+        /// The signal.
+        signal: String,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+    /// No process of the container runs the program.
+    #[error("no process of the container runs {0:?}")]
+    NoProgram(String),
+    /// Not all processes of the container were read, so the program may be among the rest.
+    #[error("the container has too many processes to find {0:?} in time")]
+    TooManyProcesses(String),
+    /// The cgroup of the container is not known, so neither are its processes.
+    #[error("the processes of the container with process {0} are not known")]
+    NoContainer(u32),
+}
+
+impl ProcessError {
+    /// The error of reading the mount table of a process.
+    pub(super) fn of_table(pid: u32, error: ReadTableError) -> Self {
+        let name = "mountinfo";
+        match error {
+            ReadTableError::Read(source) => Self::Read { pid, name, source },
+            ReadTableError::Table(source) => Self::Table { pid, source },
+        }
+    }
+}
+
+// Opens a file below `/proc/PID` in a child, which passes the descriptor back: unix(7).
+//
+// The process can hold a lock that the open needs: see [`crate::process_files`]. Then the child is
+// killed. The kill ends the child's wait for the lock.
+
+/// Time limit of an open.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Time limit of an open whose child waits for a processor.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Opens a file of a process to read it.
+///
+/// # Errors
+/// The kernel's, and `TimedOut` if the process holds a lock.
+pub fn open_process_file(file: &ProcessFile) -> io::Result<OwnedFd> {
+    let path = CString::new(file.path.as_os_str().as_bytes())?;
+    let (ours, theirs) = sockets()?;
+    let kept = [theirs.as_raw_fd()];
+    let child = ChildProcess::start(&kept, || pass_opened(theirs.as_fd(), &path))?;
+    drop(theirs);
+    let until = Instant::now() + BUSY_TIMEOUT;
+    let opened = if is_answered(ours.as_fd(), child.pid(), OPEN_TIMEOUT, until) {
+        receive(ours.as_fd())
+    } else {
+        Err(io::ErrorKind::TimedOut.into())
+    };
+    child.kill();
+    opened
+}
+
+/// Opens the file, and sends its descriptor or the error number.
+fn pass_opened(socket: BorrowedFd<'_>, path: &CStr) {
+    // A process can replace its descriptor with a fifo, whose open would wait for a writer.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let opened = openat(CWD, path, flags, Mode::empty());
+    let number = opened
+        .as_ref()
+        .map_or_else(|errno| errno.raw_os_error(), |_| 0);
+    let file = opened.as_ref().ok().map(AsFd::as_fd);
+    // If the reader is gone, the answer is not needed.
+    let _ = send_message(socket, &number.to_le_bytes(), file.as_slice());
+}
+
+fn receive(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut number = [0; 4];
+    let (size, mut descriptors) = receive_message(socket, &mut number)?;
+    match (i32::from_le_bytes(number), descriptors.pop()) {
+        (0, Some(opened)) => Ok(opened),
+        // The child was killed, or there are too many open files.
+        (0, None) if size == 0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        (0, None) => Err(Errno::MFILE.into()),
+        (number, _) => Err(io::Error::from_raw_os_error(number)),
     }
 }
 

@@ -16,9 +16,9 @@ use bindguard_core::evidence::Volume;
 use bindguard_core::kubelet::Plugin;
 use bindguard_core::mount_table::{MountAttributes, MountEntry};
 
-use crate::cached_path::open_without_waiting;
 use crate::handle::Handle;
 use crate::mounts::Mounts;
+use crate::read_file::open_without_waiting;
 
 /// Limit of host mounts to try: all but the first few are binds of directories, or hidden by
 /// others. One of these may be below the mount of a server that does not answer.
@@ -141,7 +141,7 @@ mod tests {
     use bindguard_testing::{Folder, Fuse, bind, mount_tmpfs, own_namespace};
 
     use super::*;
-    use crate::mountinfo::read_mount_table;
+    use crate::mounts::read_mount_table;
 
     /// The first mount of the filesystem is below a FUSE mount whose daemon does not answer.
     #[test]

@@ -4,28 +4,27 @@
 //! First every source is opened: an open descriptor keeps the kernel from reusing the mount id.
 //! Then the kernel reports each handle's mount.
 
-mod bind_source;
 mod filesystem;
-mod host_mount;
 mod origin;
 mod subpath;
-mod subpaths;
-mod volume;
 mod volume_directory;
-mod volumes;
 
-pub use bind_source::BindSource;
-pub use host_mount::observe_host_mount;
-pub use subpath::HeldSubpath;
-pub use subpaths::{SubpathsError, children, is_listed, list_subpaths};
-pub use volume::HeldVolume;
-pub use volume_directory::HeldVolumeDirectories;
-pub use volumes::{Volumes, list_volumes};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use bindguard_core::error_chain;
-use bindguard_core::evidence::Observed;
+use bindguard_core::evidence::{FilePlace, HostMount, Observed};
+use bindguard_core::mount_table::MountEntry;
 
-use crate::handle::HandleError;
+use crate::handle::{Handle, HandleError};
+use crate::mounts::Mounts;
+use crate::read_file::open_without_waiting;
+
+pub use crate::observe::subpath::HeldSubpath;
+pub use crate::observe::subpath::{SubpathsError, children, is_listed, list_subpaths};
+pub use crate::observe::volume_directory::HeldVolume;
+pub use crate::observe::volume_directory::HeldVolumeDirectories;
+pub use crate::observe::volume_directory::{Volumes, list_volumes};
 
 /// The evidence from an error to open something.
 fn unreadable<T>(error: &HandleError) -> Observed<T> {
@@ -33,5 +32,64 @@ fn unreadable<T>(error: &HandleError) -> Observed<T> {
         Observed::Absent
     } else {
         Observed::Unreadable(error_chain(&error))
+    }
+}
+
+// The source of a bind, as mountinfo will show it in the container.
+
+/// The mount that a bind source lies on, and the kernel's own path of the source.
+#[derive(Debug)]
+pub struct BindSource {
+    /// The mount.
+    pub mount: Rc<MountEntry>,
+    /// The path, without symlinks.
+    pub path: PathBuf,
+}
+
+impl BindSource {
+    /// The source behind an open handle. `None` if the kernel reports neither mount nor path, or if
+    /// the file is deleted.
+    pub fn of(handle: &Handle, mounts: &Mounts) -> Option<Self> {
+        let mount = mounts.mount_of(handle).ok()?.entry;
+        let path = handle.resolved_path().ok()?;
+        let is_deleted = path.as_os_str().as_encoded_bytes().ends_with(b" (deleted)");
+        (path.is_absolute() && !is_deleted).then_some(Self { mount, path })
+    }
+
+    /// Opens the source at a path. `None` as for [`Self::of`], or if a server would have to answer.
+    pub fn open_without_waiting(path: &Path) -> Option<(Handle, Self)> {
+        let earlier = Mounts::default();
+        let handle = open_without_waiting(path, |handle| earlier.is_local(handle)).ok()?;
+        let handle = handle.unqueried();
+        let source = Self::of(&handle, &earlier.for_newly_opened())?;
+        Some((handle, source))
+    }
+
+    /// The place of the source in its filesystem.
+    pub fn place(&self) -> Option<FilePlace> {
+        Some(FilePlace {
+            device: self.mount.device,
+            path: self.mount.place_in_filesystem(&self.path)?,
+        })
+    }
+}
+
+// The mount that a host-root bind would be made from.
+
+/// Observes the mount of an open source.
+pub fn observe_host_mount(
+    source: &Result<Handle, HandleError>,
+    mounts: &Mounts,
+) -> Observed<HostMount> {
+    let mount = match source {
+        Ok(handle) => mounts.mount_of(handle),
+        Err(error) => return unreadable(error),
+    };
+    match mount {
+        Ok(mount) => Observed::Seen(HostMount {
+            passes_umounts_on: mount.entry.propagation.passes_umounts_on(),
+            mount_point: mount.entry.mount_point.clone(),
+        }),
+        Err(error) => Observed::Unreadable(error_chain(&error)),
     }
 }

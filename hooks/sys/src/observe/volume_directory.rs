@@ -2,20 +2,20 @@
 //! of the pod.
 
 use std::cell::{OnceCell, RefCell};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use bindguard_core::error_chain;
-use bindguard_core::evidence::{Observed, Volume};
-use bindguard_core::kubelet::{Plugin, VolumeSubpath, Writer};
+use bindguard_core::evidence::{Observed, Volume, VolumeMount};
+use bindguard_core::kubelet::{MountedVolume, Plugin, VolumeSubpath, Writer};
 use bindguard_core::mount_table::MountEntry;
 use bindguard_core::paths::join;
 
 use crate::handle::{Handle, HandleError};
 use crate::mounts::Mounts;
-use crate::observe::subpaths::{SubpathsError, children};
+use crate::observe::subpath::{SubpathsError, children};
 use crate::observe::unreadable;
-use crate::payload::Payload;
+use crate::target::Payload;
 
 /// A volume's open directory, and the evidence about it.
 #[derive(Debug)]
@@ -157,4 +157,102 @@ impl HeldVolumeDirectory {
             layout: self.plugin.layout(),
         })
     }
+}
+
+// A volume and its mount.
+
+/// The open directory of a volume, or the volume's mount point. An `O_PATH` open of a mount's root
+/// sends no request to the server.
+#[derive(Debug)]
+pub struct HeldVolume(Result<Handle, HandleError>);
+
+impl HeldVolume {
+    /// Opens the directory. Anything may be mounted there.
+    pub fn hold(directory: &Path) -> Self {
+        Self(Handle::of(directory).map(Handle::unqueried))
+    }
+
+    /// Opens a volume whose writer is known: a kubelet-written volume is on this node.
+    pub fn hold_of(volume: &MountedVolume) -> Self {
+        match volume.writer() {
+            Writer::Kubelet => Self(Handle::of(volume.mount_point())),
+            Writer::Containers => Self::hold(volume.mount_point()),
+        }
+    }
+
+    /// True if a call on its own mount may wait for a server or a daemon: the kernel alone cannot
+    /// detect that it is alive.
+    pub fn is_on_a_server(&self, mounts: &Mounts) -> bool {
+        let mount = self
+            .handle()
+            .and_then(|handle| mounts.mount_of(handle).ok());
+        mount.is_some_and(|mount| mount.is_mount_point && !mount.entry.fs_type.is_local())
+    }
+
+    /// The directory itself.
+    pub fn handle(&self) -> Option<&Handle> {
+        self.0.as_ref().ok()
+    }
+
+    /// Observes its mount.
+    pub fn observe(&self, mounts: &Mounts) -> Observed<VolumeMount> {
+        let handle = match &self.0 {
+            Ok(handle) => handle,
+            Err(error) => return unreadable(error),
+        };
+        match mounts.mount_of(handle) {
+            Ok(mount) if mount.is_mount_point => Observed::Seen(VolumeMount {
+                fs_type: mount.entry.fs_type.clone(),
+                deleted: mount.entry.root.deleted,
+            }),
+            Ok(_) => Observed::Absent,
+            Err(error) => Observed::Unreadable(error_chain(&error)),
+        }
+    }
+}
+
+// All volumes of a node, by the kubelet's folders.
+
+/// The volumes below a kubelet root, sorted.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Volumes {
+    /// The volumes that need a mount.
+    pub mounted: Vec<MountedVolume>,
+    /// The directories of volumes that need no mount: the content of the directory, on any
+    /// filesystem, is the volume.
+    pub plain: Vec<PathBuf>,
+}
+
+/// Lists the volumes below a kubelet root. A missing root has no volumes.
+///
+/// The folders above a volume are the kubelet's own and on its disk; the volumes themselves are not
+/// touched.
+///
+/// # Errors
+/// When a folder cannot be read.
+pub fn list_volumes(kubelet_root: &Path) -> Result<Volumes, SubpathsError> {
+    let mut found = Volumes::default();
+    for pod in children(&kubelet_root.join("pods"))? {
+        for plugin in children(&pod.join("volumes"))? {
+            for volume in children(&plugin)? {
+                match mounted(&volume, kubelet_root) {
+                    Some(mounted) => found.mounted.push(mounted),
+                    None => found.plain.push(volume),
+                }
+            }
+        }
+    }
+    found
+        .mounted
+        .sort_by(|one, other| one.mount_point().cmp(other.mount_point()));
+    found.plain.sort();
+    Ok(found)
+}
+
+/// CSI mounts a volume one folder deeper than the in-tree plugins.
+fn mounted(volume: &Path, kubelet_root: &Path) -> Option<MountedVolume> {
+    let places: [PathBuf; 2] = [volume.to_owned(), volume.join("mount")];
+    places
+        .iter()
+        .find_map(|place| MountedVolume::from_path(place, [kubelet_root]))
 }

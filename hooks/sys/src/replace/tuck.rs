@@ -28,9 +28,9 @@ use crate::fault::{self, FaultPoint};
 use crate::handle::{Handle, HandleError};
 use crate::mounts::Mounts;
 
-use super::detach::detach;
 use super::new_mount::{NewMount, copy_of};
-use super::step::{ReplaceError, Step, at};
+use crate::replace::detach;
+use crate::replace::{ReplaceError, Step, at};
 
 /// A copy of the mount of a folder: a peer, if that mount is shared.
 #[derive(Debug)]

@@ -1,24 +1,20 @@
 //! A reference to a file that does not open its content: `O_PATH`, see open(2).
 
-mod error;
-mod unqueried;
-
-use std::fs;
-use std::io;
+use std::fs::File;
+use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{LazyLock, OnceLock};
+use std::{fs, io};
 
 use bindguard_core::evidence::{FileIdentity, FileKind};
-use bindguard_core::mount_table::MountId;
+use bindguard_core::mount_table::{FsType, MountId};
 use bindguard_core::paths::climbs;
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags,
 };
 use rustix::io::Errno;
-
-pub use error::HandleError;
-use error::open_error;
 
 /// statx(2)'s `STATX_MNT_ID_UNIQUE`: the kernel never reuses this id.
 const UNIQUE_MOUNT_ID: StatxFlags = StatxFlags::from_bits_retain(0x4000);
@@ -322,4 +318,128 @@ pub(crate) fn unique_mount_id(file: impl AsFd) -> Option<u64> {
 
 fn has(stat: &Statx, field: StatxFlags) -> bool {
     StatxFlags::from_bits_retain(stat.stx_mask).contains(field)
+}
+
+// An error while a file is opened or inspected.
+
+/// An error while a file is opened or inspected.
+#[derive(Debug, thiserror::Error)]
+pub enum HandleError {
+    /// open(2)
+    #[error("open {}", path.display())]
+    Open {
+        /// The path as given.
+        path: PathBuf,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+    /// statx(2)
+    #[error("stat {}", path.display())]
+    Stat {
+        /// The path as given.
+        path: PathBuf,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl HandleError {
+    /// True if the kernel reported that there is no such file.
+    pub fn is_not_found(&self) -> bool {
+        self.kind() == io::ErrorKind::NotFound
+    }
+
+    /// The kind of the kernel's error.
+    pub(crate) fn kind(&self) -> io::ErrorKind {
+        match self {
+            Self::Open { source, .. } | Self::Stat { source, .. } => source.kind(),
+        }
+    }
+
+    /// The kernel's error alone.
+    pub(crate) fn into_io(self) -> io::Error {
+        match self {
+            Self::Open { source, .. } | Self::Stat { source, .. } => source,
+        }
+    }
+}
+
+fn open_error(path: &Path, errno: Errno) -> HandleError {
+    HandleError::Open {
+        path: path.to_owned(),
+        source: errno.into(),
+    }
+}
+
+// Facts about a file from the kernel's own tables, for filesystems that may query a server for
+// attributes.
+
+/// True if this kernel has a filesystem that [queries its
+/// server](FsType::queries_server_for_attributes) for attributes. Few nodes load these modules. A
+/// single read(2) returns all of proc_filesystems(5).
+static HAS_QUERYING_FILESYSTEM: LazyLock<bool> = LazyLock::new(|| {
+    let mut known = [0; 4096];
+    let length = File::open("/proc/filesystems")
+        .and_then(|mut file| file.read(&mut known))
+        .unwrap_or(0);
+    let name = |line: &str| line.split('\t').nth(1).map(|name| FsType(name.to_owned()));
+    String::from_utf8_lossy(&known[..length])
+        .lines()
+        .filter_map(name)
+        .any(|fs_type| fs_type.queries_server_for_attributes())
+});
+
+impl Handle {
+    /// The same file, but its mount is read from the kernel's own tables if a filesystem of this
+    /// kernel may query a server. That is slower.
+    #[must_use]
+    pub fn unqueried(self) -> Self {
+        Self {
+            is_unqueried: true,
+            ..self
+        }
+    }
+
+    /// True if its filesystem may query a server before it answers.
+    pub(crate) fn is_unqueried(&self) -> bool {
+        self.is_unqueried && *HAS_QUERYING_FILESYSTEM
+    }
+
+    /// The id of the mount that it is on, as the kernel's table of open files has it:
+    /// proc_pid_fdinfo(5).
+    fn mount_id_of_descriptor(&self) -> Result<MountId, HandleError> {
+        let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", self.fd.as_raw_fd()));
+        let info = info.map_err(|source| HandleError::Stat {
+            path: self.path.clone(),
+            source,
+        })?;
+        let id = info
+            .lines()
+            .find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
+        id.map(MountId).ok_or_else(|| self.too_old("ids of mounts"))
+    }
+
+    /// True if the path of the file is `mount_point`: the file is the root of the mount there.
+    pub(crate) fn is_at(&self, mount_point: &Path) -> bool {
+        let Ok(resolved) = self.resolved_path() else {
+            return false;
+        };
+        // The kernel appends this to the path of a deleted file that a mount still shows.
+        let deleted = resolved.as_os_str().as_bytes().strip_suffix(b" (deleted)");
+        resolved == mount_point || deleted == Some(mount_point.as_os_str().as_bytes())
+    }
+
+    /// The kind of the file, without a query to the filesystem.
+    ///
+    /// # Errors
+    /// open(2)'s.
+    pub(crate) fn kind(&self) -> Result<FileKind, HandleError> {
+        match Self::open(&self.magic_path(), OFlags::DIRECTORY) {
+            Ok(_) => Ok(FileKind::Directory),
+            Err(error) if error.kind() == io::ErrorKind::NotADirectory => Ok(FileKind::File),
+            Err(error) => Err(error),
+        }
+    }
 }
