@@ -23,7 +23,7 @@ use bindguard_sys::bundle::{read_spec, spec_of};
 use bindguard_sys::read_mount_table_in_part;
 use bindguard_sys::unmount::{UnmountError, UnmountFlags, unmount_within};
 
-use crate::admission::OpenError;
+use crate::admit::OpenError;
 use crate::directories::kubelet_roots_by_all_names;
 use crate::probes::Probes;
 

@@ -9,11 +9,7 @@
 //! bundle unchanged. A guard that breaks creates is worse than the fault that it guards against.
 #![forbid(unsafe_code)]
 
-mod admission;
 mod admit;
-mod attempts;
-mod check;
-mod csi_record;
 mod directories;
 mod emptydir_mounts;
 mod expect;
@@ -24,13 +20,12 @@ mod probes;
 mod prove;
 mod rebind;
 pub mod refresh;
-mod roots_in_use;
-mod staging;
-mod subpaths;
 
-pub use admission::OpenError;
+pub use crate::admit::OpenError;
+pub use crate::expect::dead_volume;
+pub use crate::inspect::judge_subpaths;
+pub use crate::inspect::{check_bundle, planned_outcome};
 pub use admit::{Admission, Attempt, admit, admit_spec, admit_with_spec};
-pub use check::{check_bundle, planned_outcome};
 pub use directories::{in_real_folder, kubelet_roots_by_all_names};
 pub use emptydir_mounts::{NotDetached, detach_below_emptydirs};
 pub use expect::ExpectedSources;
@@ -42,8 +37,6 @@ pub use oci_state::bundle_and_pid;
 pub use probes::{Answers, Probes};
 pub use prove::{Proved, prove_container, prove_new_container, uncompared_container};
 pub use rebind::{NotRebound, rebind};
-pub use staging::dead_volume;
-pub use subpaths::judge_subpaths;
 
 /// Reads a small file that may lie on a server that does not answer, without waiting for that
 /// server.

@@ -19,7 +19,7 @@ use bindguard_sys::bundle::{self, BundleError, record};
 use bindguard_sys::enter::{HeldProcess, ProcessError};
 use bindguard_sys::walk_path_of_process;
 
-use crate::admission::{OpenBundle, OpenError, named_report};
+use crate::admit::{OpenBundle, OpenError, named_report};
 use crate::expect::{ExpectedSources, expect_again};
 use crate::inspect::source_of;
 use crate::refresh::{RefreshError, refuse_sandbox};

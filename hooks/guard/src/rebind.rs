@@ -33,7 +33,7 @@ use bindguard_sys::{
     Handle, MountOf, Mounts, OpenedTarget, make_directories, open_target, require_calls, stranded,
 };
 
-use crate::attempts::{Ended, MAX_FAILURES, REPLACE_TIMEOUT, repeat};
+use crate::admit::{Ended, MAX_FAILURES, REPLACE_TIMEOUT, repeat};
 use crate::probes::Probes;
 
 /// The pause after a failure that may pass.

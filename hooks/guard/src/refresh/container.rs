@@ -36,12 +36,12 @@ use rustix::process::Signal;
 
 use super::current_files::CurrentFiles;
 use super::outcome::{AttachMethod, NotNotified, NotReplaced, RefreshError, Refreshed};
-use super::progress::{ContainerRefresh, MountProgress, STEP_TIMEOUT};
 use super::records::TuckRecords;
-use super::report::{into_report, not_replaced, stale_unless};
 use super::round::{Round, is_on_shared};
-use super::sandbox::refuse_sandbox;
-use crate::attempts::{Ended, REPLACE_TIMEOUT, repeat};
+use crate::admit::{Ended, REPLACE_TIMEOUT, repeat};
+use crate::refresh::outcome::{into_report, not_replaced, stale_unless};
+use crate::refresh::round::{ContainerRefresh, MountProgress, STEP_TIMEOUT};
+use crate::refresh::running::refuse_sandbox;
 
 /// Limit of mounts of a file in a container. The runtime makes a mount for each bind; a container
 /// may bind the file thousands of times.

@@ -1,12 +1,24 @@
 //! The files on the host that the mounts of a container should show: those of a pod's volumes,
 //! volumes that were mounted anew, host-root binds, or single files that a container engine bound.
 
-use bindguard_core::mount_table::{MountEntry, MountTable};
-use bindguard_core::refresh::{KeptMounts, NestedBind, SpecBind, SubpathInContainer};
-use bindguard_sys::Handle;
-use bindguard_sys::replace::{CloneSettings, NewMount};
+use std::path::{Path, PathBuf};
 
-use super::outcome::NotReplaced;
+use bindguard_core::evidence::FilePlace;
+use bindguard_core::mount_table::{MountEntry, MountTable};
+use bindguard_core::paths::{below, climbs};
+use bindguard_core::refresh::{
+    KeptMounts, NestedBind, Refused, RefusedReason, ReliedOn, SpecBind, SubpathInContainer, Way,
+    WayFolder, can_lead,
+};
+use bindguard_sys::replace::{CloneSettings, NewMount};
+use bindguard_sys::{Handle, Mounts, WalkedFolder, walk_host_path};
+
+use crate::directories::in_real_folder;
+use crate::probes::Probes;
+use crate::refresh::files::BoundFileError;
+use crate::refresh::outcome::NotReplaced;
+use crate::refresh::round::place_of;
+use crate::refresh::running::{RunningContainers, Writer, WriterReach};
 
 /// The source of a bind that is nested in a volume.
 #[derive(Debug)]
@@ -184,5 +196,187 @@ impl CurrentFiles for FileKinds<'_> {
     fn open_current(&self, stale: &SubpathInContainer) -> Result<Handle, NotReplaced> {
         let kind = self.of(stale).ok_or(NotReplaced::KeyGone)?;
         kind.open_current(stale)
+    }
+}
+
+// The folder of a pod by any of its names.
+//
+// `/var/lib/kubelet` is a link to a larger disk on many nodes. containerd writes the kernel's name
+// of a source into the spec, CRI-O the kubelet's name, and a config may have either.
+
+/// The folder of a pod, `<root>/pods/<uid>`.
+#[derive(Debug)]
+pub(super) struct PodFolder {
+    named: PathBuf,
+    /// The kernel's name.
+    real: PathBuf,
+}
+
+impl PodFolder {
+    /// The folder with this name. Until the kernel's name is known, this name counts.
+    pub(super) fn of(named: &Path) -> Self {
+        let real = in_real_folder(named, &Probes::for_create());
+        Self {
+            named: named.to_owned(),
+            real: real.unwrap_or_else(|| named.to_owned()),
+        }
+    }
+
+    /// The kernel's name.
+    pub(super) fn path(&self) -> &Path {
+        &self.real
+    }
+
+    /// The kernel's name of a path in the folder, given by any name of the folder. `None` for
+    /// another path.
+    pub(super) fn path_in(&self, path: &Path) -> Option<PathBuf> {
+        if climbs(path) {
+            return None;
+        }
+        let names = [self.real.as_path(), &self.named];
+        if let Some(rest) = names.iter().find_map(|name| below(path, name)) {
+            return Some(self.real.join(rest));
+        }
+        let folder = path.ancestors().find(|folder| self.ends_alike(folder))?;
+        let real = in_real_folder(folder, &Probes::for_create())?;
+        let rest = below(path, folder).filter(|_| real == self.real)?;
+        Some(real.join(rest))
+    }
+
+    /// True if a folder ends with `pods/<uid>`.
+    fn ends_alike(&self, folder: &Path) -> bool {
+        folder.file_name() == self.real.file_name()
+            && folder.parent().and_then(Path::file_name)
+                == self.real.parent().and_then(Path::file_name)
+    }
+}
+
+// The ways to sources on the host. A container or a user that may write a folder of a way can lead
+// the way to another file.
+
+/// Refuses a way to a file if a running container may write a folder that the way relies on, and
+/// has no access to the file. With `to_write`, read access is no access.
+pub(super) fn refuse_writable_way(
+    way: &Way,
+    relied_on: &[ReliedOn<'_>],
+    (file, to_write): (&FilePlace, bool),
+    others: &dyn RunningContainers,
+) -> Result<(), Refused> {
+    if relied_on.is_empty() {
+        return Ok(());
+    }
+    let mut first: Option<(usize, RefusedReason, String)> = None;
+    for Writer { name, reach } in others.writers() {
+        let leads = |folder: &FilePlace| match &reach {
+            WriterReach::Mounts { table, hidden } => {
+                can_lead(table, hidden, folder, file, to_write)
+            }
+            WriterReach::Spec(places) => places.iter().any(|place| folder.lies_in(place)),
+            WriterReach::Unknown => true,
+        };
+        let mut folders = relied_on.iter();
+        let Some(led) = folders.position(|it| leads(&it.folder.place)) else {
+            continue;
+        };
+        if first.as_ref().is_none_or(|(first, ..)| led < *first) {
+            let reason = match reach {
+                WriterReach::Mounts { .. } => relied_on[led].reason,
+                WriterReach::Spec(_) | WriterReach::Unknown => RefusedReason::MountsUnknown,
+            };
+            first = Some((led, reason, name));
+        }
+        if led == 0 {
+            break;
+        }
+    }
+    match first {
+        Some((led, reason, name)) => Err(way.refusal(&relied_on[led], reason).with_error(name)),
+        None => Ok(()),
+    }
+}
+
+/// Refuses the mount point of a stale mount's source if a container or a user may have led the way
+/// to `root` elsewhere.
+pub(super) fn refuse_unsafe_way(
+    stale: &SubpathInContainer,
+    root: &Handle,
+    others: &dyn RunningContainers,
+) -> Result<(), NotReplaced> {
+    let source = &stale.volume;
+    let (Some(directory), Some(name)) = (source.parent(), source.file_name()) else {
+        return Err(NotReplaced::Changed);
+    };
+    let way = way_to_folder(directory)?.to_mount_point(name);
+    let way = way.ok_or(NotReplaced::Changed)?;
+    let relied_on = way.all_relied_on()?;
+    let place = place_of(root, &Mounts::default()).map_err(BoundFileError::from)?;
+    let to_write = !stale.mount.is_read_only();
+    Ok(refuse_writable_way(
+        &way,
+        &relied_on,
+        (&place, to_write),
+        others,
+    )?)
+}
+
+/// The way to a folder of the host.
+pub(super) fn way_to_folder(folder: &Path) -> Result<Way, BoundFileError> {
+    let walk = walk_host_path(folder)?;
+    Ok(Way {
+        folders: folders_on_the_way(&walk.folders, &Mounts::default())?,
+        look_ups: walk.look_ups,
+    })
+}
+
+pub(super) fn folders_on_the_way(
+    folders: &[WalkedFolder],
+    mounts: &Mounts,
+) -> Result<Vec<WayFolder>, BoundFileError> {
+    let folder = |folder: &WalkedFolder| {
+        Ok(WayFolder {
+            path: folder.handle.path().to_owned(),
+            place: place_of(&folder.handle, mounts)?,
+            owner: folder.owner,
+            mode: folder.mode,
+            born: folder.born,
+        })
+    };
+    folders.iter().map(folder).collect()
+}
+
+#[cfg(test)]
+mod pod_folder_tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_source_is_in_the_folder_by_any_name_of_the_kubelets_root() {
+        let disk = tempfile::tempdir().unwrap();
+        let disk = in_real_folder(disk.path(), &Probes::for_create()).unwrap();
+        let [data, link, other] = ["data", "link", "other"].map(|name| disk.join(name));
+        let volume = Path::new("pods/uid-1/volumes/kubernetes.io~csi/pv/mount");
+        fs::create_dir_all(data.join(volume)).unwrap();
+        fs::create_dir_all(other.join(volume)).unwrap();
+        symlink("data", &link).unwrap();
+        for root in [&data, &link] {
+            let folder = PodFolder::of(&root.join("pods/uid-1"));
+            assert_eq!(folder.path(), data.join("pods/uid-1"));
+            for source in [&data, &link] {
+                let found = folder.path_in(&source.join(volume));
+                assert_eq!(found, Some(data.join(volume)), "{root:?} {source:?}");
+            }
+            for source in [
+                other.join(volume),
+                data.join("pods/uid-2/volumes"),
+                link.join("pods/uid-1/../uid-2/volumes"),
+                "/".into(),
+            ] {
+                assert_eq!(folder.path_in(&source), None, "{source:?}");
+            }
+        }
     }
 }

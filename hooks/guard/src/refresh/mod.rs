@@ -9,52 +9,38 @@
 //! then on every restart finds the current file, whatever shim starts the container. [`release`]
 //! only unmounts copies that a container keeps.
 
-mod bound_file_error;
 mod container;
 mod current_files;
-mod driver_volumes;
-mod engine_mounts;
 mod files;
-mod host;
-mod host_root_error;
 mod host_roots;
 mod mounts;
 mod outcome;
-mod place;
-mod pod_folder;
-mod progress;
 mod records;
 mod release;
-mod report;
-mod restore;
 mod round;
 mod running;
-mod sandbox;
-mod specified_bind;
-mod tree_parts;
 mod volumes;
-mod ways;
 
-pub use bound_file_error::BoundFileError;
+pub use crate::refresh::files::BoundFileError;
+pub use crate::refresh::host_roots::HostRootError;
+pub use crate::refresh::host_roots::{VolumeOfPod, rebind_volume};
+pub use crate::refresh::round::PlaceError;
+pub(crate) use crate::refresh::running::refuse_sandbox;
+pub use crate::refresh::volumes::payload_of_driver;
 pub use container::{
     MAX_MOUNTS_OF_FILE, RefreshAct, find_stale, refresh_container, refresh_container_within,
 };
 pub use current_files::{CurrentFiles, FileKinds};
-pub use driver_volumes::payload_of_driver;
 pub use files::{BoundFiles, FileBind};
-pub use host::{VolumeOfPod, rebind_volume};
-pub use host_root_error::HostRootError;
 pub use host_roots::HostRoots;
 pub use mounts::BoundMounts;
 pub use outcome::{
     AttachMethod, MountOutcome, MountRefresh, NotNotified, NotReplaced, RefreshError, Refreshed,
 };
-pub use place::PlaceError;
 pub use records::{TuckRecordError, TuckRecords};
 pub use release::{
     NotReleased, Release, ReleaseError, ReleaseOutcome, Released, releasable_copies, release_copies,
 };
-pub(crate) use sandbox::refuse_sandbox;
 
 pub use running::{
     RunningContainer, RunningContainers, Writer, WriterReach, places_by_binds, reach_by_spec,

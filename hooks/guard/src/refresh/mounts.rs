@@ -27,13 +27,13 @@ use bindguard_sys::{Handle, Mounts};
 
 use super::current_files::{CurrentFiles, OpenedNested};
 use super::outcome::NotReplaced;
-use super::pod_folder::PodFolder;
 use super::running::RunningContainers;
-use super::specified_bind::{SpecifiedBind, place_of_source};
-use super::ways::refuse_unsafe_way;
-use crate::admission::OpenError;
+use crate::admit::OpenError;
+use crate::expect::dead_volume;
 use crate::probes::Probes;
-use crate::staging::dead_volume;
+use crate::refresh::current_files::PodFolder;
+use crate::refresh::current_files::refuse_unsafe_way;
+use crate::refresh::files::{SpecifiedBind, place_of_source};
 
 /// All binds of a container. The source of a bind with `is_volume` may be mounted anew.
 #[derive(Debug)]

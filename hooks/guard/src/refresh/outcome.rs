@@ -1,13 +1,15 @@
 //! The result of a refresh, for each stale mount of a container.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bindguard_core::error_chain;
+use bindguard_core::judge::Verdict;
 use bindguard_core::paths::join;
-use bindguard_core::refresh::{Refused, RefusedReason, SpecBind};
+use bindguard_core::refresh::{Refused, RefusedReason, SpecBind, SubpathInContainer};
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{MountResult, Notification, RefreshedMount};
 use bindguard_core::source::KindName;
@@ -15,10 +17,12 @@ use bindguard_sys::enter::{Abandoned, EnterError, NamespaceError, ProcessError, 
 use bindguard_sys::replace::{CloneError, ReplaceError};
 use bindguard_sys::{MountinfoError, OldKernel, TargetError};
 
-pub use bindguard_core::report::AttachMethod;
+use crate::admit::MAX_ROUNDS;
+use crate::refresh::files::BoundFileError;
+use crate::refresh::records::TuckRecordError;
+use crate::refresh::round::{ContainerRefresh, MountProgress};
 
-use super::bound_file_error::BoundFileError;
-use super::records::TuckRecordError;
+pub use bindguard_core::report::AttachMethod;
 
 /// A stale mount of a container, and the outcome of its refresh.
 #[derive(Debug)]
@@ -274,5 +278,97 @@ impl Refreshed {
     pub fn replaced_places(&self) -> impl Iterator<Item = &Path> {
         let replaced = self.mounts.iter().filter(|mount| mount.is_replaced());
         replaced.map(|mount| mount.destination.as_path())
+    }
+}
+
+// The report of a refresh: an outcome for each stale mount and each missing bind.
+
+/// The outcome of a mount that a survey found.
+pub(super) fn stale_unless(failure: Option<NotReplaced>) -> MountOutcome {
+    failure.map_or(Ok(MountResult::Stale), Err)
+}
+
+/// The outcome of a mount that a refresh did not replace.
+pub(super) fn not_replaced(failure: Option<NotReplaced>) -> MountOutcome {
+    Err(failure.unwrap_or(NotReplaced::Restless(MAX_ROUNDS)))
+}
+
+impl ContainerRefresh<'_> {
+    /// Ends the refresh: see [`into_report`].
+    pub(super) fn into_report(
+        self,
+        subpaths: Vec<SubpathInContainer>,
+        otherwise: impl Fn(Option<NotReplaced>) -> MountOutcome,
+    ) -> Refreshed {
+        let Self {
+            progress,
+            missing,
+            not_notified,
+            overlooked,
+            abandoned,
+            ..
+        } = self;
+        Refreshed {
+            not_notified,
+            overlooked,
+            abandoned,
+            ..into_report(subpaths, progress, &missing, otherwise)
+        }
+    }
+}
+
+/// A line for each stale mount, with the attach method if the mount is current now, and a line for
+/// each missing bind.
+pub(super) fn into_report(
+    subpaths: Vec<SubpathInContainer>,
+    mut progress: BTreeMap<PathBuf, MountProgress>,
+    missing: &[SpecBind],
+    otherwise: impl Fn(Option<NotReplaced>) -> MountOutcome,
+) -> Refreshed {
+    let count = subpaths.len();
+    let mounts = subpaths.into_iter().filter_map(|subpath| {
+        let progress = progress.get_mut(&subpath.mount.mount_point);
+        let outcome = match &subpath.verdict {
+            _ if subpath.is_due() => otherwise(progress.and_then(|it| it.failure.take())),
+            Verdict::Current => {
+                let progress = progress?;
+                let method = progress.replaced?;
+                match progress.failure.take() {
+                    Some(NotReplaced::KeyGone) | None => Ok(MountResult::Replaced { method }),
+                    failure => otherwise(failure),
+                }
+            }
+            Verdict::Foreign => Ok(MountResult::Hidden),
+            Verdict::Stale { .. } => Ok(MountResult::Occupied),
+            Verdict::Orphaned { .. }
+            | Verdict::Unmounted(_)
+            | Verdict::Pinning(_)
+            | Verdict::Wrong(_)
+            | Verdict::Dead(_)
+            | Verdict::NotProbed
+            | Verdict::Unknown(_) => otherwise(None),
+        };
+        let is_host_root = matches!(subpath.verdict, Verdict::Pinning(_));
+        let SubpathInContainer {
+            mount,
+            volume,
+            sub_path,
+            ..
+        } = subpath;
+        Some(MountRefresh {
+            destination: mount.mount_point,
+            volume,
+            sub_path,
+            kind: is_host_root.then_some(KindName::HostRoot),
+            outcome,
+        })
+    });
+    let mounts = mounts
+        .chain(missing.iter().map(MountRefresh::of_missing))
+        .collect();
+    Refreshed {
+        mounts,
+        subpaths: count,
+        ..Refreshed::default()
     }
 }

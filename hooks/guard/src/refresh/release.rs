@@ -14,12 +14,12 @@ use bindguard_sys::enter::{
 };
 
 use super::container::wait_for_lock;
-use super::host_root_error::HostRootError;
 use super::host_roots::{HostRoots, PrivateCopy};
 use super::outcome::RefreshError;
-use super::progress::STEP_TIMEOUT;
-use super::sandbox::refuse_sandbox;
-use crate::attempts::REPLACE_TIMEOUT;
+use crate::admit::REPLACE_TIMEOUT;
+use crate::refresh::host_roots::HostRootError;
+use crate::refresh::round::STEP_TIMEOUT;
+use crate::refresh::running::refuse_sandbox;
 
 /// The extent of a release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

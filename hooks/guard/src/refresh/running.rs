@@ -2,18 +2,25 @@
 //! their names in the folders can lead elsewhere.
 
 use std::fmt::Debug;
+use std::path::Path;
 use std::time::Duration;
 
-use bindguard_core::evidence::FilePlace;
+use bindguard_core::evidence::{FileKind, FilePlace};
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::paths::lies_below;
-use bindguard_core::spec::{MountMakers, RequestedPropagation, SpecUsers, SpecView};
-use bindguard_sys::enter::{HeldProcess, ProcessError};
+use bindguard_core::places::Places;
+use bindguard_core::policy::Scope;
+use bindguard_core::spec::{Bind, MountMakers, RequestedPropagation, SpecUsers, SpecView};
+use bindguard_sys::enter::{HeldProcess, MountNamespace, ProcessError};
+use bindguard_sys::{Mounts, open_without_waiting};
 use rustix::param::clock_ticks_per_second;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-use super::outcome::RefreshError;
-use super::specified_bind::place_of_source;
+use crate::admit::OpenError;
+use crate::refresh::files::{SpecifiedBind, place_of_source};
+use crate::refresh::host_roots::HostRoots;
+use crate::refresh::mounts::BoundMounts;
+use crate::refresh::outcome::RefreshError;
 
 /// A mount namespace, or a container, that may be able to write folders of the host.
 #[derive(Debug)]
@@ -158,6 +165,70 @@ fn duration(time: Timespec) -> Option<Duration> {
         u64::try_from(time.tv_sec).ok()?,
         u32::try_from(time.tv_nsec).ok()?,
     ))
+}
+
+// Refuses the processes of sandboxes: their containers have mounts that the node's kernel does not
+// show.
+
+/// The name of gVisor's program and of its processes (`runsc/sandbox/sandbox.go`).
+const GVISOR: &[u8] = b"runsc";
+
+/// Kata names a process in the node's own namespace, gVisor its own kernel. A container whose
+/// program or process is named `runsc` loses only its own refresh.
+///
+/// The command line would name gVisor's sandbox, too, but a container can block its readers.
+pub(crate) fn refuse_sandbox(
+    process: &HeldProcess,
+    namespace: &MountNamespace,
+) -> Result<(), RefreshError> {
+    if namespace.is_own()? {
+        return Err(RefreshError::MountsOfNode(process.pid()));
+    }
+    let program = process.program_name()?;
+    match program.starts_with(GVISOR) || process.read("comm")?.starts_with(GVISOR) {
+        true => Err(RefreshError::Sandbox(process.pid())),
+        false => Ok(()),
+    }
+}
+
+// The binds of a container of Docker or Podman whose source is a mount point of the host that was
+// mounted anew: an NFS share, a FUSE filesystem.
+//
+// A user of the host or a container may be able to rename a folder of the path, which then leads to
+// another mount. So a source is followed only if root alone may write every folder of the path, and
+// no symlink is followed.
+
+impl<'a> BoundMounts<'a> {
+    /// The binds of directories of an engine's container with this bundle. Left out are the host-root
+    /// binds: the binds of `roots`, and of directories in or above which a kubelet or a runtime
+    /// mounts (`places`). `others` are the running containers.
+    ///
+    /// # Errors
+    /// If the bundle has no spec.
+    pub fn of_engine(
+        bundle: &Path,
+        others: &'a dyn RunningContainers,
+        places: &Places,
+        roots: Option<&HostRoots>,
+    ) -> Result<Self, OpenError> {
+        let is_root = |source: &Path| {
+            places.holds_runtime_mounts(source, Scope::RuntimeDirectories)
+                || roots.is_some_and(|roots| roots.has(source))
+        };
+        let is_volume =
+            |source: &Path| source.is_absolute() && !is_root(source) && !is_of_file(source);
+        let specified = |bind: &Bind<'_>| SpecifiedBind::of(bind, is_volume(bind.source()));
+        Self::with_binds(bundle, specified, Some(others))
+    }
+}
+
+/// True for a single file that can be reached without waiting: [`super::files`] follows these.
+fn is_of_file(source: &Path) -> bool {
+    let mounts = Mounts::default();
+    let local = open_without_waiting(source, |handle| mounts.is_local(handle));
+    let local = local.ok().filter(|handle| mounts.is_local(handle));
+    let identity = local.and_then(|handle| handle.identity().ok());
+    identity.is_some_and(|identity| identity.kind != FileKind::Directory)
 }
 
 #[cfg(test)]

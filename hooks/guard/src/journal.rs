@@ -1,13 +1,71 @@
-//! The line about a create: a report with the time and the container's id.
+//! Writes the journal's lines: a report or a refresh, with the time, in at most [`MAX_LINE`] bytes.
 
 use std::path::Path;
 
-use super::{MAX_LINE, RecordError, cut, cut_all, fitting, now};
 use bindguard_core::identity::{Identity, PodName};
-use bindguard_core::report::{BindReport, CreateLine, Report, Unchecked};
-use bindguard_sys::journal::append;
+use bindguard_core::report::{
+    BindReport, CreateLine, RebindLine, RefreshLine, ReleaseLine, Report, Unchecked,
+};
+use bindguard_core::text;
+use bindguard_sys::journal::{JournalError, append};
+use serde::Serialize;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 
-use crate::admission::named_report;
+use crate::admit::named_report;
+
+/// Why an entry was not recorded.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// It has no JSON form.
+    #[error("write a line of the journal as JSON")]
+    Json(#[from] serde_json::Error),
+    /// The file could not be written.
+    #[error(transparent)]
+    Append(#[from] JournalError),
+}
+
+/// The size limit of a line, in bytes: a journal is rotated only after a line, so a line must not
+/// exceed the journal's limit.
+const MAX_LINE: usize = 256 << 10;
+
+/// The size limit of a text, in bytes, when a line would be too long. A path is no longer than
+/// this.
+const MAX_TEXT: usize = 4096;
+
+/// The number of problems that are kept when a line would be too long.
+const MAX_PROBLEMS: usize = 16;
+
+/// The time in UTC; none if the clock shows a year past 9999.
+fn now() -> Option<String> {
+    OffsetDateTime::now_utc().format(&Rfc3339).ok()
+}
+
+/// Keeps the first items that fit into half of a line.
+fn fitting<T: Serialize>(items: impl IntoIterator<Item = T>) -> Vec<T> {
+    let mut room = MAX_LINE / 2;
+    let mut fits = |item: &T| {
+        let size = serde_json::to_string(item).map_or(usize::MAX, |text| text.len() + 1);
+        let fits = size <= room;
+        room -= if fits { size } else { 0 };
+        fits
+    };
+    items.into_iter().filter(&mut fits).collect()
+}
+
+fn cut(text: &str) -> String {
+    text::cut(text, MAX_TEXT).into_owned()
+}
+
+fn cut_all(problems: &[String]) -> Vec<String> {
+    problems
+        .iter()
+        .take(MAX_PROBLEMS)
+        .map(|problem| cut(problem))
+        .collect()
+}
+
+// The line about a create: a report with the time and the container's id.
 
 /// An entry of the journal.
 #[derive(Debug, Clone, Copy)]
@@ -138,4 +196,63 @@ fn shortened(report: &Report) -> (Report, usize) {
         duration_us: report.duration_us,
     };
     (short, omitted_binds)
+}
+
+// The lines about repairs between creates: of a volume's subpaths on the host, and of a running
+// container, whose mounts are refreshed or released.
+
+/// Appends a line about the subpaths of a volume, with the time in UTC.
+///
+/// # Errors
+/// If the line cannot be written.
+pub fn record_rebind(journal: &Path, mut line: RebindLine) -> Result<(), RecordError> {
+    line.time = now();
+    append_short(journal, line, |mut line| {
+        let all = line.binds.len();
+        line.binds = fitting(line.binds);
+        line.omitted_binds = Some(all - line.binds.len());
+        line.problems = cut_all(&line.problems);
+        line
+    })
+}
+
+/// Appends a line about a running container, with the time in UTC.
+///
+/// # Errors
+/// If the line cannot be written.
+pub fn record_refresh(journal: &Path, mut line: RefreshLine) -> Result<(), RecordError> {
+    line.time = now();
+    append_short(journal, line, |mut line| {
+        let all = line.mounts.len();
+        line.mounts = fitting(line.mounts);
+        line.omitted_mounts = Some(all - line.mounts.len());
+        line.problems = cut_all(&line.problems);
+        line
+    })
+}
+
+/// Appends a line about the copies that a running container was to release, with the time in UTC.
+///
+/// # Errors
+/// If the line cannot be written.
+pub fn record_release(journal: &Path, mut line: ReleaseLine) -> Result<(), RecordError> {
+    line.time = now();
+    append_short(journal, line, |mut line| {
+        let all = line.copies.len();
+        line.copies = fitting(line.copies);
+        line.omitted_copies = Some(all - line.copies.len());
+        line
+    })
+}
+
+fn append_short<L: Serialize>(
+    journal: &Path,
+    line: L,
+    shorten: impl FnOnce(L) -> L,
+) -> Result<(), RecordError> {
+    let mut text = serde_json::to_string(&line)?;
+    if text.len() > MAX_LINE {
+        text = serde_json::to_string(&shorten(line))?;
+    }
+    Ok(append(journal, &text)?)
 }
