@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use crate::container_inits::ContainerInits;
 use crate::holders::Trial;
-use crate::host_mounts::HostMounts;
+use crate::kubelet_roots::HostMounts;
 use crate::pods::{PodContainer, Pods};
 
 pub use crate::container_inits::UnreadContainer;

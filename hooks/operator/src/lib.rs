@@ -36,14 +36,9 @@ pub mod survey;
 pub mod terminal;
 pub mod unix_http;
 
-mod block_device;
-mod container_cgroup;
 mod container_inits;
-mod host_mounts;
 mod kubelet_roots;
-mod other_roots;
-mod process_files;
 
-pub use block_device::block_device;
+pub use crate::kubelet_roots::block_device;
 pub use kubelet_roots::{NotASubpath, exact_subpath, kubelets_here, named_subpath};
 pub use survey::{RepairAct, repair_node, survey_node, survey_recorded};

@@ -8,9 +8,9 @@ use bindguard_core::identity::PodName;
 use serde::{Serialize, Serializer};
 
 use crate::container_mounts::PinnedMounts;
+use crate::kubelet_roots::other_roots;
 use crate::old_binds::OldBinds;
 use crate::old_files::OldFiles;
-use crate::other_roots::other_roots;
 use crate::pod_deletion::{Deletion, MountInVolume, mounts_in_volumes};
 use crate::pods::{PodContainer, Pods};
 use bindguard_core::judge::{Finding, StaleCause, Unmounted, Verdict, VerdictName};

@@ -1,7 +1,8 @@
 //! Output on an operator's terminal.
 
 use std::fmt::Display;
-use std::io::{self, Write};
+use std::io;
+use std::io::Write;
 
 use anyhow::Context;
 use bindguard_core::text::{json_for_terminals, one_line};

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use tokio::time::sleep;
 
-use super::client::{Cri, CriError};
 use super::messages::{
     LinuxSandbox, NamespaceOption, OF_NODE, PodSandboxMetadata, RunSandbox, SandboxConfig,
     SecurityContext,
 };
+use crate::cri::{Cri, CriError};
 
 const LABEL: (&str, &str) = ("bindguard.io/trial", "true");
 /// The namespace, the name and the uid of the sandbox's pod, which no API server has.

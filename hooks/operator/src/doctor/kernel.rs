@@ -1,9 +1,11 @@
 //! Kernel features that a re-bind uses, and the fallback for a missing feature.
 
-use bindguard_sys::KernelFeatures;
+use std::fs;
+use std::path::Path;
 
-use super::Point;
-use super::kernel_fixes::mount_fixes;
+use bindguard_sys::{KernelFeatures, release_numbers};
+
+use crate::doctor::Point;
 
 /// The point for the kernel. `kubelet_is_shared`: the mount of the kubelet's folders is shared,
 /// which re-binds on older kernels require, or why that is not known.
@@ -36,6 +38,217 @@ pub fn kernel(features: &KernelFeatures, kubelet_is_shared: Result<bool, String>
         NAME,
         format!("Linux {release}: {swap}, read by {look}; {fixes}"),
     )
+}
+
+// Faults of Linux in the calls that re-binds and refreshes make, and the versions with their fixes.
+//
+// The versions are those of Debian's kernel changelogs (6.12.117-1 and 7.2.13-1, November 2026).
+
+/// A fault, and the first version of each series that has the fix.
+struct Fault {
+    what: &'static str,
+    /// The first version with the fault; `(0, 0)`: all that the table knows.
+    since: (u32, u32),
+    fixed: &'static [(u32, u32, u32)],
+}
+
+const FAULTS: [Fault; 5] = [
+    Fault {
+        what: "a mount that propagates beneath a locked mount takes its lock (CVE-2026-98976)",
+        since: (7, 1),
+        fixed: &[(7, 2, 11)],
+    },
+    Fault {
+        what: "a busy mount is unmounted silently (CVE-2026-98996)",
+        since: (0, 0),
+        fixed: &[(6, 12, 117), (7, 2, 11)],
+    },
+    Fault {
+        what: "mount_setattr walks a mount that was unmounted",
+        since: (0, 0),
+        fixed: &[(6, 12, 115), (7, 2, 11)],
+    },
+    Fault {
+        what: "an unmounted tree of mounts can be copied",
+        since: (0, 0),
+        fixed: &[(6, 12, 113), (7, 2, 11)],
+    },
+    Fault {
+        what: "a mount that a copy leaves out takes over a lock",
+        since: (0, 0),
+        fixed: &[(7, 2, 13)],
+    },
+];
+
+/// Which fixes the kernel has. `release`: as `uname -r` prints it. A vendor's kernel may have a fix
+/// under an older number, so nothing is called missing there.
+pub(super) fn mount_fixes(release: &str) -> String {
+    let (mut missing, mut unknown) = (Vec::new(), 0);
+    let (numbers, suffix) = release_numbers(release);
+    // A patch level of 0 is a release of upstream, or a vendor's kernel with fixes of its own.
+    let (major, minor, patch) = match numbers.as_slice() {
+        &[major, minor, patch] if patch > 0 => (major, minor, patch),
+        _ => return "which fixes of 2026 for mounts it has is unknown".to_owned(),
+    };
+    let is_upstreams = suffix.is_empty() || suffix.starts_with("+deb");
+    for fault in &FAULTS {
+        let fix = fault
+            .fixed
+            .iter()
+            .find(|fix| (fix.0, fix.1) == (major, minor));
+        match fix {
+            _ if (major, minor) < fault.since => {}
+            Some(fix) if patch >= fix.2 => {}
+            Some(_) if is_upstreams => missing.push(fault.what),
+            _ => unknown += 1,
+        }
+    }
+    let mut text = format!(
+        "fixes of 2026 for mounts (docs/security.md): {} of {}",
+        FAULTS.len() - missing.len() - unknown,
+        FAULTS.len()
+    );
+    if unknown > 0 {
+        text += &format!(", {unknown} unknown");
+    }
+    if !missing.is_empty() {
+        text += &format!("; not fixed: {}", missing.join("; "));
+    }
+    text
+}
+
+// OCI runtimes that are known to mount something else than the spec says.
+//
+// bindguard compares the mounts of each new container, so a fault that is not in this list is
+// found, too.
+
+/// The known fault of a runtime on this kernel. `version`: the first line of the runtime's
+/// `--version`; `kernel`: the release, such as `6.12.9-amd64`.
+pub(super) fn known_fault(version: &str, kernel: &str) -> Option<&'static str> {
+    let (numbers, _) = release_numbers(version.strip_prefix("crun version ")?);
+    match numbers[..] {
+        // 1.27.1 repairs the fault: NEWS of crun.
+        [1, 27] | [1, 27, 0, ..] => Some(
+            "crun 1.27 takes mounts out of their peer groups, so that unmounts of the host do not reach containers \
+             (containers/podman#28592); install 1.27.1 or newer",
+        ),
+        [1, 29, ..] if release_numbers(kernel).0 >= vec![7, 0] => Some(
+            "crun 1.29 on Linux 7.0 or newer can bind its own root in place of the host's (containers/crun#2262); \
+             install another version",
+        ),
+        _ => None,
+    }
+}
+
+// The distribution of a node by os-release(5), and the way to install packages on it.
+
+/// A node's distribution.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinuxDistribution {
+    /// Its name for people: `Rocky Linux 9.4 (Blue Onyx)`.
+    pub name: String,
+    /// The way to install packages on it.
+    pub packages: Packages,
+}
+
+/// The way to install packages on a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Packages {
+    /// Debian, Ubuntu and their relatives.
+    Apt,
+    /// Red Hat, Fedora, CentOS, Rocky, Amazon and their relatives. All have `yum`, not all have
+    /// `dnf`.
+    Yum,
+    /// SUSE.
+    Zypper,
+    /// Alpine.
+    Apk,
+    /// Arch.
+    Pacman,
+    /// The node's file system is an image, and the image must contain missing programs.
+    Image,
+    /// A distribution that is not known here.
+    Unknown,
+}
+
+/// By `ID`, then by the words of `ID_LIKE`.
+const FAMILIES: [(&str, Packages); 21] = [
+    ("bottlerocket", Packages::Image),
+    ("talos", Packages::Image),
+    ("cos", Packages::Image),
+    ("flatcar", Packages::Image),
+    ("rhcos", Packages::Image),
+    ("ubuntu-core", Packages::Image),
+    ("opensuse-microos", Packages::Image),
+    ("sle-micro", Packages::Image),
+    ("sl-micro", Packages::Image),
+    ("debian", Packages::Apt),
+    ("ubuntu", Packages::Apt),
+    ("rhel", Packages::Yum),
+    ("fedora", Packages::Yum),
+    ("centos", Packages::Yum),
+    ("rocky", Packages::Yum),
+    ("amzn", Packages::Yum),
+    ("sles", Packages::Zypper),
+    ("suse", Packages::Zypper),
+    ("opensuse", Packages::Zypper),
+    ("alpine", Packages::Apk),
+    ("arch", Packages::Pacman),
+];
+
+/// Variants of Fedora, CentOS and Red Hat whose file system is an image.
+const IMAGES: [&str; 3] = ["coreos", "iot", "atomic"];
+
+impl LinuxDistribution {
+    /// Reads the text of os-release.
+    pub fn from_os_release(text: &str) -> Self {
+        let id = os_release_value(text, "ID").unwrap_or_default();
+        let name = os_release_value(text, "PRETTY_NAME")
+            .or_else(|| os_release_value(text, "NAME"))
+            .filter(|name| !name.is_empty());
+        let is_image = os_release_value(text, "VARIANT_ID")
+            .is_some_and(|variant| IMAGES.contains(&variant.as_str()));
+        let like = os_release_value(text, "ID_LIKE").unwrap_or_default();
+        let mut ids = [id.as_str()].into_iter().chain(like.split_whitespace());
+        let family = ids.find_map(|id| FAMILIES.iter().find(|(known, _)| *known == id));
+        let packages = family.map_or(Packages::Unknown, |(_, packages)| *packages);
+        Self {
+            name: name.unwrap_or_else(|| "this distribution".to_owned()),
+            packages: if is_image { Packages::Image } else { packages },
+        }
+    }
+
+    /// The command that installs packages.
+    pub fn install(&self) -> Option<&'static str> {
+        match self.packages {
+            Packages::Apt => Some("apt-get install"),
+            Packages::Yum => Some("yum install"),
+            Packages::Zypper => Some("zypper install"),
+            Packages::Apk => Some("apk add"),
+            Packages::Pacman => Some("pacman -S"),
+            Packages::Image | Packages::Unknown => None,
+        }
+    }
+}
+
+/// The text of os-release on a node whose `/` is at `root`. The second file is for a node whose
+/// `/etc` is empty.
+pub fn os_release(root: &Path) -> String {
+    ["etc/os-release", "usr/lib/os-release"]
+        .iter()
+        .find_map(|file| fs::read_to_string(root.join(file)).ok())
+        .unwrap_or_default()
+}
+
+/// The value of a variable, without its quotes. None of the values that are read here has an
+/// escape.
+pub fn os_release_value(text: &str, name: &str) -> Option<String> {
+    let mut values = text
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix(name)?.strip_prefix('='));
+    values
+        .next_back()
+        .map(|value| value.trim_matches(['"', '\'']).to_owned())
 }
 
 #[cfg(test)]
@@ -84,5 +297,108 @@ mod tests {
             kernel(&features(false), Ok(false)).command.as_deref(),
             Some("mount --make-rshared /")
         );
+    }
+}
+
+#[cfg(test)]
+mod kernel_fixes_tests {
+    use super::*;
+
+    #[test]
+    fn only_upstreams_numbers_tell_that_a_fix_is_missing() {
+        for (release, has) in [
+            ("7.2.13", ": 5 of 5"),
+            ("7.2.13-talos", ": 5 of 5"),
+            ("7.2.11", ": 4 of 5; not fixed: a mount that a copy"),
+            (
+                "7.2.10+deb14-amd64",
+                ": 0 of 5; not fixed: a mount that propagates",
+            ),
+            ("7.2.10-talos", ": 0 of 5, 5 unknown"),
+            (
+                "6.12.114+deb13-cloud-amd64",
+                ": 2 of 5, 1 unknown; not fixed: a busy mount",
+            ),
+            ("6.12.117+deb13-amd64", ": 4 of 5, 1 unknown"),
+            ("6.12.0-55.el10_0.x86_64", "is unknown"),
+            ("6.8.0-31-generic", "is unknown"),
+            ("6.1.176", ": 1 of 5, 4 unknown"),
+            ("7.3.0-rc7", "is unknown"),
+            ("", "is unknown"),
+        ] {
+            let said = mount_fixes(release);
+            assert!(said.contains(has), "{release}: {said}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod runtime_faults_tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_is_known_by_version_and_kernel() {
+        for (version, kernel, is_faulty) in [
+            ("crun version 1.27", "6.1.0", true),
+            ("crun version 1.27.0", "6.1.0", true),
+            ("crun version 1.27.1", "6.1.0", false),
+            ("crun version 1.28", "7.2.0", false),
+            ("crun version 1.29", "7.0-rc3", true),
+            ("crun version 1.29.1", "8.1.0", true),
+            ("crun version 1.29", "6.18.5", false),
+            ("runc version 1.29", "7.0.0", false),
+            ("crun version UNKNOWN", "7.0.0", false),
+            ("", "", false),
+        ] {
+            let found = known_fault(version, kernel);
+            assert_eq!(found.is_some(), is_faulty, "{version:?} on {kernel:?}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod distribution_tests {
+    use super::*;
+
+    #[test]
+    fn a_distribution_is_known_by_its_id_or_by_a_relative() {
+        for (text, packages) in [
+            (
+                "PRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\nID=debian\n",
+                Packages::Apt,
+            ),
+            ("ID=linuxmint\nID_LIKE=\"ubuntu debian\"\n", Packages::Apt),
+            ("ID=\"amzn\"\nID_LIKE=\"fedora\"\n", Packages::Yum),
+            (
+                "ID='almalinux'\nID_LIKE=\"rhel centos fedora\"\n",
+                Packages::Yum,
+            ),
+            (
+                "ID=\"opensuse-leap\"\nID_LIKE=\"suse opensuse\"\n",
+                Packages::Zypper,
+            ),
+            (
+                "ID=\"opensuse-microos\"\nID_LIKE=\"suse opensuse\"\n",
+                Packages::Image,
+            ),
+            ("ID=alpine\n", Packages::Apk),
+            ("ID=arch\n", Packages::Pacman),
+            ("ID=flatcar\nID_LIKE=coreos\n", Packages::Image),
+            ("ID=cos\n", Packages::Image),
+            ("ID=fedora\nVARIANT_ID=coreos\n", Packages::Image),
+            ("ID=fedora\nVARIANT_ID=server\n", Packages::Yum),
+            ("ID=nixos\n", Packages::Unknown),
+            ("", Packages::Unknown),
+        ] {
+            assert_eq!(
+                LinuxDistribution::from_os_release(text).packages,
+                packages,
+                "{text}"
+            );
+        }
+        let named = LinuxDistribution::from_os_release(
+            "NAME=\"Talos\"\nID=talos\nPRETTY_NAME=\"Talos (v1.8.0)\"\n",
+        );
+        assert_eq!(named.name, "Talos (v1.8.0)");
     }
 }

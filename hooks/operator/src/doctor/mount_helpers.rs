@@ -4,8 +4,8 @@
 
 use std::collections::BTreeSet;
 
-use super::distribution::{LinuxDistribution, Packages};
 use super::{Point, PointStatus};
+use crate::doctor::kernel::{LinuxDistribution, Packages};
 
 const NAME: &str = "mount-helpers";
 

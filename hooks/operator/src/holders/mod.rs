@@ -12,15 +12,442 @@
 //! The second rule finds mounts that no mount here shows: after a lazy umount, and on a mount point
 //! that cannot be removed.
 
-mod mounts_to_find;
 mod release;
 mod report;
-mod spread;
-mod system;
-mod trial;
 
-pub use crate::container_cgroup::{container_ids, pod_uid};
-pub use mounts_to_find::MountsToFind;
-pub use release::ReleaseCommand;
-pub use report::{HeldMount, Holder, HolderKind, HoldersReport};
-pub use trial::Trial;
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+
+use bindguard_core::mount_table::{Device, MountEntry, MountIndex, MountTable};
+use bindguard_core::paths::lies_in;
+use bindguard_core::places::Places;
+use bindguard_core::policy::Policy;
+use bindguard_core::report::MountResult;
+use bindguard_core::spec::SpecUsers;
+use bindguard_guard::refresh::{HostRoots, releasable_copies};
+
+use crate::bundles::{bundle_of_container, spec_of_container};
+use crate::container_inits::{ContainerInits, stale_mounts};
+use crate::holders::report::is_in_bind;
+use crate::kubelet_roots::is_of_the_kernel;
+use crate::node::refuse_other_mounts;
+use crate::pods::PodContainer;
+
+pub use crate::container_inits::{container_ids, pod_uid};
+pub use crate::holders::release::ReleaseCommand;
+pub use crate::holders::report::{HeldMount, Holder, HolderKind, HoldersReport};
+
+// The mounts whose holders are searched, identified by shown directories and by covered places.
+
+/// The mounts at or below a path, or of a device, described in a way that is valid in every
+/// namespace.
+#[derive(Debug, Clone, Default)]
+pub struct MountsToFind {
+    /// A mount of a listed device matches if its root is a listed directory or a path below.
+    shown: HashMap<Device, HashSet<PathBuf>>,
+    /// A mount matches if it covers this place or a path below it.
+    covered: Option<(Device, PathBuf)>,
+}
+
+impl MountsToFind {
+    /// The mounts at or below `path` in this namespace's table. `path` is as the kernel prints it.
+    pub fn at_or_below(path: &Path, own: &MountTable) -> Self {
+        let mut shown: HashMap<Device, HashSet<PathBuf>> = HashMap::new();
+        for entry in own
+            .entries()
+            .iter()
+            .filter(|entry| entry.mount_point.starts_with(path))
+        {
+            shown
+                .entry(entry.device)
+                .or_default()
+                .insert(entry.root.path.clone());
+        }
+        Self {
+            shown,
+            covered: place_under(path, own),
+        }
+    }
+
+    /// All mounts of a device.
+    pub fn of_device(device: Device) -> Self {
+        Self {
+            shown: HashMap::from([(device, HashSet::from([PathBuf::from("/")]))]),
+            covered: None,
+        }
+    }
+
+    /// True if `entry`, a mount of `table`, shows or covers a wanted place.
+    pub fn is(&self, entry: &MountEntry, table: &MountIndex<'_>) -> bool {
+        let shows = |roots: &HashSet<PathBuf>| {
+            entry
+                .root
+                .path
+                .ancestors()
+                .any(|above| roots.contains(above))
+        };
+        let covers = |(device, place): &(Device, PathBuf)| {
+            let covered = table
+                .parent(entry)
+                .filter(|parent| parent.device == *device);
+            covered
+                .and_then(|parent| parent.place_in_filesystem(&entry.mount_point))
+                .is_some_and(|it| it.starts_with(place))
+        };
+        self.shown.get(&entry.device).is_some_and(shows)
+            || self.covered.as_ref().is_some_and(covers)
+    }
+}
+
+/// The directory of the filesystem that `path` names beneath the mounts on it.
+fn place_under(path: &Path, own: &MountTable) -> Option<(Device, PathBuf)> {
+    let under = match own.stack_at(path).next() {
+        Some(bottom) => own
+            .mount(bottom.parent)
+            .filter(|parent| parent.id != bottom.id)?,
+        None => own.mount_over(path)?,
+    };
+    Some((under.device, under.place_in_filesystem(path)?))
+}
+
+// Finds the umounts here that reach the mounts of other namespaces.
+//
+// A umount propagates from the parent of the unmounted mount: to the parent's peers, to their
+// slaves, and to the slaves of those. The kernel unmounts the mount at the same place on each. The
+// propagation of the mount itself does not matter: a shared or slave copy stays if the mount below
+// it is private. See mount_namespaces(7) and `propagate_umount` in the kernel's `fs/pnode.c`.
+
+/// The umounts of some mounts of the reader's own namespace.
+#[derive(Debug, Default)]
+struct Spread<'t> {
+    /// The key is a peer group that the umount reaches, and the place within the group's
+    /// filesystem.
+    reached: HashMap<(u32, PathBuf), &'t MountEntry>,
+}
+
+impl<'t> Spread<'t> {
+    /// The umounts of `mounts`. `tables`: those of all namespaces, the reader's `own` included.
+    fn of<'o>(
+        mounts: &[&'t MountEntry],
+        own: &MountIndex<'_>,
+        tables: impl Iterator<Item = &'o MountTable>,
+    ) -> Self {
+        let slaves = Slaves::in_tables(tables);
+        let (mut spread, mut known) = (Self::default(), HashMap::new());
+        for mount in mounts {
+            let Some(parent) = own.parent(mount) else {
+                continue;
+            };
+            let (Some(group), Some(place)) = (
+                parent.propagation.peer_group,
+                parent.place_in_filesystem(&mount.mount_point),
+            ) else {
+                continue;
+            };
+            for reached in known
+                .entry(group)
+                .or_insert_with(|| slaves.reached_from(group))
+                .iter()
+            {
+                spread
+                    .reached
+                    .entry((*reached, place.clone()))
+                    .or_insert(mount);
+            }
+        }
+        spread
+    }
+
+    /// The mount here whose umount also unmounts `entry`. `table`: that of the entry's own
+    /// namespace.
+    fn reaching(&self, entry: &MountEntry, table: &MountIndex<'_>) -> Option<&'t MountEntry> {
+        let parent = table.parent(entry)?;
+        let place = parent.place_in_filesystem(&entry.mount_point)?;
+        let groups = [parent.propagation.peer_group, parent.propagation.master];
+        groups
+            .into_iter()
+            .flatten()
+            .find_map(|group| self.reached.get(&(group, place.clone())).copied())
+    }
+}
+
+/// The peer groups that receive mounts, by their master group.
+struct Slaves(HashMap<u32, HashSet<u32>>);
+
+impl Slaves {
+    fn in_tables<'o>(tables: impl Iterator<Item = &'o MountTable>) -> Self {
+        let mut slaves: HashMap<u32, HashSet<u32>> = HashMap::new();
+        for propagation in tables
+            .flat_map(MountTable::entries)
+            .map(|entry| &entry.propagation)
+        {
+            if let (Some(master), Some(group)) = (propagation.master, propagation.peer_group) {
+                slaves.entry(master).or_default().insert(group);
+            }
+        }
+        Self(slaves)
+    }
+
+    /// The group and all groups that receive from the group, directly or indirectly.
+    fn reached_from(&self, group: u32) -> HashSet<u32> {
+        let (mut reached, mut next) = (HashSet::from([group]), vec![group]);
+        while let Some(group) = next.pop() {
+            next.extend(
+                self.0
+                    .get(&group)
+                    .into_iter()
+                    .flatten()
+                    .filter(|slave| reached.insert(**slave)),
+            );
+        }
+        reached
+    }
+}
+
+// Mounts that must stay: the node or a container runs on them.
+//
+// bindguard never advises a command that unmounts such a mount, regardless of the holder.
+
+/// Directories of the node, in addition to those of the kubelet and the runtimes, whose mounts the
+/// node needs.
+const DIRECTORIES: [&str; 8] = [
+    "/boot",
+    "/boot/efi",
+    "/etc",
+    "/run/lock",
+    "/tmp",
+    "/usr",
+    "/var/log",
+    "/var/tmp",
+];
+
+/// The system mounts of a node.
+#[derive(Debug)]
+struct SystemMounts<'p> {
+    places: &'p Places,
+    shown: HashSet<(Device, PathBuf)>,
+}
+
+impl<'p> SystemMounts<'p> {
+    /// Finds them among the reader's own mounts.
+    pub fn of(own: &MountTable, places: &'p Places) -> Self {
+        let found = own
+            .entries()
+            .iter()
+            .filter(|entry| is_system(&entry.mount_point, places));
+        let shown = found
+            .map(|entry| (entry.device, entry.root.path.clone()))
+            .collect();
+        Self { places, shown }
+    }
+
+    /// True for the path of a system mount, or of a directory in or below which the kubelet or a
+    /// runtime mounts things.
+    pub fn is_at(&self, path: &Path) -> bool {
+        is_system(path, self.places)
+    }
+
+    /// True if a mount of any namespace is its root, a kernel mount, or shows the same as a system
+    /// mount.
+    pub fn must_stay(&self, entry: &MountEntry) -> bool {
+        entry.mount_point == Path::new("/")
+            || is_of_the_kernel(&entry.mount_point)
+            || self
+                .shown
+                .contains(&(entry.device, entry.root.path.clone()))
+    }
+}
+
+fn is_system(path: &Path, places: &Places) -> bool {
+    let is_above = places
+        .directories()
+        .any(|directory| lies_in(directory, path));
+    is_above
+        || DIRECTORIES
+            .iter()
+            .any(|directory| path == Path::new(directory))
+        || is_of_the_kernel(path)
+}
+
+// Tries, without a change, the commands that would free the copies of a running container.
+//
+// A refresh and a release are refused for many reasons: a recursively read-only bind, a bind of
+// another shim without a record of the create. A command that would be refused is no advice.
+
+/// The effect that commands would have on a running container.
+#[derive(Debug, Default)]
+pub struct Trial {
+    /// `refresh --what host-root` would replace a bind.
+    pub refreshes: bool,
+    /// The copies that `release` would unmount.
+    pub releases: Vec<MountEntry>,
+    /// The mounts of the spec. `None` if unknown: then any mount may be the container's own.
+    pub spec: Option<SpecUsers>,
+}
+
+impl Trial {
+    /// True for a mount in a bind of the container that is no mount of the spec, and has no mount on
+    /// it: a copy of a mount of the host, and no volume.
+    fn is_copy(&self, entry: &MountEntry, index: &MountIndex<'_>, table: &MountTable) -> bool {
+        let spec = self.spec.as_ref();
+        let is_of_spec = spec.is_none_or(|spec| spec.has_mount_at(&entry.mount_point));
+        is_in_bind(entry, index) && !is_of_spec && !table.has_mounts_on(entry)
+    }
+
+    /// Tries the commands on a container. Nothing is entered.
+    pub fn of(container: &PodContainer, policy: &Policy, places: &Places) -> Self {
+        let root = Path::new("/");
+        let spec = spec_of_container(root, &container.id);
+        let mut trial = Self {
+            spec: spec.and_then(|spec| SpecUsers::from_spec(&spec).ok()),
+            ..Self::default()
+        };
+        let Some(process) = ContainerInits::of([container]).hold(container) else {
+            return trial;
+        };
+        if refuse_other_mounts(&process).is_err() {
+            return trial;
+        }
+        let Some(bundle) = bundle_of_container(root, &container.id) else {
+            return trial;
+        };
+        let Ok(roots) = HostRoots::open(&bundle, policy, places) else {
+            return trial;
+        };
+        // both verbs refuse a container that left the namespaces of its runtime
+        let Ok(releases) = releasable_copies(&process, trial.spec.as_ref(), &roots) else {
+            return trial;
+        };
+        trial.releases = releases;
+        if let Ok(mounts) = stale_mounts(&process, &roots) {
+            let is_stale = |outcome: &MountResult| *outcome == MountResult::Stale;
+            trial.refreshes = mounts.iter().any(|mount| is_stale(&mount.outcome));
+        }
+        trial
+    }
+}
+
+#[cfg(test)]
+mod mounts_to_find_tests {
+    use super::*;
+
+    fn table(lines: &str) -> MountTable {
+        MountTable::from_mountinfo(lines.as_bytes()).unwrap()
+    }
+
+    const HOST: &str = "1 0 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n2 1 8:2 / /mnt/disk rw shared:2 - ext4 /dev/sdb rw\n";
+    const CONTAINER: &str = "11 10 0:50 / / rw - overlay overlay rw\n12 11 8:1 / /host rw - ext4 /dev/sda1 rw\n13 12 8:2 / /host/mnt/disk rw - ext4 /dev/sdb rw\n14 11 8:2 /sub /data rw - ext4 /dev/sdb rw\n";
+
+    fn found(wanted: &MountsToFind, table: &MountTable) -> Vec<u32> {
+        let index = MountIndex::of(table);
+        table
+            .entries()
+            .iter()
+            .filter(|entry| wanted.is(entry, &index))
+            .map(|entry| entry.id.0)
+            .collect()
+    }
+
+    #[test]
+    fn a_copy_and_a_bind_of_a_part_show_the_same() {
+        let wanted = MountsToFind::at_or_below(Path::new("/mnt/disk"), &table(HOST));
+        assert_eq!(found(&wanted, &table(CONTAINER)), [13, 14]);
+        assert_eq!(
+            found(
+                &MountsToFind::of_device(Device { major: 8, minor: 2 }),
+                &table(CONTAINER)
+            ),
+            [13, 14]
+        );
+    }
+
+    #[test]
+    fn a_mount_that_is_unmounted_here_is_found_by_the_path_that_it_covers() {
+        let unmounted = table("1 0 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n");
+        let wanted = MountsToFind::at_or_below(Path::new("/mnt/disk"), &unmounted);
+        assert_eq!(found(&wanted, &table(CONTAINER)), [13]);
+        let elsewhere = MountsToFind::at_or_below(Path::new("/mnt/other"), &unmounted);
+        assert_eq!(found(&elsewhere, &table(CONTAINER)), Vec::<u32>::new());
+    }
+}
+
+#[cfg(test)]
+mod spread_tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::path::Path;
+
+    use super::*;
+
+    const HOST: &str = "\
+1 0 8:1 / / rw shared:1 - ext4 a rw
+2 1 0:40 / /mnt/p rw shared:2 - tmpfs p rw
+3 2 0:41 / /mnt/p/c rw shared:3 - tmpfs c rw
+4 1 0:42 / /mnt/q rw - tmpfs q rw
+5 4 0:43 / /mnt/q/c rw shared:5 - tmpfs d rw
+";
+
+    /// The umount on the host that also unmounts the mount with this id in another namespace.
+    fn reaching(elsewhere: &str, id: u32) -> Option<String> {
+        let [host, other] =
+            [HOST, elsewhere].map(|text| MountTable::from_mountinfo(text.as_bytes()).unwrap());
+        let mounts: Vec<_> = host
+            .entries()
+            .iter()
+            .filter(|it| it.mount_point.starts_with("/mnt"))
+            .collect();
+        let spread = Spread::of(&mounts, &MountIndex::of(&host), [&host, &other].into_iter());
+        let entry = other
+            .entries()
+            .iter()
+            .find(|entry| entry.id.0 == id)
+            .unwrap();
+        let found = spread
+            .reaching(entry, &MountIndex::of(&other))
+            .map(|mount| mount.mount_point.as_path());
+        found.map(|point: &Path| point.display().to_string())
+    }
+
+    #[test]
+    fn the_mount_below_decides_and_not_the_mount_itself() {
+        let slave_of = |p: &str, c: &str| {
+            format!(
+                "11 0 8:1 / / rw master:1 - ext4 a rw\n12 11 0:40 / /mnt/p rw{p} - tmpfs p rw\n13 12 0:41 / /mnt/p/c rw{c} - tmpfs c rw\n"
+            )
+        };
+        assert_eq!(
+            reaching(&slave_of(" master:2", " master:3"), 13).as_deref(),
+            Some("/mnt/p/c")
+        );
+        assert_eq!(
+            reaching(&slave_of("", " master:3"), 13),
+            None,
+            "its parent is private"
+        );
+        assert_eq!(
+            reaching(&slave_of(" master:2", ""), 13).as_deref(),
+            Some("/mnt/p/c"),
+            "it is private itself"
+        );
+        assert_eq!(reaching(&slave_of("", ""), 12).as_deref(), Some("/mnt/p"));
+        let below_private =
+            "11 0 0:42 / / rw - tmpfs q rw\n12 11 0:43 / /c rw master:5 - tmpfs d rw\n";
+        assert_eq!(
+            reaching(below_private, 12),
+            None,
+            "the host's own parent is private"
+        );
+    }
+
+    #[test]
+    fn a_umount_goes_on_through_slaves_that_are_shared_and_to_other_names() {
+        let through = "11 0 8:1 / / rw shared:9 master:1 - ext4 a rw\n20 0 8:1 /mnt /host rw master:9 - ext4 a rw\n21 20 0:40 / /host/p rw - tmpfs p rw\n";
+        assert_eq!(reaching(through, 21).as_deref(), Some("/mnt/p"));
+        let elsewhere = "20 0 8:1 /srv /host rw master:1 - ext4 a rw\n21 20 0:40 / /host/p rw master:2 - tmpfs p rw\n";
+        assert_eq!(
+            reaching(elsewhere, 21),
+            None,
+            "it is mounted at another place"
+        );
+    }
+}

@@ -15,10 +15,10 @@ use super::release::{
     ReleaseCommand, delete_pod, from_outside, of_the_kubelet, release_empty, umount_here,
     umounts_elsewhere,
 };
-use super::spread::Spread;
-use super::system::SystemMounts;
 use super::{MountsToFind, Trial, container_ids, pod_uid};
-use crate::container_cgroup::looks_like_an_id;
+use crate::container_inits::looks_like_an_id;
+use crate::holders::Spread;
+use crate::holders::SystemMounts;
 use crate::namespaces::{Checked, HeldBy, NamespaceMounts};
 
 /// The holders of the mounts at or below a path; `holders --json` prints this report.

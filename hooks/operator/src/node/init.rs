@@ -15,8 +15,8 @@ use bindguard_core::process_stat::{START_TIME, number};
 use bindguard_sys::enter::{HeldProcess, ProcessError};
 use bindguard_sys::process_files::{ProcessFile, contents};
 
-use super::processes::pids;
 use crate::bundles::{STATES, TASKS, entries, init_of_task, recorded_init};
+use crate::node::pids;
 
 /// Why a process is not taken for a container's init.
 #[derive(Debug, thiserror::Error)]

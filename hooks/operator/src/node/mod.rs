@@ -1,24 +1,27 @@
 //! Facts about a node, for its check-up.
 
 mod init;
-mod mount_users;
-mod processes;
-mod runtime_mounts;
 
-pub use init::{NotInit, hold_init, inits_of, recorded_init_of};
-pub use mount_users::{MountUser, users_of_mount};
-pub(crate) use processes::namespace;
-pub use processes::{
-    Process, arguments_of_processes, may_become_root, pids, pids_named, processes_named,
-    root_pids_named, uid_of, with_open,
-};
-pub use runtime_mounts::{NotOfRuntime, refuse_other_mounts};
-
-use std::fs;
-use std::io;
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use bindguard_core::evidence::Observed;
+use bindguard_core::mount_table::MountId;
+use bindguard_core::paths::lies_in;
+use bindguard_core::process_stat::{PARENT, number};
+use bindguard_core::spec::IdMap;
+use bindguard_sys::enter::HeldProcess;
+use bindguard_sys::process_files::{
+    ProcessFile, arguments_of, contents, contents_within, inodes, links, links_within,
+};
+use serde::Serialize;
+
+use crate::container_inits::in_parts;
+use crate::namespaces::is_gone;
+
+pub use crate::node::init::{NotInit, hold_init, inits_of, recorded_init_of};
 
 /// True if the process is root, and so may read everything.
 pub fn is_root() -> bool {
@@ -31,5 +34,382 @@ pub fn setting(path: &Path) -> Observed<String> {
         Ok(text) => Observed::Seen(text),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Observed::Absent,
         Err(error) => Observed::Unreadable(format!("read {}: {error}", path.display())),
+    }
+}
+
+// The processes that use a mount: with an open file, or with a directory on the mount.
+
+/// Limit of processes that are named.
+const MAX_NAMED: usize = 5;
+
+/// A process that uses a mount.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct MountUser {
+    /// Its pid.
+    pub pid: u32,
+    /// Its name.
+    pub name: String,
+}
+
+/// The processes that use the mount with this id, at this place of a container's mount namespace
+/// with this number. A file that is only mapped is not found.
+pub fn users_of_mount(mount: MountId, place: &Path, namespace: u64) -> Vec<MountUser> {
+    let pids = pids();
+    let mut users: BTreeSet<u32> = with_open_file(mount, &pids);
+    users.extend(with_directory(place, namespace, &pids));
+    let named = users.into_iter().filter_map(|pid| {
+        Some(MountUser {
+            pid,
+            name: Process::of(pid)?.command,
+        })
+    });
+    named.take(MAX_NAMED).collect()
+}
+
+/// The kernel prints the id of the mount of each open file: proc_pid_fdinfo(5).
+fn with_open_file(mount: MountId, pids: &[u32]) -> BTreeSet<u32> {
+    let open_files = |pid: &u32| {
+        let pid = *pid;
+        let open = fs::read_dir(format!("/proc/{pid}/fdinfo"));
+        let entries = open.into_iter().flatten().flatten();
+        entries.map(move |entry| ProcessFile {
+            pid,
+            path: entry.path(),
+        })
+    };
+    let line = format!("mnt_id:\t{}", mount.0);
+    let is_on = |text: &[u8]| String::from_utf8_lossy(text).lines().any(|it| it == line);
+    let mut users = BTreeSet::new();
+    in_parts(pids.iter().flat_map(open_files), |files, left| {
+        let texts = contents_within(left, &files);
+        let open = files.iter().zip(texts);
+        let open = open.filter(|(_, text)| text.as_ref().is_ok_and(|text| is_on(text)));
+        users.extend(open.map(|(file, _)| file.pid));
+    });
+    users
+}
+
+fn with_directory(place: &Path, namespace: u64, pids: &[u32]) -> BTreeSet<u32> {
+    let of_each = |name: &str| -> Vec<ProcessFile> {
+        pids.iter().map(|pid| ProcessFile::of(*pid, name)).collect()
+    };
+    let inside = inodes(&of_each("ns/mnt"));
+    let [cwd, root] = ["cwd", "root"].map(|name| links(&of_each(name)));
+    let directories = cwd.into_iter().zip(root);
+    let all = pids.iter().zip(inside).zip(directories);
+    all.filter(|((_, inside), (cwd, root))| {
+        let is_in =
+            |link: &io::Result<PathBuf>| link.as_ref().is_ok_and(|path| lies_in(path, place));
+        inside.as_ref().is_ok_and(|it| *it == namespace) && (is_in(cwd) || is_in(root))
+    })
+    .map(|((pid, _), _)| *pid)
+    .collect()
+}
+
+// The mount namespace of a container's runtime, which a command must share.
+//
+// A runtime binds the mounts of its own namespace. A debug pod, or a service with private mounts,
+// has copies of these mounts, and may lack a mount of the node. A command in such a namespace would
+// compare a container with the wrong mounts, so the command refuses to run. The agent enters the
+// namespace of the runtime instead.
+
+/// Why a command does not act on a container.
+#[derive(Debug, thiserror::Error)]
+pub enum NotOfRuntime {
+    /// The command runs in another mount namespace.
+    #[error(
+        "this command is in another mount namespace than the container's runtime; run it as nsenter --target {0} --mount bindguard"
+    )]
+    OtherNamespace(u32),
+    /// The container's init ended, or blocks its readers.
+    #[error("find the parent of process {pid}, the container's init")]
+    Init {
+        /// The init.
+        pid: u32,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+    /// The namespace of the runtime's process is not known.
+    #[error("read the mount namespace of process {pid}, the container's runtime")]
+    Unknown {
+        /// The parent of the container's init.
+        pid: u32,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Checks that this process has the mount namespace of the process that supervises the container:
+/// the parent of the container's init, a shim or conmon.
+///
+/// # Errors
+/// If the namespaces differ, or the parent's cannot be read.
+pub fn refuse_other_mounts(init: &HeldProcess) -> Result<(), NotOfRuntime> {
+    let parent = parent_of(init).map_err(|source| NotOfRuntime::Init {
+        pid: init.pid(),
+        source,
+    })?;
+    match only(inodes(&[ProcessFile::of(parent, "ns/mnt")])) {
+        Ok(theirs) if Some(theirs) == namespace("mnt") => Ok(()),
+        Ok(_) => Err(NotOfRuntime::OtherNamespace(parent)),
+        Err(source) => Err(NotOfRuntime::Unknown {
+            pid: parent,
+            source,
+        }),
+    }
+}
+
+fn parent_of(process: &HeldProcess) -> io::Result<u32> {
+    let stat = only(contents(&[ProcessFile::of(process.pid(), "stat")]))?;
+    let parent = number(&String::from_utf8_lossy(&stat), PARENT);
+    let parent = parent.and_then(|parent| parent.try_into().ok());
+    parent.ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// The answer for the only file.
+fn only<A>(answers: Vec<io::Result<A>>) -> io::Result<A> {
+    let none = || Err(io::ErrorKind::NotFound.into());
+    answers.into_iter().next().unwrap_or_else(none)
+}
+
+// Processes of the reader's own mount namespace: daemons of this node, and of no container.
+
+/// A process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Process {
+    /// Its pid.
+    pub pid: u32,
+    /// The process's `comm`, at most 15 bytes.
+    pub command: String,
+    /// The text of its `/proc/PID/cgroup`.
+    pub cgroup: String,
+}
+
+impl Process {
+    fn of(pid: u32) -> Option<Self> {
+        let text = |name| fs::read_to_string(file(pid, name)).ok();
+        Some(Self {
+            pid,
+            command: text("comm")?.trim_end().to_owned(),
+            cgroup: text("cgroup")?,
+        })
+    }
+}
+
+/// Root's processes with this name in the reader's own mount namespace.
+pub fn processes_named(name: &str) -> Vec<Process> {
+    let named = root_pids_named(name);
+    let own = namespace("mnt");
+    let mounts = inodes(&of_each(&named, "ns/mnt"));
+    let mut found = Vec::new();
+    for (pid, mounts) in named.into_iter().zip(mounts) {
+        if own.is_some() && mounts.ok() == own {
+            found.extend(Process::of(pid));
+        }
+    }
+    found
+}
+
+/// The pids of root's processes with this name, of containers too. Any user can give a process any
+/// name.
+pub fn root_pids_named(name: &str) -> Vec<u32> {
+    let mut named = pids_named(name);
+    named.retain(|pid| uid_of(*pid) == Some(0));
+    let users = inodes(&of_each(&named, "ns/user"));
+    let programs = links(&of_each(&named, "exe"));
+    let own = namespace("user");
+    let mut found = Vec::new();
+    for ((pid, users), program) in named.into_iter().zip(users).zip(programs) {
+        // root of another user namespace is a user
+        let is_of_root = own.is_some() && users.ok() == own;
+        if is_of_root && program.is_ok_and(|program| has_name(&program, name)) {
+            found.push(pid);
+        }
+    }
+    found
+}
+
+/// True if a process of this program may have this name: a user can start a program of root's that
+/// changes its user, such as sudo, by a symlink of any name. k3s is a single program with many
+/// names.
+fn has_name(program: &Path, name: &str) -> bool {
+    let program = program.file_name().unwrap_or_default().to_string_lossy();
+    program.contains(name) || program == "k3s"
+}
+
+/// The user of a process; `None` if its ids differ, as those of a program that changes its user.
+pub fn uid_of(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(file(pid, "status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    let mut uids = line.split_whitespace().map(str::parse);
+    let first = uids.next()?.ok()?;
+    uids.all(|uid| uid == Ok(first)).then_some(first)
+}
+
+/// True if a process is root of the host, or may become that: its user namespace maps the user, as
+/// the initial user namespace does. False for a thread of the kernel, and a process that ended.
+pub fn may_become_root(pid: u32) -> bool {
+    let (map, status) = (file(pid, "uid_map"), file(pid, "status"));
+    let (map, status) = match (fs::read_to_string(map), fs::read_to_string(status)) {
+        (Ok(map), Ok(status)) => (map, status),
+        (Err(error), _) | (_, Err(error)) => return !is_gone(&error),
+    };
+    // The kernel's own threads, and processes that end, have no memory.
+    if !status.lines().any(|line| line.starts_with("VmSize:")) {
+        return false;
+    }
+    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    let mut uids = uids.unwrap_or("0").split_whitespace();
+    IdMap::from_proc(&map).is_none_or(|map| map.has_root_of_host()) || uids.any(|uid| uid == "0")
+}
+
+/// The start arguments of each process of root named `name`. A process that gives no answer is left out.
+pub fn arguments_of_processes(name: &str) -> Vec<Vec<String>> {
+    let pids: Vec<u32> = processes_named(name)
+        .iter()
+        .map(|process| process.pid)
+        .collect();
+    arguments_of(&pids).into_iter().flatten().collect()
+}
+
+/// The processes, of containers too, that have this file open.
+pub fn with_open(path: &Path) -> Vec<Process> {
+    let descriptors = |pid: u32| {
+        let entries = fs::read_dir(file(pid, "fd"))
+            .into_iter()
+            .flatten()
+            .flatten();
+        entries.map(move |entry| ProcessFile {
+            pid,
+            path: entry.path(),
+        })
+    };
+    let mut found: Vec<u32> = Vec::new();
+    in_parts(pids().into_iter().flat_map(descriptors), |files, left| {
+        let links = links_within(left, &files);
+        let has_it = |(file, link): (ProcessFile, io::Result<PathBuf>)| {
+            link.is_ok_and(|open| open == path).then_some(file.pid)
+        };
+        found.extend(files.into_iter().zip(links).filter_map(has_it));
+    });
+    found.dedup();
+    found.into_iter().filter_map(Process::of).collect()
+}
+
+/// The caller's own namespace.
+pub(crate) fn namespace(kind: &str) -> Option<u64> {
+    fs::metadata(format!("/proc/thread-self/ns/{kind}"))
+        .ok()
+        .map(|metadata| metadata.ino())
+}
+
+fn of_each(pids: &[u32], name: &str) -> Vec<ProcessFile> {
+    pids.iter().map(|pid| ProcessFile::of(*pid, name)).collect()
+}
+
+/// The pids of all processes with this name, of containers and of any user.
+pub fn pids_named(name: &str) -> Vec<u32> {
+    let is_named = |pid: &u32| {
+        fs::read_to_string(file(*pid, "comm")).is_ok_and(|comm| comm.trim_end() == name)
+    };
+    pids().into_iter().filter(is_named).collect()
+}
+
+/// The pids of all processes.
+pub fn pids() -> Vec<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| {
+            entry
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse().ok())
+        })
+        .collect()
+}
+
+fn file(pid: u32, name: &str) -> PathBuf {
+    Path::new("/proc").join(pid.to_string()).join(name)
+}
+
+#[cfg(test)]
+mod processes_tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::process::CommandExt;
+    use std::process::{Child, Command};
+    use std::thread::yield_now;
+
+    use super::*;
+
+    const NAME: &str = "bg-named";
+    const USER: u32 = 65534;
+
+    /// Starts a process, and waits until it has the name.
+    fn named(command: &mut Command) -> Child {
+        let child = command.spawn().unwrap();
+        while fs::read_to_string(file(child.id(), "comm")).unwrap().trim() != NAME {
+            yield_now();
+        }
+        child
+    }
+
+    /// A user chooses the name of a process, also for a program of root's that changes its user.
+    #[test]
+    fn only_root_gives_a_process_the_name_of_a_daemon() {
+        if !is_root() {
+            eprintln!("SKIPPED: not root");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let (program, other) = (folder.path().join(NAME), folder.path().join("other"));
+        // cp is a separate process: a program that a child has open for writing cannot be run
+        for copy in [&program, &other] {
+            let copied = Command::new("cp").arg("/bin/sleep").arg(copy).status();
+            assert!(copied.unwrap().success());
+        }
+        fs::set_permissions(&other, fs::Permissions::from_mode(0o4755)).unwrap();
+        fs::create_dir(folder.path().join("links")).unwrap();
+        let link = folder.path().join("links").join(NAME);
+        symlink(&other, &link).unwrap();
+        let sleep = |program: &Path| {
+            let mut command = Command::new(program);
+            command.arg("1000");
+            command
+        };
+        let mut in_user_namespace = Command::new("unshare");
+        in_user_namespace
+            .args(["--user", "--map-root-user"])
+            .arg(&program)
+            .arg("1000");
+        let mut processes = vec![
+            named(&mut sleep(&program)),
+            named(sleep(&program).uid(USER)),
+            named(sleep(&link).uid(USER)),
+            named(&mut sleep(&link)),
+        ];
+        let mut in_user_namespace = in_user_namespace.spawn().unwrap();
+        // a machine may refuse user namespaces
+        while in_user_namespace.try_wait().unwrap().is_none() {
+            if fs::read_to_string(file(in_user_namespace.id(), "comm"))
+                .unwrap()
+                .trim()
+                == NAME
+            {
+                break;
+            }
+            yield_now();
+        }
+        processes.push(in_user_namespace);
+        let found = root_pids_named(NAME);
+        for process in &mut processes {
+            process.kill().unwrap();
+            process.wait().unwrap();
+        }
+        assert_eq!(found, [processes[0].id()]);
     }
 }

@@ -1,36 +1,368 @@
-//! The survey of a node by a file with its mount table, and by its files below a directory.
-//!
-//! A debug pod has the node's root directory, and reads it without entering the node's mount
-//! namespace. The pod lacks mounts that the node made later. If a volume is not readable there, a
-//! deleted root is still certain: nothing can be bound from it.
+//! An operator's survey of the node: every volume-subpath and every volume, with names.
 
 use std::ffi::OsString;
-use std::fs;
-use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::time::Instant;
+use std::{fs, io, slice};
 
 use bindguard_core::error_chain;
 use bindguard_core::evidence::{
     FileIdentity, FileKind, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume,
     VolumeMount,
 };
-use bindguard_core::judge::{Finding, Fit, PathInVolume, Verdict, judge_subpath, judge_volume};
+use bindguard_core::judge::{
+    Finding, Fit, PathInVolume, Unmounted, Verdict, VerdictName, judge_plain_volume, judge_reach,
+    judge_subpath, judge_volume,
+};
 use bindguard_core::kubelet::{
     DATA_LINK, MountedVolume, Plugin, TimestampDirectory, VolumeLayout, VolumeSubpath,
 };
 use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable};
 use bindguard_core::paths::{below, join};
 use bindguard_core::places::Places;
-use bindguard_core::policy::Policy;
-use bindguard_core::report::Report;
+use bindguard_core::plan::{Plan, Rebind};
+use bindguard_core::policy::{Mode, Policy};
+use bindguard_core::report::{Outcome, Report};
 use bindguard_core::source::SourceKind;
-use bindguard_sys::observe::{list_subpaths, list_volumes};
+use bindguard_guard::{Probes, dead_volume, judge_subpaths, planned_outcome, rebind};
+use bindguard_sys::observe::{
+    HeldSubpath, HeldVolume, Volumes, is_listed, list_subpaths, list_volumes,
+};
+use bindguard_sys::replace::detach;
+use bindguard_sys::{MountinfoError, Mounts, read_mount_table};
 
-use super::{for_operators, planned_alone, without_bind};
+use crate::kubelet_roots::Roots;
+use crate::kubelet_roots::place_in;
 use crate::node_report::NodeReport;
-use crate::other_roots::place_in;
+use crate::old_files::old_files;
 use crate::pods::Pods;
+
+/// The action for the stale subpaths of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RepairAct {
+    /// Nothing: report the effect of a re-bind.
+    Check,
+    /// Bind the current target in their place.
+    Rebind,
+    /// Detach the stale mount, and leave the rest to the kubelet.
+    Detach,
+}
+
+/// Judges the volumes and subpaths of this node whose paths are `wanted`, and finds the running
+/// containers of these pods that read old files.
+pub fn survey_node(
+    policy: &Policy,
+    places: &Places,
+    pods: &Pods,
+    wanted: impl Fn(&Path) -> bool,
+) -> NodeReport {
+    let start = Instant::now();
+    let probes = Probes::for_operator();
+    let roots = Roots::of(places);
+    let mut report = diagnose_subpaths(policy, &roots, &probes, |subpath| wanted(&subpath.path()));
+    let mut volumes = diagnose_volumes(&roots, &probes, &wanted);
+    report.binds.append(&mut volumes.binds);
+    report.problems.append(&mut volumes.problems);
+    let (old_files, mut unchecked) = old_files(roots.names(), pods, &wanted);
+    report.problems.append(&mut unchecked);
+    report.set_duration(start.elapsed());
+    let mut report = with_table(report, read_mount_table(), roots, places, pods);
+    report.keep_mounts(policy.below_emptydirs, wanted);
+    NodeReport {
+        old_files,
+        ..report
+    }
+}
+
+/// Acts on the stale subpaths that are `wanted`. Volumes are not inspected: none can be repaired
+/// from here.
+pub fn repair_node(
+    policy: &Policy,
+    places: &Places,
+    pods: &Pods,
+    act: RepairAct,
+    wanted: impl Fn(&VolumeSubpath) -> bool,
+) -> NodeReport {
+    // Read before the repair: the report names the sources that the mounts had then.
+    let table = read_mount_table();
+    let roots = Roots::of(places);
+    let report = match act {
+        RepairAct::Check => diagnose_subpaths(policy, &roots, &Probes::for_operator(), wanted),
+        RepairAct::Rebind => rebind_subpaths(policy, &roots, wanted),
+        RepairAct::Detach => detach_subpaths(&roots, wanted),
+    };
+    let mut report = with_table(report, table, roots, places, pods);
+    report.mounts_below_emptydir.clear();
+    report
+}
+
+/// Overrides the policy of admissions: an operator's request is always inspected, and can be
+/// repaired.
+fn for_operators(policy: &Policy) -> Policy {
+    Policy {
+        stale_subpaths: Mode::Repair,
+        ..*policy
+    }
+}
+
+/// The outcome that a repair of this finding alone would have.
+fn planned_alone(finding: &Finding, policy: &Policy) -> Option<Outcome> {
+    let plan = Plan::from_findings(slice::from_ref(finding), policy);
+    planned_outcome(finding, &plan, policy)
+}
+
+fn with_table(
+    mut report: Report,
+    table: Result<MountTable, MountinfoError>,
+    roots: Roots,
+    places: &Places,
+    pods: &Pods,
+) -> NodeReport {
+    let table = match table {
+        Ok(table) => Some(roots.name_mounts(table)),
+        Err(error) => {
+            report.problems.push(error_chain(&error));
+            None
+        }
+    };
+    report.problems.extend(roots.problems);
+    NodeReport::from_report(report, table.as_ref(), pods, places)
+}
+
+fn diagnose_volumes(roots: &Roots, probes: &Probes, wanted: impl Fn(&Path) -> bool) -> Report {
+    let mut report = Report::default();
+    let mut volumes = Volumes::default();
+    for root in roots.names() {
+        match list_volumes(root) {
+            Ok(found) => {
+                volumes.mounted.extend(found.mounted);
+                volumes.plain.extend(found.plain);
+            }
+            Err(error) => report.problems.push(error_chain(&error)),
+        }
+    }
+    volumes
+        .mounted
+        .retain(|volume| wanted(volume.mount_point()));
+    volumes.plain.retain(|directory| wanted(directory));
+    let mounted = judged(
+        &volumes.mounted,
+        probes,
+        MountedVolume::mount_point,
+        judge_volume,
+    );
+    let plain = judged(&volumes.plain, probes, PathBuf::as_path, |_, mount| {
+        judge_plain_volume(mount)
+    });
+    let mounted = mounted.into_iter().zip(volumes.mounted);
+    let mounted = mounted.map(|(verdict, volume)| {
+        let source = volume.mount_point().to_owned();
+        without_bind(source, SourceKind::MountedVolume(volume), verdict)
+    });
+    let plain = plain.into_iter().zip(volumes.plain);
+    let plain =
+        plain.map(|(verdict, source)| without_bind(source, SourceKind::PlainVolume, verdict));
+    report.add(mounted.chain(plain).collect(), |_| None);
+    report
+}
+
+/// Judges volumes by the mounts at their places; probes those on servers first.
+fn judged<V>(
+    volumes: &[V],
+    probes: &Probes,
+    place: impl Fn(&V) -> &Path,
+    judge: impl Fn(&V, &Observed<VolumeMount>) -> Verdict,
+) -> Vec<Verdict> {
+    let some = |volumes: &[V]| {
+        let mounts = Mounts::default();
+        let held: Vec<_> = volumes
+            .iter()
+            .map(|volume| HeldVolume::hold(place(volume)))
+            .collect();
+        let on_server: Vec<bool> = held
+            .iter()
+            .map(|held| held.is_on_a_server(&mounts))
+            .collect();
+        let paths_to_probe = volumes
+            .iter()
+            .zip(&on_server)
+            .filter(|(_, on_server)| **on_server);
+        let paths_to_probe: Vec<PathBuf> = paths_to_probe
+            .map(|(volume, _)| place(volume).to_owned())
+            .collect();
+        let mut answers = probes.reaches(&paths_to_probe).into_iter();
+        let mut verdict = |((volume, held), on_server): ((&V, &HeldVolume), &bool)| {
+            let dead = on_server
+                .then(|| answers.next())
+                .flatten()
+                .as_ref()
+                .and_then(judge_reach);
+            match dead {
+                Some(Verdict::Dead(words)) => {
+                    Verdict::Dead(dead_volume(place(volume), words, probes))
+                }
+                Some(verdict) => verdict,
+                None => judge(volume, &held.observe(&mounts)),
+            }
+        };
+        volumes
+            .iter()
+            .zip(&held)
+            .zip(&on_server)
+            .map(&mut verdict)
+            .collect::<Vec<_>>()
+    };
+    volumes.chunks(AT_A_TIME).flat_map(some).collect()
+}
+
+/// A finding of a survey, which reads no spec.
+fn without_bind(source: PathBuf, kind: SourceKind, verdict: Verdict) -> Finding {
+    Finding {
+        bind: None,
+        source,
+        destination: None,
+        kind,
+        verdict,
+    }
+}
+
+// Detaches a stale subpath's mount, and nothing more: the kubelet binds it again when it next
+// starts the container.
+//
+// An operator wants this on a node whose kubelet has the fix of 1.19 and where a re-bind is not
+// possible; kubediag's recoverer does the same. Until the kubelet binds again, the path shows the
+// empty file underneath.
+
+/// The reason why a mount was not detached.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotDetached {
+    /// A guard repaired it, or the pod went away.
+    #[error("it is no longer stale: {0}")]
+    NoLongerStale(VerdictName),
+    /// Detaching failed.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// Detaches the mount of a subpath that is still stale: the very mount that was judged, whatever a
+/// guard attaches meanwhile.
+pub(crate) fn detach_stale(subpath: &VolumeSubpath) -> Result<(), NotDetached> {
+    let held = HeldSubpath::hold(subpath.clone());
+    let probes = Probes::for_repairs(Instant::now());
+    match judge_subpath(subpath, &probes.observe_one(&held, &Mounts::default())) {
+        Verdict::Stale { .. } => {}
+        verdict => return Err(NotDetached::NoLongerStale(verdict.name())),
+    }
+    let stale = held
+        .handle()
+        .ok_or_else(|| NotDetached::Failed("it went away".to_owned()))?;
+    detach(stale).map_err(|error| NotDetached::Failed(error_chain(&error)))
+}
+
+// All volume-subpaths of a node: judged, or repaired without waiting for a container's next
+// create.
+
+/// The volume-subpaths of this node that are `wanted`, subpaths_judged. Changes nothing.
+pub(crate) fn diagnose_subpaths(
+    policy: &Policy,
+    roots: &Roots,
+    probes: &Probes,
+    wanted: impl Fn(&VolumeSubpath) -> bool,
+) -> Report {
+    let policy = for_operators(policy);
+    report_on_subpaths(roots, probes, wanted, |finding| {
+        planned_alone(finding, &policy)
+    })
+}
+
+/// Re-binds every stale subpath that is `wanted`, whatever policy says of admissions: an operator
+/// requested it. Other subpaths are not inspected.
+pub(crate) fn rebind_subpaths(
+    policy: &Policy,
+    roots: &Roots,
+    wanted: impl Fn(&VolumeSubpath) -> bool,
+) -> Report {
+    let policy = for_operators(policy);
+    let probes = Probes::for_operator();
+    report_on_subpaths(roots, &probes, wanted, |finding| {
+        Rebind::from_finding(finding, &policy).map(|order| repaired(&order))
+    })
+}
+
+/// Detaches the stale mount of every subpath that is `wanted`. Only stale subpaths are detached.
+pub(crate) fn detach_subpaths(roots: &Roots, wanted: impl Fn(&VolumeSubpath) -> bool) -> Report {
+    report_on_subpaths(roots, &Probes::for_operator(), wanted, |finding| {
+        match (&finding.kind, &finding.verdict) {
+            (SourceKind::Subpath(subpath), Verdict::Stale { .. }) => {
+                Some(match detach_stale(subpath) {
+                    Ok(()) => Outcome::Detached,
+                    Err(error) => Outcome::Failed {
+                        error: error.to_string(),
+                    },
+                })
+            }
+            _ => None,
+        }
+    })
+}
+
+fn repaired(order: &Rebind) -> Outcome {
+    let probes = Probes::for_repairs(Instant::now());
+    rebind(order, &probes).unwrap_or_else(Outcome::from)
+}
+
+fn report_on_subpaths(
+    roots: &Roots,
+    probes: &Probes,
+    wanted: impl Fn(&VolumeSubpath) -> bool,
+    outcome: impl Fn(&Finding) -> Option<Outcome>,
+) -> Report {
+    let start = Instant::now();
+    let mut report = Report::default();
+    let mut subpaths = Vec::new();
+    for root in roots.names() {
+        match list_subpaths(root) {
+            Ok(found) => subpaths.extend(found),
+            Err(error) => report.problems.push(error_chain(&error)),
+        }
+    }
+    subpaths.retain(wanted);
+    report.add(subpaths_judged(&subpaths, probes), outcome);
+    report.set_duration(start.elapsed());
+    report
+}
+
+/// Limit of sources that are open at a time, with at most three descriptors each: a shell's limit
+/// is 1024, and a node may have thousands.
+pub(crate) const AT_A_TIME: usize = 100;
+
+fn subpaths_judged(subpaths: &[VolumeSubpath], probes: &Probes) -> Vec<Finding> {
+    let at_a_time = subpaths.chunks(AT_A_TIME);
+    let findings = at_a_time.flat_map(|some| judge_subpaths(some, probes));
+    findings.filter(|finding| !is_gone(finding)).collect()
+}
+
+/// True if the kubelet removed the subpath after it was listed.
+fn is_gone(finding: &Finding) -> bool {
+    let SourceKind::Subpath(subpath) = &finding.kind else {
+        return false;
+    };
+    may_be_gone(&finding.verdict) && !is_listed(subpath)
+}
+
+/// The verdicts on a subpath that the kubelet removed after it was listed.
+fn may_be_gone(verdict: &Verdict) -> bool {
+    matches!(
+        verdict,
+        Verdict::Unmounted(Unmounted::Subpath) | Verdict::Unknown(_)
+    )
+}
+
+// The survey of a node by a file with its mount table, and by its files below a directory.
+//
+// A debug pod has the node's root directory, and reads it without entering the node's mount
+// namespace. The pod lacks mounts that the node made later. If a volume is not readable there, a
+// deleted root is still certain: nothing can be bound from it.
 
 /// Judges the `wanted` subpaths and volumes of a node by its mount table and its files below
 /// `root`.
