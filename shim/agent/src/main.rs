@@ -8,8 +8,6 @@
 mod args;
 mod container;
 mod host;
-mod idle_memory;
-mod node_label;
 mod pods;
 mod restart_slot;
 mod run;
@@ -17,7 +15,6 @@ mod sinks;
 mod sources;
 mod threads;
 mod token_bucket;
-mod wall_clock;
 mod work;
 
 use std::process::ExitCode;
@@ -33,7 +30,7 @@ fn main() -> ExitCode {
     sinks::log_line::log_to(std::io::stderr, args.log_format, args.log_level).init();
     let ended = match &args.command {
         Some(args::Verb::RestartSlot(verb)) => verb.run(),
-        Some(args::Verb::NodeLabel) => node_label::run(),
+        Some(args::Verb::NodeLabel) => host::run(),
         None => run::run(&args),
     };
     match ended {

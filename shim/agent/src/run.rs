@@ -24,7 +24,6 @@ use tracing::{info, warn};
 
 use crate::args::Args;
 use crate::host::{self, RuntimeNamespace};
-use crate::idle_memory::IdleMemory;
 use crate::pods::{self, PodLookup};
 use crate::sinks::journal::JournalWriter;
 use crate::sinks::kubernetes;
@@ -35,6 +34,7 @@ use crate::sources::journal::{JournalReader, follow_journal};
 use crate::sources::kubediag::{Kubediag, PodReader};
 use crate::sources::nri;
 use crate::sources::roots::KubeletRoots;
+use crate::threads::IdleMemory;
 use crate::threads::{Backoff, retry_with_backoff, spawn};
 use crate::work::survey::Surveyor;
 use bindguard_kubernetes::{Access, AccessError, ServiceAccount, node_name};

@@ -3,13 +3,16 @@
 //! A thread that ended would leave a part of the node without repairs while `/healthz` is OK. So a
 //! panic costs a pause, as an error does.
 
-use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::thread;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use std::{io, thread};
 
 use anyhow::{Context, Result};
+use bindguard_sys::trim_heap;
 use prometheus_client::metrics::counter::Counter;
+use tokio::sync::Notify;
+use tokio::time::sleep;
 use tracing::error;
 
 /// The pauses before work that failed begins again.
@@ -86,6 +89,37 @@ impl Backoff {
         let pause = self.next;
         self.next = (pause * 2).min(self.longest);
         pause
+    }
+}
+
+// Returns memory to the kernel after work: a survey or a burst of events frees more than the idle
+// agent uses.
+//
+// glibc keeps freed memory for the next request, which may come five minutes later
+// (docs/decisions/0014).
+
+/// The pause after work: the rest of a burst is trimmed with its beginning.
+const IDLE_MEMORY_PAUSE: Duration = Duration::from_secs(2);
+
+/// Takes notice of work, from any thread.
+#[derive(Debug, Clone, Default)]
+pub struct IdleMemory(Arc<Notify>);
+
+impl IdleMemory {
+    /// Work may have freed memory.
+    pub fn worked(&self) {
+        self.0.notify_one();
+    }
+
+    /// Trims the heap a moment after work, for ever. Without work it does not wake up.
+    pub async fn run(self) {
+        loop {
+            self.0.notified().await;
+            // Work during the pause causes a second trim: the work may free memory after the first
+            // trim.
+            sleep(IDLE_MEMORY_PAUSE).await;
+            trim_heap();
+        }
     }
 }
 

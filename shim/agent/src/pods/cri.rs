@@ -10,8 +10,8 @@ use bindguard_core::spec::SpecUsers;
 use bindguard_operator::cri::{Container, ContainerInfo, Cri, CriError, POD_UID, PodSandbox};
 
 use super::Pod;
-use super::listing::{Listing, NamedContainer};
 use crate::host::RuntimeNamespace;
+use crate::pods::{Listing, NamedContainer};
 
 /// Time limit of a call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);

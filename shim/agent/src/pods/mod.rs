@@ -3,31 +3,28 @@
 //! Threads wait for an answer, within a time limit. The main thread waits for none.
 
 mod cri;
-mod inits;
-mod listing;
-mod names;
 
 use std::collections::HashMap;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bindguard_config::RefreshMode;
-use bindguard_core::identity::PodName;
+use bindguard_core::error_chain;
+use bindguard_core::identity::{Identity, PodName};
 use bindguard_core::refresh_request::{OptIn, RefreshRequest, RequestedBinds};
 use bindguard_operator::cri::{Cri, CriError};
 use bindguard_operator::pods::Pods as PodsOfNode;
+use lru::LruCache;
 use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
-
-use self::cri::pod;
-use self::inits::Inits;
-use self::listing::Listing;
-use self::names::PodNames;
-
-pub use self::cri::{client, client_in};
+use tracing::warn;
 
 use crate::container::Container;
+use crate::pods::cri::{Init, pod};
+
+pub use crate::pods::cri::{client, client_in};
 
 /// Time limit of one lookup, which is several queries.
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -295,6 +292,196 @@ impl KnownPods {
         let listing = cri::listing(cri).await?;
         self.inits.forget_others(|id| listing.is_running(id));
         Ok(self.listing.replace(listing).is_none())
+    }
+}
+
+// The init processes of containers. The CRI writes a container's whole spec into the answer that
+// has its pid, and neither ever changes: so both are queried once. Of the spec, only the user
+// namespaces are kept.
+//
+// A refresh checks the cgroup of the process before it uses the pid.
+
+/// Limit of init processes that are kept, each with a part of its spec. The others are queried at
+/// each refresh.
+const MAX_INITS: NonZeroUsize = NonZeroUsize::new(256).unwrap();
+
+/// The init processes that are known, by the ids of the containers.
+#[derive(Debug)]
+pub struct Inits(LruCache<String, Init>);
+
+impl Default for Inits {
+    fn default() -> Self {
+        Self(LruCache::new(MAX_INITS))
+    }
+}
+
+impl Inits {
+    /// Finds the init process of each named container. A container that ended meanwhile is left
+    /// out.
+    ///
+    /// # Errors
+    /// If the CRI does not answer.
+    pub async fn add(
+        &mut self,
+        cri: &Cri,
+        named: Vec<NamedContainer>,
+    ) -> Result<Vec<Container>, CriError> {
+        let mut containers = Vec::new();
+        for NamedContainer { id, name } in named {
+            let known = self.0.get(&id).cloned();
+            let init = if known.is_some() {
+                known
+            } else {
+                let info = cri.container_info(&id).await?;
+                info.as_ref().and_then(Init::from_info)
+            };
+            if let Some(init) = init {
+                self.0.push(id.clone(), init.clone());
+                containers.push(Container {
+                    identity: Identity::without_pod(&name),
+                    id,
+                    name,
+                    pid: init.pid,
+                    spec: init.spec,
+                });
+            }
+        }
+        Ok(containers)
+    }
+
+    /// Forgets the containers that are gone.
+    pub fn forget_others(&mut self, is_there: impl Fn(&str) -> bool) {
+        let gone: Vec<String> = self
+            .0
+            .iter()
+            .filter(|(id, _)| !is_there(id))
+            .map(|(id, _)| id.clone())
+            .collect();
+        for id in gone {
+            self.0.pop(&id);
+        }
+    }
+}
+
+// The names of pods: the kubelet's folders have only their uids.
+
+/// Limit of names that are kept.
+const MAX_NAMES: NonZeroUsize = NonZeroUsize::new(512).unwrap();
+
+/// The pause after a CRI that gave no answer in time: a line without names is better than a line
+/// that waits.
+const RETRY_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The names that are known: a pod is never renamed.
+#[derive(Debug)]
+pub struct PodNames {
+    known: LruCache<String, PodName>,
+    silent_until: Option<Instant>,
+    /// True if the last query failed: further failures are not logged.
+    is_failing: bool,
+}
+
+impl Default for PodNames {
+    fn default() -> Self {
+        Self {
+            known: LruCache::new(MAX_NAMES),
+            silent_until: None,
+            is_failing: false,
+        }
+    }
+}
+
+impl PodNames {
+    /// The names of a pod, if they are known.
+    pub fn of(&mut self, uid: &str) -> Option<PodName> {
+        self.known.get(uid).cloned()
+    }
+
+    /// True while no query is made, because the CRI gave no answer in time.
+    pub fn is_silent(&self) -> bool {
+        let now = Instant::now();
+        self.silent_until.is_some_and(|until| now < until)
+    }
+
+    /// Keeps the answer to a query, and returns the names. A runtime that starts refuses a query at
+    /// once, so the next query may follow at once.
+    pub fn add(&mut self, uid: &str, answer: Result<Option<Pod>, CriError>) -> Option<PodName> {
+        let failure = answer.as_ref().err();
+        self.silent_until = failure
+            .filter(|error| !error.is_starting())
+            .map(|_| Instant::now() + RETRY_INTERVAL);
+        if let Some(error) = failure.filter(|_| !self.is_failing) {
+            warn!("name a pod: {}", error_chain(error));
+        }
+        self.is_failing = failure.is_some();
+        let pod = answer.ok()??;
+        let names = PodName {
+            namespace: Some(pod.namespace),
+            name: Some(pod.name),
+            uid: Some(uid.to_owned()),
+        };
+        self.known.push(uid.to_owned(), names.clone());
+        Some(names)
+    }
+}
+
+// A listing of the CRI for many pods: after an update of many volumes, single queries would be
+// three for each pod.
+
+/// A running container of a pod, as a list of the CRI names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedContainer {
+    /// Its id.
+    pub id: String,
+    /// Its name in the pod.
+    pub name: String,
+}
+
+/// The pods of the node at one moment, by their uids, and their running containers, by their
+/// sandboxes.
+#[derive(Debug)]
+pub struct Listing {
+    began: Instant,
+    pods: HashMap<String, Pod>,
+    containers: HashMap<String, Vec<NamedContainer>>,
+}
+
+impl Listing {
+    /// The lists that were queried at this moment or later.
+    pub fn new(
+        began: Instant,
+        pods: HashMap<String, Pod>,
+        containers: HashMap<String, Vec<NamedContainer>>,
+    ) -> Self {
+        Self {
+            began,
+            pods,
+            containers,
+        }
+    }
+
+    /// True if the listing has every container that can be stale by an update. A container that
+    /// started after the update, and after the re-bind on the host, has the current file.
+    pub fn is_enough_for(&self, update: Instant) -> bool {
+        self.began >= update
+    }
+
+    /// The pod with this uid.
+    pub fn pod(&self, uid: &str) -> Option<&Pod> {
+        self.pods.get(uid)
+    }
+
+    /// The running containers of a sandbox.
+    pub fn containers(&self, sandbox: &str) -> &[NamedContainer] {
+        self.containers.get(sandbox).map_or(&[], Vec::as_slice)
+    }
+
+    /// True if a container with this id runs.
+    pub fn is_running(&self, id: &str) -> bool {
+        self.containers
+            .values()
+            .flatten()
+            .any(|container| container.id == id)
     }
 }
 

@@ -2,7 +2,6 @@
 //! module of this folder imports a module of `sources` or `work`.
 
 pub mod events;
-pub mod hanging_children;
 pub mod journal;
 pub mod kubernetes;
 pub mod log_line;

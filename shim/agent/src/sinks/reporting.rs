@@ -3,23 +3,26 @@
 //!
 //! It never waits. Without an API server the events cost nothing.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::mem;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bindguard_core::error_chain;
 use bindguard_core::report::{Actor, JournalLine, RebindLine, RefreshLine};
+use bindguard_guard::refresh::Abandoned;
+use bindguard_operator::agent_status::HangingChild;
 use bindguard_operator::container_mounts::ContainerMounts;
 use bindguard_operator::ignored_requests::IgnoredRequest;
 use bindguard_operator::node_report::NodeReport;
 use bindguard_operator::pods::PodContainer;
 use tracing::warn;
 
-use crate::idle_memory::IdleMemory;
 use crate::sinks::events::{
     Events, Standing, from_ignored_request, from_journal, from_keeper, from_rebind, from_refresh,
     from_survey,
 };
 use crate::sinks::journal::JournalWriter;
+use crate::threads::IdleMemory;
 
 /// The findings of the last survey: only a new finding is an event.
 #[derive(Debug, Default)]
@@ -161,4 +164,51 @@ fn new_ones<'f, F>(
     };
     let is_new = |it: &&F| !before.contains(&container(it).id);
     found.iter().filter(is_new).map(named).collect()
+}
+
+// The children that hang in containers. No second child enters such a container.
+
+/// The children that hang, by the ids of their containers.
+#[derive(Debug, Default)]
+pub struct HangingChildren(Mutex<BTreeMap<String, Child>>);
+
+#[derive(Debug)]
+struct Child {
+    /// The container's name for people.
+    container: String,
+    abandoned: Abandoned,
+}
+
+impl HangingChildren {
+    /// Remembers the child of a container until the child ends.
+    pub fn add(&self, id: &str, container: &str, abandoned: Abandoned) {
+        let container = container.to_owned();
+        let child = Child {
+            container,
+            abandoned,
+        };
+        self.alive().insert(id.to_owned(), child);
+    }
+
+    /// True if a child hangs in the container with this id.
+    pub fn are_in(&self, id: &str) -> bool {
+        self.alive().contains_key(id)
+    }
+
+    /// All of them.
+    pub fn listed(&self) -> Vec<HangingChild> {
+        let alive = self.alive();
+        let child = |(id, child): (&String, &Child)| HangingChild {
+            container: child.container.clone(),
+            id: id.clone(),
+            pid: child.abandoned.pid(),
+        };
+        alive.iter().map(child).collect()
+    }
+
+    fn alive(&self) -> MutexGuard<'_, BTreeMap<String, Child>> {
+        let mut children = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        children.retain(|_, child| child.abandoned.is_alive());
+        children
+    }
 }

@@ -11,8 +11,8 @@ use bindguard_operator::agent_status::{AgentStatus, NriState, UnservedAddress};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
+use crate::host::since_epoch;
 use crate::sinks::metrics::Metrics;
-use crate::wall_clock::since_epoch;
 
 /// The facts that do not change while the agent runs.
 #[derive(Debug)]

@@ -28,8 +28,8 @@ use crate::sources::watch::{self, Cause, Notice};
 use crate::threads::{Backoff, retry_with_backoff, spawn};
 use crate::work::pod_refreshes::{PodRefreshes, Refreshes, refreshes};
 use crate::work::refresh_queue::Planned;
+use crate::work::refresh_queue::Updates;
 use crate::work::refresher::Refresher;
-use crate::work::updates::Updates;
 
 /// The work of a thread of a kubelet root.
 type WorkOfRoot = Box<dyn FnOnce(&Arc<KubeletRoots>, &Path) + Send>;

@@ -1,9 +1,7 @@
 //! The work: re-binds on the host, refreshes of containers with a queue and a time limit each, and
 //! surveys.
 
-mod installation;
 pub mod pod_refreshes;
 pub mod refresh_queue;
 pub mod refresher;
 pub mod survey;
-pub mod updates;

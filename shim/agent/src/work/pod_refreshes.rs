@@ -341,11 +341,11 @@ mod tests {
     use bindguard_testing::helper;
 
     use super::*;
-    use crate::idle_memory::IdleMemory;
     use crate::sinks::events::Events;
     use crate::sinks::journal::JournalWriter;
     use crate::sinks::metrics::Metrics;
     use crate::sinks::reporting::Reporting;
+    use crate::threads::IdleMemory;
 
     /// The runtime restarts at the moment of an update.
     #[test]

@@ -383,9 +383,9 @@ mod tests {
     use nix::sched::{CloneFlags, unshare};
 
     use super::*;
-    use crate::idle_memory::IdleMemory;
     use crate::sinks::events::Events;
     use crate::sinks::journal::JournalWriter;
+    use crate::threads::IdleMemory;
 
     #[test]
     fn findings_about_a_container_that_is_gone_are_forgotten() {

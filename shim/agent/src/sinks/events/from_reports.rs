@@ -13,7 +13,7 @@ use bindguard_core::source::KindName;
 use bindguard_operator::container_mounts::Keeper;
 use bindguard_operator::node_report::{NodeBind, NodeReport};
 
-use super::occurrence::{Occurrence, Reason};
+use crate::sinks::events::{Occurrence, Reason};
 
 /// The occurrences of a line from the guard or an operator's command.
 pub fn from_journal(line: &JournalLine) -> Vec<Occurrence> {

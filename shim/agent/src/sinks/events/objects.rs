@@ -14,7 +14,7 @@ use std::time::Duration;
 use bindguard_core::text::cut;
 use lru::LruCache;
 
-use super::occurrence::{EventType, Moment, Reason};
+use crate::sinks::events::{EventType, Moment, Reason};
 
 /// The limit of objects. A node has some hundred pods. Beyond the limit, the object that had no
 /// occurrence for the longest time is forgotten.

@@ -11,11 +11,11 @@ use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use super::objects::{Event, EventKey, EventObjects};
-use super::occurrence::{Moment, Occurrence};
-use super::pace::Pace;
+use crate::host::since_epoch;
 use crate::pods::PodLookup;
+use crate::sinks::events::Pace;
+use crate::sinks::events::{Moment, Occurrence};
 use crate::sinks::metrics::{EventResult, Metrics};
-use crate::wall_clock::since_epoch;
 
 /// The time without an event after which the connection is closed: an idle agent shall be small.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(20);

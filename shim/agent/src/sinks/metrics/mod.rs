@@ -1,9 +1,5 @@
 //! The agent's figures in OpenMetrics: base units, few labels, none that grows with pods.
 
-mod admissions;
-mod binds;
-mod events;
-mod nri;
 mod outcomes;
 mod plain_text;
 
@@ -11,7 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use bindguard_core::judge::VerdictName;
 use bindguard_core::report::{Actor, JournalLine, Outcome, RebindLine, ReleaseResult, UnreadLine};
+use prometheus_client::encoding::EncodeLabelValue;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -20,15 +18,13 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
-use self::admissions::AdmissionMetrics;
-use self::outcomes::RebindOutcome;
+use crate::sinks::metrics::outcomes::AdmissionMetrics;
+use crate::sinks::metrics::outcomes::RebindOutcome;
+use crate::sinks::reporting::HangingChildren;
 
-pub use self::events::{EventMetrics, EventResult};
-pub use self::nri::{NriAnswer, NriMetrics, StartAnswer};
-pub use self::outcomes::RefreshResult;
-pub use self::plain_text::plain_text;
-
-use crate::sinks::hanging_children::HangingChildren;
+pub use crate::sinks::metrics::outcomes::RefreshResult;
+pub use crate::sinks::metrics::outcomes::{NriAnswer, NriMetrics, StartAnswer};
+pub use crate::sinks::metrics::plain_text::plain_text;
 
 /// Upper bounds of the buckets for a re-bind or a refresh, in seconds.
 const BUCKETS: [f64; 10] = [
@@ -343,6 +339,93 @@ impl Metrics {
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
         Ok(text)
+    }
+}
+
+// Checked binds, by verdict and outcome.
+
+/// A counter for each verdict and outcome.
+type BindCounters = Family<[(&'static str, &'static str); 2], Counter>;
+
+/// The labels of a bind.
+fn bind_labels(
+    verdict: VerdictName,
+    outcome: Option<&Outcome>,
+) -> [(&'static str, &'static str); 2] {
+    [("verdict", verdict.as_str()), ("outcome", name_of(outcome))]
+}
+
+fn name_of(outcome: Option<&Outcome>) -> &'static str {
+    match outcome {
+        None => "none",
+        Some(Outcome::Rebound { .. }) => "rebound",
+        Some(Outcome::AlreadyCurrent) => "already_current",
+        Some(Outcome::Detached) => "detached",
+        Some(Outcome::PointedAtVolume { .. }) => "pointed_at_volume",
+        Some(Outcome::MadeRslave) => "made_rslave",
+        Some(Outcome::NeedsSharedMount { .. }) => "needs_shared_mount",
+        Some(Outcome::Planned { .. }) => "planned",
+        Some(Outcome::Refused) => "refused",
+        Some(Outcome::Failed { .. }) => "failed",
+    }
+}
+
+// Figures of the Kubernetes events that the agent writes.
+
+/// The figures of all events.
+#[derive(Debug)]
+pub struct EventMetrics {
+    results: Counters<EventResult>,
+    /// Requests that failed, or were answered with a request for a pause.
+    pub failures: Counter,
+}
+
+/// The result of an event, as a label.
+#[allow(non_camel_case_types, reason = "the label's values")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub enum EventResult {
+    /// The API server has it.
+    written,
+    /// The API server refuses it.
+    refused,
+    /// Too many events waited.
+    queue_full,
+    /// It waited too long.
+    expired,
+    /// Its pod has no sandbox, or the CRI did not answer.
+    no_pod,
+}
+
+impl EventMetrics {
+    const RESULTS: [EventResult; 5] = [
+        EventResult::written,
+        EventResult::refused,
+        EventResult::queue_full,
+        EventResult::expired,
+        EventResult::no_pod,
+    ];
+
+    fn new(registry: &mut Registry) -> Self {
+        let metrics = Self {
+            results: new(registry, "events", "Kubernetes events, by result"),
+            failures: new(
+                registry,
+                "event_request_failures",
+                "Requests for events that failed",
+            ),
+        };
+        // An alert on an increase needs the zero before the first event.
+        Self::RESULTS
+            .iter()
+            .for_each(|result| metrics.count(*result, 0));
+        metrics
+    }
+
+    /// Counts events with this result.
+    pub fn count(&self, result: EventResult, number: usize) {
+        self.results
+            .get_or_create(&[("result", result)])
+            .inc_by(number as u64);
     }
 }
 

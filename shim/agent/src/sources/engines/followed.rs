@@ -353,12 +353,12 @@ mod tests {
     use bindguard_testing::{Cgroup, helper, mount_of, own_namespace};
 
     use super::*;
-    use crate::idle_memory::IdleMemory;
     use crate::sinks::events::Events;
     use crate::sinks::journal::JournalWriter;
     use crate::sinks::metrics::Metrics;
     use crate::sinks::reporting::Reporting;
     use crate::sources::watch::Inotify;
+    use crate::threads::IdleMemory;
 
     fn silent(metrics: &Arc<Metrics>) -> Reporting {
         Reporting {

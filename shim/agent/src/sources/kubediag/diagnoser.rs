@@ -6,7 +6,7 @@
 use serde::Deserialize;
 
 use super::Strings;
-use super::contract::{BUG_LINK, DIAGNOSIS, ENCOUNTERED, SOURCE, TARGET};
+use crate::sources::kubediag::{BUG_LINK, DIAGNOSIS, ENCOUNTERED, SOURCE, TARGET};
 use bindguard_operator::node_report::ISSUE;
 
 /// The parts of the runtime's error, in order, all in the first line of the error.

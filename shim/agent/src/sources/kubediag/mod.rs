@@ -9,32 +9,32 @@
 //! POST, 500 a failure. Keys and results are kubediag's. Unlike kubediag's, this recoverer re-binds
 //! instead of only unmounting, and accepts only a stale volume-subpath.
 
-mod contract;
 mod diagnoser;
-mod pod_detail;
-mod recoverer;
 
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use bindguard_config::Config;
 use bindguard_core::error_chain;
+use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Policy;
+use bindguard_core::report::{Actor, BindReport, RebindLine, Report};
+use bindguard_kubernetes::{Access, ApiClient, ApiError};
+use bindguard_operator::pods::Pods;
+use bindguard_operator::{NotASubpath, RepairAct, exact_subpath, repair_node};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body, Bytes, Incoming};
 use hyper::{Method, Request, StatusCode};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use serde::Deserialize;
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Duration, timeout};
 
-use self::contract::{MAX_BYTES, MOUNT_INFO, POD_DETAIL, Processor, RECOVERY, TARGET};
 use crate::sinks::metrics::Metrics;
 use crate::sinks::reporting::Reporting;
-
-pub use self::contract::FOLDER;
-pub use self::pod_detail::PodReader;
 
 /// Limit of a request: it has the results of both collectors, each no longer than an answer.
 const MAX_POSTED: usize = 2 * MAX_BYTES;
@@ -75,13 +75,13 @@ enum NoResult {
     #[error("the request has no {0}")]
     Missing(&'static str),
     #[error("read the pod")]
-    Pod(#[from] pod_detail::NoPod),
+    Pod(#[from] NoPod),
     #[error("read the mount table")]
     MountInfo(#[source] std::io::Error),
     #[error("diagnose the pod")]
     Diagnosis(#[from] diagnoser::NotDiagnosed),
     #[error("repair the subpath")]
-    Recovery(#[from] recoverer::NotRecovered),
+    Recovery(#[from] NotRecovered),
     #[error("write the result as JSON")]
     Json(#[source] serde_json::Error),
     #[error("the result has {0} bytes, and kubediag accepts {MAX_BYTES}")]
@@ -208,13 +208,10 @@ impl Kubediag {
     }
 
     fn recover(&self, target: &str) -> Result<Strings, NoResult> {
-        let line = recoverer::recover(Path::new(target), &self.policy, &self.places)?;
+        let line = recover(Path::new(target), &self.policy, &self.places)?;
         self.metrics.rebound(&line);
         self.reporting.journal.rebound(line);
-        Ok(Strings::from([(
-            RECOVERY.to_owned(),
-            contract::recovered(target),
-        )]))
+        Ok(Strings::from([(RECOVERY.to_owned(), recovered(target))]))
     }
 }
 
@@ -246,8 +243,269 @@ fn value<'p>(posted: &'p Strings, key: &'static str) -> Result<&'p str, NoResult
 /// `/proc/1/mountinfo`.
 fn mount_info() -> Result<Strings, NoResult> {
     let bytes = std::fs::read("/proc/thread-self/mountinfo").map_err(NoResult::MountInfo)?;
-    let text = contract::short_mount_info(String::from_utf8_lossy(&bytes).into_owned());
+    let text = short_mount_info(String::from_utf8_lossy(&bytes).into_owned());
     Ok(Strings::from([(MOUNT_INFO.to_owned(), text)]))
+}
+
+// The paths, keys and texts that kubediag v0.3.1 defines: `pkg/processors` and `pkg/executor` of
+// kubediag/kubediag.
+
+/// The folder of all processors.
+pub const FOLDER: &str = "/processor/";
+
+/// The parameters that name a pod.
+pub const POD_NAMESPACE: &str = "pod.namespace";
+pub const POD_NAME: &str = "pod.name";
+
+/// The result of podDetailCollector: the Pod as JSON.
+pub const POD_DETAIL: &str = "collector.kubernetes.pod.detail";
+/// The result of mountInfoCollector: the text of a mount table.
+pub const MOUNT_INFO: &str = "collector.system.mountinfo";
+/// The results of subpathRemountDiagnoser.
+pub const DIAGNOSIS: &str = "diagnoser.kubernetes.subpath_remount.result";
+pub const BUG_LINK: &str = "diagnoser.kubernetes.subpath_remount.bug_link";
+pub const SOURCE: &str = "diagnoser.kubernetes.subpath_remount.original_source_path";
+pub const TARGET: &str = "diagnoser.kubernetes.subpath_remount.original_destination_path";
+/// The result of subpathRemountRecover.
+pub const RECOVERY: &str = "recover.kubernetes.subpath_remount.result";
+
+/// The text of a diagnosis.
+pub const ENCOUNTERED: &str =
+    "A kubernetes bug #68211 has been encountered on pod subpath remounting.";
+
+/// Limit of an answer in bytes.
+pub const MAX_BYTES: usize = 2 << 20;
+
+/// A processor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Processor {
+    PodDetailCollector,
+    MountInfoCollector,
+    SubpathRemountDiagnoser,
+    SubpathRemountRecover,
+}
+
+impl Processor {
+    const ALL: [Self; 4] = [
+        Self::PodDetailCollector,
+        Self::MountInfoCollector,
+        Self::SubpathRemountDiagnoser,
+        Self::SubpathRemountRecover,
+    ];
+
+    /// The processor at a path.
+    pub fn of_path(path: &str) -> Option<Self> {
+        let name = path.strip_prefix(FOLDER)?;
+        Self::ALL
+            .into_iter()
+            .find(|processor| processor.name() == name)
+    }
+
+    /// The processor's name, which is the last part of the path.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PodDetailCollector => "podDetailCollector",
+            Self::MountInfoCollector => "mountInfoCollector",
+            Self::SubpathRemountDiagnoser => "subpathRemountDiagnoser",
+            Self::SubpathRemountRecover => "subpathRemountRecover",
+        }
+    }
+}
+
+/// The text of a recovery, spelled as kubediag spells it: its users may compare it.
+pub fn recovered(target: &str) -> String {
+    format!("Succeesfully umount {target} on host")
+}
+
+/// The whole table if it fits into an answer, else its lines about subpaths: the diagnoser reads
+/// only these lines.
+pub fn short_mount_info(text: String) -> String {
+    // Each quote and backslash becomes two bytes.
+    if text.len() <= MAX_BYTES / 2 {
+        return text;
+    }
+    let subpaths = text
+        .split_inclusive('\n')
+        .filter(|line| line.contains("/volume-subpaths/"));
+    subpaths.collect()
+}
+
+// subpathRemountRecover: re-binds a stale volume-subpath with the guard's re-bind.
+//
+// kubediag unmounts whatever path it is given. Here the path must be a volume-subpath of a
+// kubelet's root, written without symlinks, `..` or doubled slashes, and its mount must be stale.
+// Where no re-bind is possible the stale mount is detached, as kubediag does: then the kubelet
+// binds the current file when it next starts the container.
+
+/// Why a path is not repaired.
+#[derive(Debug, thiserror::Error)]
+pub enum NotRecovered {
+    #[error(transparent)]
+    NotASubpath(#[from] NotASubpath),
+    #[error("no container of this node uses {}", .0.display())]
+    Unknown(PathBuf),
+    #[error("{} is {verdict}, and only a stale mount is replaced", path.display())]
+    NotStale {
+        /// The subpath.
+        path: PathBuf,
+        /// Its verdict and the reason.
+        verdict: String,
+    },
+    #[error("{}: {outcome}", path.display())]
+    Failed {
+        /// The subpath.
+        path: PathBuf,
+        /// The outcome of the last try.
+        outcome: String,
+    },
+}
+
+/// Repairs the subpath at a path, until it is current or its stale mount is gone. It may wait for a
+/// filesystem.
+pub fn recover(path: &Path, policy: &Policy, places: &Places) -> Result<RebindLine, NotRecovered> {
+    let start = Instant::now();
+    let subpath = exact_subpath(path, places)?;
+    let rebound = repaired(&subpath, RepairAct::Rebind, policy, places)?;
+    let bind = match rebound.outcome {
+        Some(_) if rebound.is_repaired() => rebound,
+        Some(_) => repaired(&subpath, RepairAct::Detach, policy, places)?,
+        None => return Err(not_stale(path, &rebound)),
+    };
+    if !bind.is_repaired() {
+        let outcome = bind
+            .outcome
+            .as_ref()
+            .map_or_else(|| "left as it is".to_owned(), ToString::to_string);
+        return Err(NotRecovered::Failed {
+            path: path.to_owned(),
+            outcome,
+        });
+    }
+    let mut report = Report {
+        binds: vec![bind],
+        ..Report::default()
+    };
+    report.set_duration(start.elapsed());
+    let (pod_uid, volume) = (subpath.pod_uid(), subpath.volume());
+    Ok(RebindLine::new(Actor::Agent, pod_uid, volume, &report))
+}
+
+fn repaired(
+    subpath: &VolumeSubpath,
+    act: RepairAct,
+    policy: &Policy,
+    places: &Places,
+) -> Result<BindReport, NotRecovered> {
+    let report = repair_node(policy, places, &Pods::default(), act, |other| {
+        other == subpath
+    });
+    let bind = report.binds.into_iter().next().map(|bind| bind.bind);
+    bind.ok_or_else(|| NotRecovered::Unknown(subpath.path()))
+}
+
+fn not_stale(path: &Path, bind: &BindReport) -> NotRecovered {
+    let reason = bind
+        .reason()
+        .map(|reason| format!(": {reason}"))
+        .unwrap_or_default();
+    NotRecovered::NotStale {
+        path: path.to_owned(),
+        verdict: format!("{}{reason}", bind.verdict()),
+    }
+}
+
+// podDetailCollector: the Pod object, from the API server. Only pods of this node: the processors
+// are reachable without credentials, and must not show more of the cluster than the node's own
+// pods.
+
+/// Reads pods of this node.
+#[derive(Debug)]
+pub struct PodReader {
+    /// `None` without credentials.
+    client: Option<Mutex<ApiClient>>,
+    node: String,
+}
+
+/// Why there is no Pod.
+#[derive(Debug, thiserror::Error)]
+pub enum NoPod {
+    #[error(
+        "the request does not name a pod: {POD_NAMESPACE} and {POD_NAME} are the names of Kubernetes objects"
+    )]
+    NotNamed,
+    #[error("there are no credentials for the API server; set [agent.kubernetes] kubeconfig")]
+    NoAccess,
+    #[error(transparent)]
+    Api(#[from] ApiError),
+    #[error("the API server's answer is no Pod")]
+    Json(#[from] serde_json::Error),
+    #[error("it runs on node {found:?}, and this is node {node:?}")]
+    OtherNode {
+        /// The pod's node.
+        found: String,
+        /// The agent's.
+        node: String,
+    },
+}
+
+impl PodReader {
+    /// A reader with these credentials, for the node of this name.
+    pub fn new(access: Option<Arc<Access>>, node: String) -> Self {
+        Self {
+            client: access.map(|access| Mutex::new(ApiClient::new(access))),
+            node,
+        }
+    }
+
+    /// The Pod that the parameters name.
+    ///
+    /// # Errors
+    /// If it cannot be read, or runs on another node.
+    pub async fn detail(&self, parameters: &Strings) -> Result<Strings, NoPod> {
+        let name = |key: &str| {
+            parameters
+                .get(key)
+                .filter(|name| is_object_name(name))
+                .ok_or(NoPod::NotNamed)
+        };
+        let (namespace, pod) = (name(POD_NAMESPACE)?, name(POD_NAME)?);
+        let text = self
+            .read(&format!("/api/v1/namespaces/{namespace}/pods/{pod}"))
+            .await?;
+        let PodPlace { spec } = serde_json::from_str(&text)?;
+        if spec.node_name != self.node {
+            return Err(NoPod::OtherNode {
+                found: spec.node_name,
+                node: self.node.clone(),
+            });
+        }
+        Ok(Strings::from([(POD_DETAIL.to_owned(), text)]))
+    }
+
+    async fn read(&self, path: &str) -> Result<String, NoPod> {
+        let mut client = self.client.as_ref().ok_or(NoPod::NoAccess)?.lock().await;
+        Ok(client.get(path).await?)
+    }
+}
+
+/// A name that is one part of a path: RFC 1123, as all names of pods and namespaces.
+fn is_object_name(name: &str) -> bool {
+    let is_part = |byte: u8| {
+        byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.'
+    };
+    !name.is_empty() && name.len() <= 253 && name.bytes().all(is_part) && !name.starts_with('.')
+}
+
+#[derive(Debug, Deserialize)]
+struct PodPlace {
+    #[serde(default)]
+    spec: PlaceInSpec,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct PlaceInSpec {
+    node_name: String,
 }
 
 #[cfg(test)]
@@ -263,9 +521,9 @@ mod tests {
     use hyper::body::Frame;
 
     use super::*;
-    use crate::idle_memory::IdleMemory;
     use crate::sinks::events::Events;
     use crate::sinks::journal::JournalWriter;
+    use crate::threads::IdleMemory;
 
     /// A client that begins a body and sends nothing more.
     struct WithoutEnd;
@@ -345,5 +603,59 @@ mod tests {
             of(2 * MAX_BYTES + 1).await,
             Err(NoResult::Body(_))
         ));
+    }
+}
+
+#[cfg(test)]
+mod contract_tests {
+    use super::*;
+
+    #[test]
+    fn a_path_names_a_processor_exactly() {
+        assert_eq!(
+            Processor::of_path("/processor/podDetailCollector"),
+            Some(Processor::PodDetailCollector)
+        );
+        for path in [
+            "/processor/",
+            "/processor/poddetailcollector",
+            "/podDetailCollector",
+            "/processor/nodeCordon",
+        ] {
+            assert_eq!(Processor::of_path(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_table_that_is_too_long_keeps_its_subpaths() {
+        let other = "1 0 8:1 / /var/lib/containers/storage rw - ext4 /dev/sda1 rw\n".repeat(40_000);
+        let subpath =
+            "2 1 8:1 /x//deleted /k/pods/u/volume-subpaths/v/c/0 rw - ext4 /dev/sda1 rw\n";
+        assert_eq!(short_mount_info(format!("{other}{subpath}")), subpath);
+        assert_eq!(short_mount_info(subpath.repeat(2)), subpath.repeat(2));
+    }
+}
+
+#[cfg(test)]
+mod pod_detail_tests {
+    use super::*;
+
+    #[test]
+    fn a_name_cannot_lead_to_another_object() {
+        for name in ["web", "web-0.example", "0"] {
+            assert!(is_object_name(name), "{name}");
+        }
+        for name in [
+            "",
+            ".",
+            "..",
+            "a/b",
+            "a?watch=1",
+            "Web",
+            "a%2fb",
+            &"x".repeat(254),
+        ] {
+            assert!(!is_object_name(name), "{name}");
+        }
     }
 }

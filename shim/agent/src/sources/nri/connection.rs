@@ -11,7 +11,6 @@ use prost::Message as _;
 use prost::bytes::Bytes;
 use tracing::{info, warn};
 
-use super::calls::{Calls, CreateRefused};
 use super::messages::{
     CREATE_CONTAINER, ConfigureRequest, ConfigureResponse, ContainerAdjustment,
     CreateContainerRequest, CreateContainerResponse, CreatedContainer, PLUGIN, RUNTIME,
@@ -19,8 +18,9 @@ use super::messages::{
     StateChangeEvent, SynchronizeRequest, SynchronizeResponse, VALIDATE_CONTAINER, ValidateRequest,
     ValidateResponse,
 };
-use super::multiplex::{TO_PLUGIN, TO_RUNTIME, read_frame, write_frames};
 use super::ttrpc::{Incoming, Message, Request, Response, RpcStatus, TtrpcError};
+use crate::sources::nri::ttrpc::{TO_PLUGIN, TO_RUNTIME, read_frame, write_frames};
+use crate::sources::nri::{Calls, CreateRefused};
 
 const NAME: &str = "bindguard";
 /// The runtime calls plugins in the order of these digits. The last digits: bindguard also checks

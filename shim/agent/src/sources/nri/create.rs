@@ -20,12 +20,12 @@ use serde_json::json;
 use tracing::warn;
 
 use super::adjustment;
-use super::calls::{Calls, CreateRefused};
 use super::messages::{
     CreateContainerRequest, NriContainer, NriMount, PodSandbox, ValidateRequest,
 };
-use super::reports::NriReport;
 use crate::sinks::metrics::NriAnswer;
+use crate::sources::nri::NriReport;
+use crate::sources::nri::{Calls, CreateRefused};
 
 /// The runtime waits 2 s for a plugin, then closes its connection and creates the container without
 /// it.
@@ -226,7 +226,7 @@ mod tests {
     use super::*;
     use crate::sinks::journal::JournalWriter;
     use crate::sinks::metrics::Metrics;
-    use crate::sources::nri::deadline::NoResult;
+    use crate::sources::nri::ttrpc::NoResult;
 
     /// The shim refuses a container whose guard is late.
     #[test]

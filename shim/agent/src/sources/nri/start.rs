@@ -35,10 +35,10 @@ use bindguard_operator::bundles::{bundle_of_container, spec_of_container};
 use bindguard_operator::node::{hold_init, recorded_init_of};
 use tracing::warn;
 
-use super::calls::{Calls, CreateRefused};
 use super::messages::CreatedContainer;
-use super::reports::NriReport;
 use crate::sinks::metrics::{RefreshResult, StartAnswer};
+use crate::sources::nri::NriReport;
+use crate::sources::nri::{Calls, CreateRefused};
 
 /// The runtime waits 2 s for a plugin by default, then closes its connection and starts the
 /// container.

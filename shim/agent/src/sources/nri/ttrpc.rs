@@ -5,6 +5,13 @@
 //! through its custom transport it would bring a second protobuf library and vsock into the agent,
 //! for two kinds of messages.
 
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Read, Write};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use std::{io, thread};
+
 use prost::Message as _;
 use prost::bytes::{Buf, Bytes, BytesMut};
 
@@ -169,6 +176,193 @@ impl Incoming {
     }
 }
 
+// Frames: several connections over a socket.
+//
+// A frame is the connection's number and the payload's length, both u32 in big endian, then the
+// payload. The runtime has a connection for its requests and a connection for its answers
+// (`pkg/net/multiplex`).
+
+/// The runtime calls the plugin on this connection.
+pub const TO_PLUGIN: u32 = 1;
+/// The plugin calls the runtime on this connection.
+pub const TO_RUNTIME: u32 = 2;
+
+/// The runtime's limit (`maxPayloadSize`). A pod that the API server accepts leads to requests of at
+/// most 9 MiB, which containerd 1.7 sends in spite of ttrpc's limit.
+const MAX_RECEIVED: u32 = 16 << 20;
+
+/// The runtime reads a frame into one buffer, and closes the connection if the frame is larger. The
+/// runtime's smallest buffer has the size of Go's bufio buffer.
+const MAX_SENT: usize = 4096;
+
+/// Part of a connection's bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frame {
+    /// The number of its connection.
+    pub connection: u32,
+    /// The bytes.
+    pub payload: Vec<u8>,
+}
+
+/// Reads the next frame; `None` at the end of the stream.
+///
+/// # Errors
+/// If the stream fails or ends inside a frame, or the frame is too large.
+pub fn read_frame(stream: &mut impl Read) -> io::Result<Option<Frame>> {
+    let mut header = [0; 8];
+    let started = loop {
+        match stream.read(&mut header[..1]) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            read => break read? == 1,
+        }
+    };
+    if !started {
+        return Ok(None);
+    }
+    stream.read_exact(&mut header[1..])?;
+    let [c0, c1, c2, c3, l0, l1, l2, l3] = header;
+    let (connection, length) = (
+        u32::from_be_bytes([c0, c1, c2, c3]),
+        u32::from_be_bytes([l0, l1, l2, l3]),
+    );
+    if length > MAX_RECEIVED {
+        return Err(io::Error::new(
+            ErrorKind::InvalidData,
+            format!("a frame of {length} bytes, the limit is {MAX_RECEIVED}"),
+        ));
+    }
+    // Memory for the bytes that arrive, not for the announced number.
+    let mut payload = Vec::new();
+    stream.take(length.into()).read_to_end(&mut payload)?;
+    match payload.len() == length as usize {
+        true => Ok(Some(Frame {
+            connection,
+            payload,
+        })),
+        false => Err(ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+/// Writes bytes to a connection.
+///
+/// # Errors
+/// If the stream fails.
+pub fn write_frames(stream: &mut impl Write, connection: u32, bytes: &[u8]) -> io::Result<()> {
+    let mut frames = Vec::with_capacity(bytes.len() + 8);
+    for payload in bytes.chunks(MAX_SENT) {
+        frames.extend_from_slice(&connection.to_be_bytes());
+        frames.extend_from_slice(&(payload.len() as u32).to_be_bytes());
+        frames.extend_from_slice(payload);
+    }
+    stream.write_all(&frames)
+}
+
+// Work with a time limit, in a thread that is left alone when it is late.
+
+/// Limit of threads that are late for a pod, for example behind a server that hangs. Beyond the limit
+/// no more work is begun for this pod.
+const MAX_LATE: usize = 4;
+
+/// Begins work, and counts the threads that have not ended.
+#[derive(Debug, Default)]
+pub struct Deadline {
+    running: Arc<RunningThreads>,
+}
+
+/// The threads of each pod that have not ended.
+#[derive(Debug, Default)]
+struct RunningThreads(Mutex<BTreeMap<String, usize>>);
+
+/// A thread that has not ended.
+struct RunningThread {
+    pod: String,
+    all: Arc<RunningThreads>,
+}
+
+impl RunningThread {
+    /// # Errors
+    /// The number of the pod's threads, if there are too many.
+    fn begin(pod: &str, all: &Arc<RunningThreads>) -> Result<Self, usize> {
+        let mut threads = all.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = threads.entry(pod.to_owned()).or_default();
+        if *count >= MAX_LATE {
+            return Err(*count);
+        }
+        *count += 1;
+        Ok(Self {
+            pod: pod.to_owned(),
+            all: Arc::clone(all),
+        })
+    }
+}
+
+impl Drop for RunningThread {
+    fn drop(&mut self) {
+        let mut threads = self.all.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = threads.get_mut(&self.pod) {
+            *count -= 1;
+            if *count == 0 {
+                threads.remove(&self.pod);
+            }
+        }
+    }
+}
+
+/// Why there is no result.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoResult {
+    /// The time is up; the work goes on.
+    #[error("it took more than {} ms", .0.as_millis())]
+    Late(Duration),
+    /// The thread ended without a result.
+    #[error("it panicked")]
+    Panicked,
+    /// Too many earlier threads of the pod have not ended.
+    #[error("{0} earlier ones of the pod have not ended")]
+    Busy(usize),
+    /// No thread could be started.
+    #[error("no thread could be started")]
+    NoThread,
+}
+
+impl NoResult {
+    /// True if the time is up, or earlier work still takes too long.
+    pub fn is_late(&self) -> bool {
+        match self {
+            Self::Late(_) | Self::Busy(_) => true,
+            Self::Panicked | Self::NoThread => false,
+        }
+    }
+}
+
+impl Deadline {
+    /// The result of the work for a pod, if it is there in time.
+    ///
+    /// # Errors
+    /// Names why it is not.
+    pub fn within<T: Send + 'static>(
+        &self,
+        pod: &str,
+        limit: Duration,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, NoResult> {
+        let running = RunningThread::begin(pod, &self.running).map_err(NoResult::Busy)?;
+        let (send, receive) = sync_channel(1);
+        let thread = thread::Builder::new()
+            .name("nri-create".to_owned())
+            .spawn(move || {
+                let _running = running;
+                // Nothing receives a late result.
+                let _ = send.send(work());
+            });
+        thread.map_err(|_| NoResult::NoThread)?;
+        receive.recv_timeout(limit).map_err(|error| match error {
+            RecvTimeoutError::Timeout => NoResult::Late(limit),
+            RecvTimeoutError::Disconnected => NoResult::Panicked,
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
@@ -266,5 +460,111 @@ mod tests {
         incoming.push(&[0, 0, 0, 2, 0, 0, 0, 7, 3, 0, b'x', b'y']);
         incoming.push(&request.to_bytes());
         assert_eq!(incoming.next_message().unwrap(), Some(request));
+    }
+}
+
+#[cfg(test)]
+mod multiplex_tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn written_bytes_are_read_in_order_and_each_frame_fits_the_runtimes_buffer(
+            bytes in vec(any::<u8>(), 0..20_000), connection: u32,
+        ) {
+            let mut stream = Vec::new();
+            write_frames(&mut stream, connection, &bytes).unwrap();
+            let (mut stream, mut read) = (stream.as_slice(), Vec::new());
+            while let Some(frame) = read_frame(&mut stream).unwrap() {
+                prop_assert_eq!(frame.connection, connection);
+                prop_assert!(frame.payload.len() <= MAX_SENT);
+                read.extend(frame.payload);
+            }
+            prop_assert_eq!(read, bytes);
+        }
+
+        #[test]
+        fn any_bytes_are_frames_or_an_error(bytes in vec(any::<u8>(), 0..200)) {
+            let mut stream = bytes.as_slice();
+            while let Ok(Some(frame)) = read_frame(&mut stream) {
+                prop_assert!(frame.payload.len() + 8 <= bytes.len());
+            }
+        }
+    }
+
+    #[test]
+    fn the_end_of_the_stream_is_an_error_only_inside_a_frame() {
+        let mut frame = Vec::new();
+        write_frames(&mut frame, TO_PLUGIN, b"payload").unwrap();
+        assert_eq!(read_frame(&mut [].as_slice()).unwrap(), None);
+        for end in 1..frame.len() {
+            assert_eq!(
+                read_frame(&mut &frame[..end]).unwrap_err().kind(),
+                ErrorKind::UnexpectedEof,
+                "{end}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_frame_beyond_the_limit_is_refused_before_it_is_read() {
+        let header = [0, 0, 0, 1, 0xff, 0xff, 0xff, 0xff];
+        assert_eq!(
+            read_frame(&mut header.as_slice()).unwrap_err().kind(),
+            ErrorKind::InvalidData
+        );
+    }
+}
+
+#[cfg(test)]
+mod deadline_tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+    const SHORT: Duration = Duration::from_millis(20);
+
+    #[test]
+    fn work_that_is_late_or_panics_has_no_result() {
+        let deadline = Deadline::default();
+        let (_keep, never) = channel::<()>();
+        assert_eq!(deadline.within("p", LONG, || 7), Ok(7));
+        assert_eq!(
+            deadline.within("p", SHORT, move || never.recv().is_ok()),
+            Err(NoResult::Late(SHORT))
+        );
+        assert_eq!(
+            deadline.within::<u8>("p", LONG, || panic!("as expected by a test")),
+            Err(NoResult::Panicked)
+        );
+    }
+
+    #[test]
+    fn threads_that_hang_do_not_pile_up() {
+        let deadline = Deadline::default();
+        let keep: Vec<_> = (0..MAX_LATE)
+            .map(|_| {
+                let (keep, never) = channel::<()>();
+                assert_eq!(
+                    deadline.within("p", SHORT, move || never.recv().is_ok()),
+                    Err(NoResult::Late(SHORT))
+                );
+                keep
+            })
+            .collect();
+        let busy = deadline.within("p", LONG, || ());
+        assert_eq!(busy, Err(NoResult::Busy(MAX_LATE)));
+        assert_eq!(deadline.within("another", LONG, || ()), Ok(()));
+        drop(keep);
+        while !deadline.running.0.lock().unwrap().is_empty() {
+            thread::yield_now();
+        }
+        assert_eq!(deadline.within("p", LONG, || ()), Ok(()));
     }
 }

@@ -10,7 +10,7 @@ use bindguard_config::{EventMode, RefreshMode};
 use super::*;
 use crate::pods::client;
 use crate::sinks::events::Events;
-use crate::sinks::events::occurrence::Reason;
+use crate::sinks::events::Reason;
 
 /// An API server that counts, and answers as the test requires.
 #[derive(Clone, Default)]

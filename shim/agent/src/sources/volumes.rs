@@ -32,7 +32,7 @@ use crate::sources::files::{AFTER_START, Schedule, Watches};
 use crate::sources::watch::{AFTER_MOUNT, Inotify, NewMounts, Rechecks, folder_of_pods};
 use crate::work::pod_refreshes::Refreshes;
 use crate::work::refresh_queue::PodOfRoot;
-use crate::work::updates::Updates;
+use crate::work::refresh_queue::Updates;
 
 /// The volumes of the pods that opted in, below a kubelet root.
 #[derive(Debug)]
@@ -307,11 +307,11 @@ mod tests {
     use bindguard_guard::{Probes, in_real_folder};
 
     use super::*;
-    use crate::idle_memory::IdleMemory;
     use crate::sinks::events::Events;
     use crate::sinks::journal::JournalWriter;
     use crate::sinks::metrics::Metrics;
     use crate::sinks::reporting::Reporting;
+    use crate::threads::IdleMemory;
     use crate::work::pod_refreshes::refreshes;
 
     #[test]

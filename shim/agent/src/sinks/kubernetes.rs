@@ -1,16 +1,64 @@
-//! Events as objects of the API: created once, then patched (`core/v1`, as the kubelet's recorder
-//! does).
+//! The agent's events, as objects of the API server.
+//!
+//! In a pod the credentials are those of its service account, else those of a kubeconfig. The agent
+//! writes events and patches its own pod. It watches nothing, and reads a pod only for kubediag's
+//! processors.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use bindguard_config::{EventMode, KubernetesConfig};
 use bindguard_core::error_chain;
-use bindguard_kubernetes::{ApiClient, ApiError, Status};
+use bindguard_kubernetes::{Access, AccessError, ApiClient, ApiError, Status, node_name};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
+use tracing::warn;
 
-use crate::idle_memory::IdleMemory;
-use crate::sinks::events::{Event, EventApi, EventWriteError};
+use crate::pods::PodLookup;
+use crate::sinks::events::{Event, EventApi, EventWriteError, Events, Recorder};
+use crate::sinks::journal::JournalWriter;
+use crate::sinks::metrics::Metrics;
+use crate::sinks::reporting::Reporting;
+use crate::threads::IdleMemory;
+
+// Starts the task that writes events to the API server, if the settings want events and there are
+// credentials.
+
+/// Starts the recorder of events.
+pub fn start(
+    settings: &KubernetesConfig,
+    access: &Result<Arc<Access>, AccessError>,
+    pods: PodLookup,
+    metrics: &Arc<Metrics>,
+    journal: JournalWriter,
+    memory: IdleMemory,
+) -> Reporting {
+    let off = Reporting {
+        events: Events::off(Arc::clone(metrics)),
+        journal,
+        memory,
+    };
+    if settings.events == EventMode::Off {
+        return off;
+    }
+    let access = match access {
+        Ok(access) => access,
+        Err(error) => {
+            warn!("no events are written: {}", error_chain(error));
+            return off;
+        }
+    };
+    let node = node_name(settings.node.as_deref());
+    let api = ApiEvents::new(ApiClient::new(Arc::clone(access)), node, off.memory.clone());
+    let (events, occurrences) = Events::on(settings.events, Arc::clone(metrics));
+    let recorder = Recorder::new(api, pods, settings.event_requests, Arc::clone(metrics));
+    tokio::spawn(recorder.run(occurrences));
+    Reporting { events, ..off }
+}
+
+// Events as objects of the API: created once, then patched (`core/v1`, as the kubelet's recorder
+// does).
 
 const COMPONENT: &str = "bindguard-agent";
 

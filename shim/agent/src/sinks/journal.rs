@@ -1,22 +1,26 @@
-//! Writes the agent's own lines of the journal, in a thread of its own: a repair does not wait for
-//! the journal's disk.
+//! Writes the agent's own lines of the journal.
 
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bindguard_core::error_chain;
 use bindguard_core::report::{RebindLine, RefreshLine, Report};
 use bindguard_guard::{
     JournalEntry, RecordError, record_nri_create, record_rebind, record_refresh,
 };
+use lru::LruCache;
 use tracing::warn;
 
-use super::share::Shares;
 use crate::pods::PodLookup;
 use crate::sinks::metrics::Metrics;
 use crate::threads::{retry_with_backoff, spawn};
+use crate::token_bucket::TokenBucket;
+
+// Writes the agent's own lines of the journal, in a thread of its own: a repair does not wait for
+// the journal's disk.
 
 /// Limit of lines that wait for the disk. Further lines are counted and dropped.
 const WAITING: usize = 1024;
@@ -173,8 +177,53 @@ fn write_line(journal: &Path, line: AgentLine, pods: &PodLookup) -> Result<(), R
     }
 }
 
+// The share of each container in the agent's lines of the journal.
+//
+// A container can make its files stale in a loop, and each refresh is a line. The journal has a
+// fixed size: without a limit the lines about all other containers would be lost in minutes.
+
+/// Lines about one container that are written at once, and the interval of further lines.
+const BURST: u32 = 30;
+const LINE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Limit of containers and volumes that are remembered.
+const MAX_SHARES: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
+
+/// Decides which lines are written. The time is passed in.
+#[derive(Debug)]
+struct Shares(LruCache<String, Share>);
+
+#[derive(Debug)]
+struct Share {
+    bucket: TokenBucket,
+    left_out: u64,
+}
+
+impl Default for Shares {
+    fn default() -> Self {
+        Self(LruCache::new(MAX_SHARES))
+    }
+}
+
+impl Shares {
+    /// `None` if the line is to be left out. Otherwise the number of lines about this container or
+    /// volume that were left out since the last line.
+    fn admit(&mut self, about: &str, now: Duration) -> Option<u64> {
+        let new = || Share {
+            bucket: TokenBucket::new(BURST, LINE_INTERVAL, now),
+            left_out: 0,
+        };
+        let share = self.0.get_or_insert_mut(about.to_owned(), new);
+        if share.bucket.take(now) {
+            return Some(std::mem::take(&mut share.left_out));
+        }
+        share.left_out += 1;
+        None
+    }
+}
+
 #[cfg(test)]
-mod tests {
+mod writer_tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
     use std::fs;
@@ -201,5 +250,22 @@ mod tests {
         let left_out = metrics.unwritten_lines.get();
         assert!(left_out > 400, "{left_out}");
         assert_eq!(about("loud") as u64 + left_out, 500);
+    }
+}
+
+#[cfg(test)]
+mod share_tests {
+    use super::*;
+
+    #[test]
+    fn a_container_with_many_lines_costs_no_other_container_a_line() {
+        let (mut shares, now) = (Shares::default(), Duration::from_secs(1));
+        let written = (0..1_000).filter(|_| shares.admit("loud", now).is_some());
+        assert_eq!(written.count(), 30);
+        assert_eq!(shares.admit("quiet", now), Some(0));
+        let later = now + LINE_INTERVAL;
+        let answers = [(); 3].map(|()| shares.admit("loud", later));
+        assert_eq!(answers, [Some(970), None, None]);
+        assert_eq!(shares.admit("loud", later + LINE_INTERVAL), Some(2));
     }
 }
