@@ -134,7 +134,7 @@ const ALLOWED: [(&str, &str, &str); 33] = [
         "a separate process reads it, with a time limit",
     ),
     (
-        "shim/agent/src/work/installation.rs",
+        "shim/agent/src/work/survey.rs",
         "stat",
         "a separate process reads it",
     ),

@@ -21,7 +21,8 @@ use bindguard_operator::{RepairAct, named_subpath, repair_node};
 use bindguard_sys::Handle;
 use clap::Args;
 
-use crate::diagnose::{Format, kubediag};
+use crate::diagnose;
+use crate::diagnose::Format;
 use crate::pods::{PodsFrom, uids, unknown_pod};
 use crate::show::{self, print_remark};
 
@@ -109,7 +110,7 @@ impl Repair {
 
     fn print(&self, report: &NodeReport) -> anyhow::Result<()> {
         match self.format {
-            Format::Kubediag => kubediag::print_recovery(report),
+            Format::Kubediag => diagnose::print_recovery(report),
             Format::Text => show::print_node(report, self.json),
         }
     }

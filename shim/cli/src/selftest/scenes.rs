@@ -31,7 +31,7 @@ use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
 use serde_json::json;
 
-use super::reader::{PLACE, Part};
+use crate::selftest::{PLACE, Part};
 
 const CGROUPS: &str = "/sys/fs/cgroup";
 /// The last version of the file in each scene with a reader.

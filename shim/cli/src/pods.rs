@@ -8,20 +8,22 @@
 //!
 //! If containerd does not answer, the bundles still have names. Without both, uids remain.
 
-mod bundles;
-mod supervisors;
-
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail};
 use bindguard_config::{Config, RefreshMode};
-use bindguard_core::identity::PodName;
-use bindguard_core::spec::SpecUsers;
-use bindguard_operator::bundles::spec_of_container;
+use bindguard_core::handover::VERSION_FILE;
+use bindguard_core::identity::{Identity, PodName};
+use bindguard_core::program_names::{SHIM, WRAPPER};
+use bindguard_core::spec::{SpecUsers, SpecView};
+use bindguard_operator::bundles::{spec_of_container, tasks};
 use bindguard_operator::cri::of_node;
 use bindguard_operator::doctor::RunningPods;
+use bindguard_operator::node::arguments_of_processes;
 use bindguard_operator::pods::{ContainerState, PodContainer, PodSelector, Pods};
+use bindguard_sys::bundle::read_spec;
 use clap::Args;
 
 use crate::show::print_remark;
@@ -44,7 +46,7 @@ impl PodsFrom {
             refresh_requests,
             runtime_directories,
         } = self.listed_by_the_cri();
-        for bundle in bundles::containers(Path::new("/")) {
+        for bundle in bundled_containers(Path::new("/")) {
             match containers.iter_mut().find(|known| known.id == bundle.id) {
                 Some(known) => {
                     known.guarded = bundle.guarded;
@@ -53,7 +55,7 @@ impl PodsFrom {
                 None => containers.push(bundle),
             }
         }
-        let supervised = supervisors::guarded();
+        let supervised = guarded();
         for container in &mut containers {
             container.guarded = container
                 .guarded
@@ -137,7 +139,7 @@ pub fn unknown_pod(pods: &Pods, pod: &str) -> Option<anyhow::Error> {
 /// The pods with a bundle on a node whose `/` is at `root`.
 pub fn recorded(root: &Path) -> Pods {
     Pods {
-        containers: bundles::containers(root),
+        containers: bundled_containers(root),
         ..Pods::default()
     }
 }
@@ -170,4 +172,136 @@ pub fn uids(pods: &Pods, selector: &PodSelector) -> anyhow::Result<Vec<String>> 
         uids.push(selector.display_name());
     }
     Ok(uids)
+}
+
+// The running containers, from the annotations of containerd's bundles.
+
+/// The containers that have a bundle of containerd, on a node whose `/` is at `root`.
+pub fn bundled_containers(root: &Path) -> Vec<PodContainer> {
+    tasks(root)
+        .filter_map(|bundle| container(&bundle))
+        .collect()
+}
+
+/// A bundle may disappear while it is read: its container is then gone as well.
+fn container(bundle: &Path) -> Option<PodContainer> {
+    let bytes = read_spec(bundle).ok()?;
+    let Identity {
+        container: name,
+        pod,
+    } = Identity::from_spec(&SpecView::from_bytes(&bytes).ok()?);
+    Some(PodContainer {
+        id: bundle.file_name()?.to_str()?.to_owned(),
+        name,
+        state: None,
+        attempt: None,
+        pod,
+        guarded: calls_the_wrapper(bundle).then_some(true),
+        shim_version: shim_version(bundle),
+    })
+}
+
+/// A shim writes the name of its OCI runtime into the bundle, and calls it until the container is
+/// deleted.
+fn calls_the_wrapper(bundle: &Path) -> bool {
+    fs::read_to_string(bundle.join("runtime")).is_ok_and(|runtime| is_wrapper(runtime.trim()))
+}
+
+/// The shim writes its version into the bundle of the pod's first container. The bundles of later
+/// containers of a pod have no version file.
+fn shim_version(bundle: &Path) -> Option<String> {
+    let version = fs::read_to_string(bundle.join(VERSION_FILE)).ok()?;
+    Some(version.trim().to_owned()).filter(|version| !version.is_empty())
+}
+
+// Checks whether the guard runs before the creates of a container, from the programs that
+// supervise containers now.
+//
+// containerd keeps the shim of a pod's sandbox for all containers of the pod, even after a change
+// of its config. So the running process decides, not the config. A conmon without the wrapper
+// proves nothing: CRI-O and Podman may call the guard through a hook.
+
+/// The kernel cuts the names of all of containerd's shims to this.
+const SHIMS: &str = "containerd-shim";
+
+const CONMON: &str = "conmon";
+
+/// The ids that supervisors were started for (containerd: the id of the pod's sandbox), and whether
+/// the guard runs there.
+pub fn guarded() -> HashMap<String, bool> {
+    let shims = arguments_of_processes(SHIMS)
+        .into_iter()
+        .filter_map(|words| of_shim(&words));
+    let conmons = arguments_of_processes(CONMON)
+        .into_iter()
+        .filter_map(|words| of_conmon(&words));
+    shims.chain(conmons).collect()
+}
+
+/// True if a runtime's path or name is that of the wrapper.
+pub fn is_wrapper(runtime: &str) -> bool {
+    is_named(runtime, WRAPPER)
+}
+
+fn of_shim(words: &[String]) -> Option<(String, bool)> {
+    Some((
+        value(words, &["-id", "--id"])?,
+        is_named(words.first()?, SHIM),
+    ))
+}
+
+fn of_conmon(words: &[String]) -> Option<(String, bool)> {
+    let id = value(words, &["-c", "--cid"])?;
+    is_wrapper(&value(words, &["-r", "--runtime"])?).then_some((id, true))
+}
+
+fn is_named(path: &str, name: &str) -> bool {
+    Path::new(path).file_name().is_some_and(|file| file == name)
+}
+
+fn value(words: &[String], flags: &[&str]) -> Option<String> {
+    let at = words
+        .iter()
+        .position(|word| flags.contains(&word.as_str()))?;
+    words.get(at + 1).cloned()
+}
+
+#[cfg(test)]
+mod supervisors_tests {
+    use super::*;
+
+    fn words(line: &str) -> Vec<String> {
+        line.split(' ').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_shim_says_by_its_name_whether_it_calls_the_guard() {
+        let of = |name: &str| {
+            of_shim(&words(&format!(
+                "/usr/bin/{name} -namespace k8s.io -id s-1 -address /run/c.sock"
+            )))
+        };
+        assert_eq!(
+            of("containerd-shim-bindguard-v2"),
+            Some(("s-1".to_owned(), true))
+        );
+        assert_eq!(
+            of("containerd-shim-runc-v2"),
+            Some(("s-1".to_owned(), false))
+        );
+    }
+
+    #[test]
+    fn a_conmon_proves_only_the_wrapper() {
+        let of = |runtime: &str| {
+            of_conmon(&words(&format!(
+                "/usr/bin/conmon -b /b -c c-1 -r {runtime} --syslog"
+            )))
+        };
+        assert_eq!(
+            of("/usr/local/bin/bindguard-runtime"),
+            Some(("c-1".to_owned(), true))
+        );
+        assert_eq!(of("/usr/bin/crun"), None);
+    }
 }
