@@ -1,14 +1,10 @@
 //! Admits a bundle: inspects, acts, verifies, reports.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use bindguard_core::annotations::policy_of_pod;
 use bindguard_core::error_chain;
-use bindguard_core::identity::Identity;
 use bindguard_core::judge::{Finding, Pinning, Verdict};
 use bindguard_core::places::Places;
 use bindguard_core::plan::{
@@ -17,13 +13,13 @@ use bindguard_core::plan::{
 use bindguard_core::policy::{Alarm, Mode, Policy};
 use bindguard_core::report::{BindReport, Outcome, Report, explain_unrepaired};
 use bindguard_core::source::SourceKind;
-use bindguard_core::spec::{EditError, SpecEdit, SpecError, SpecView};
-use bindguard_sys::bundle::{BundleError, read_spec, record};
-use bindguard_sys::fault::FaultPoint;
-use bindguard_sys::{OldKernel, bundle, fault, require_calls};
+use bindguard_core::spec::{EditError, SpecEdit, SpecView};
+use bindguard_sys::bundle::{self, BundleError, record};
+use bindguard_sys::fault::{self, FaultPoint};
 
 use crate::expect::{ExpectedSources, record_expected_binds};
 use crate::inspect::inspect;
+use crate::inspect::{OpenBundle, OpenError};
 use crate::probes::{ProbeLimits, Probes};
 use crate::rebind::{NotRebound, rebind};
 
@@ -367,112 +363,4 @@ fn is_worth_another_try(bind: &BindReport) -> bool {
         | SourceKind::HostRoot
         | SourceKind::Foreign => false,
     }
-}
-
-// The beginning of an admission, a check and a proof: a single read of config.json, and the policy
-// for its pod.
-
-/// Why a bundle could not be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// config.json could not be read.
-    #[error(transparent)]
-    Read(#[from] BundleError),
-    /// It is not a spec.
-    #[error(transparent)]
-    Parse(#[from] SpecError),
-    /// Nothing can be compared and repaired on this kernel.
-    #[error(transparent)]
-    Kernel(#[from] OldKernel),
-}
-
-/// A report with the names that the bundle has. A bundle that cannot be read has no names: the runtime
-/// reports the bundle.
-pub(crate) fn named_report(bundle: &Path) -> Report {
-    let mut report = Report::about_bundle(bundle);
-    if let Ok(bytes) = read_spec(bundle)
-        && let Ok(spec) = SpecView::from_bytes(&bytes)
-    {
-        report.container = Identity::from_spec(&spec);
-    }
-    report
-}
-
-/// A bundle whose spec is parsed, and the policy for its pod.
-pub(crate) struct OpenBundle<'b> {
-    /// The bundle's path.
-    pub path: &'b Path,
-    /// A view of its spec.
-    pub spec: SpecView<'b>,
-    /// The node's policy, with the changes of the pod's annotations.
-    pub policy: Cow<'b, Policy>,
-    /// Annotations that are not followed.
-    not_followed: Vec<String>,
-}
-
-impl<'b> OpenBundle<'b> {
-    /// The bundle at `path`, whose spec has these bytes. Relative sources are relative to `path`.
-    ///
-    /// # Errors
-    /// If the kernel is too old, or the bytes are no spec.
-    pub fn parse(bytes: &'b [u8], path: &'b Path, node: &'b Policy) -> Result<Self, OpenError> {
-        require_calls()?;
-        let spec = SpecView::from_bytes(bytes)?;
-        let (policy, not_followed) = policy_of_pod(node, |name| spec.annotation(name));
-        Ok(Self {
-            path,
-            spec,
-            policy,
-            not_followed,
-        })
-    }
-
-    /// Adds the container's names, the parts that are not checked, and the annotations that are not
-    /// followed.
-    pub fn describe(&self, report: &mut Report) {
-        report.container = Identity::from_spec(&self.spec);
-        report.problems.extend(self.spec.overlooked());
-        report.problems.extend(self.not_followed.iter().cloned());
-    }
-}
-
-// The budget and the retry rule of a replacement, the same on the host and in a container.
-
-/// Limit of rounds. Updates every 2 ms needed at most 2 rounds, updates without a pause 12.
-pub(crate) const MAX_ROUNDS: u32 = 64;
-
-/// Limit of rounds in which a mount could not be replaced. Rounds that an update of the volume
-/// ended do not count.
-pub(crate) const MAX_FAILURES: u32 = 3;
-
-/// Time limit of the replacements in a place.
-pub(crate) const REPLACE_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// The end of the rounds of a replacement.
-#[derive(Debug)]
-pub(crate) enum Ended<T> {
-    /// A round had this result.
-    Done(T),
-    /// There were [`MAX_ROUNDS`] rounds, or the time is over.
-    Unfinished {
-        /// The number of rounds.
-        rounds: u32,
-    },
-}
-
-/// Runs rounds until a round breaks with a result or an error, for at most [`MAX_ROUNDS`]. No round
-/// begins after `until`.
-pub(crate) fn repeat<T, E>(
-    until: Instant,
-    mut round: impl FnMut() -> Result<ControlFlow<T>, E>,
-) -> Result<Ended<T>, E> {
-    for rounds in 0..MAX_ROUNDS {
-        if Instant::now() >= until {
-            return Ok(Ended::Unfinished { rounds });
-        }
-        if let ControlFlow::Break(result) = round()? {
-            return Ok(Ended::Done(result));
-        }
-    }
-    Ok(Ended::Unfinished { rounds: MAX_ROUNDS })
 }

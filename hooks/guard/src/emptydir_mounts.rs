@@ -23,8 +23,8 @@ use bindguard_sys::bundle::{read_spec, spec_of};
 use bindguard_sys::read_mount_table_in_part;
 use bindguard_sys::unmount::{UnmountError, UnmountFlags, unmount_within};
 
-use crate::admit::OpenError;
 use crate::directories::kubelet_roots_by_all_names;
+use crate::inspect::OpenError;
 use crate::probes::Probes;
 
 const EMPTY_DIRS: &str = "volumes/kubernetes.io~empty-dir";

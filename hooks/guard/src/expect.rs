@@ -19,7 +19,7 @@ use bindguard_sys::bundle::record;
 use bindguard_sys::observe::BindSource;
 use bindguard_sys::{Handle, Mounts, open_without_waiting, read_file};
 
-use crate::admit::OpenBundle;
+use crate::inspect::OpenBundle;
 use crate::inspect::{MAX_HELD_BINDS, source_of};
 use crate::probes::Probes;
 

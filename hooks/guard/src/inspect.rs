@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Instant;
 
+use bindguard_core::annotations::policy_of_pod;
 use bindguard_core::error_chain;
 use bindguard_core::evidence::{FileKind, Reach};
+use bindguard_core::identity::Identity;
 use bindguard_core::judge::{
     Finding, Pinning, Verdict, judge_host_root, judge_reach, judge_subpath, judge_volume,
 };
@@ -17,14 +19,12 @@ use bindguard_core::plan::{Plan, refusal_of, refusal_of_unseen};
 use bindguard_core::policy::{Alarm, Mode, Policy, Scope};
 use bindguard_core::report::{Outcome, PlannedAction, Report};
 use bindguard_core::source::SourceKind;
-use bindguard_core::spec::{Bind, RequestedPropagation, SpecView};
-use bindguard_sys::bundle::read_spec;
+use bindguard_core::spec::{Bind, RequestedPropagation, SpecError, SpecView};
+use bindguard_sys::bundle::{BundleError, read_spec};
 use bindguard_sys::observe::{HeldSubpath, HeldVolume, HeldVolumeDirectories, observe_host_mount};
-use bindguard_sys::{Handle, HandleError, MountError, Mounts};
+use bindguard_sys::{Handle, HandleError, MountError, Mounts, OldKernel, require_calls};
 
-use crate::admit::{OpenBundle, OpenError};
-use crate::directories::RootsInUse;
-use crate::directories::{by_all_names, in_real_folder};
+use crate::directories::{RootsInUse, by_all_names, in_real_folder};
 use crate::probes::{Answers, Probes};
 
 /// A bind's source, open until it is judged.
@@ -500,6 +500,73 @@ pub fn planned_outcome(finding: &Finding, plan: &Plan, policy: &Policy) -> Optio
         _ => is_edited.then_some(PlannedAction::PointAtVolume),
     };
     action.map(|action| Outcome::Planned { action })
+}
+
+// The beginning of an admission, a check and a proof: a single read of config.json, and the policy
+// for its pod.
+
+/// Why a bundle could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// config.json could not be read.
+    #[error(transparent)]
+    Read(#[from] BundleError),
+    /// It is not a spec.
+    #[error(transparent)]
+    Parse(#[from] SpecError),
+    /// Nothing can be compared and repaired on this kernel.
+    #[error(transparent)]
+    Kernel(#[from] OldKernel),
+}
+
+/// A report with the names that the bundle has. A bundle that cannot be read has no names: the runtime
+/// reports the bundle.
+pub(crate) fn named_report(bundle: &Path) -> Report {
+    let mut report = Report::about_bundle(bundle);
+    if let Ok(bytes) = read_spec(bundle)
+        && let Ok(spec) = SpecView::from_bytes(&bytes)
+    {
+        report.container = Identity::from_spec(&spec);
+    }
+    report
+}
+
+/// A bundle whose spec is parsed, and the policy for its pod.
+pub(crate) struct OpenBundle<'b> {
+    /// The bundle's path.
+    pub path: &'b Path,
+    /// A view of its spec.
+    pub spec: SpecView<'b>,
+    /// The node's policy, with the changes of the pod's annotations.
+    pub policy: Cow<'b, Policy>,
+    /// Annotations that are not followed.
+    not_followed: Vec<String>,
+}
+
+impl<'b> OpenBundle<'b> {
+    /// The bundle at `path`, whose spec has these bytes. Relative sources are relative to `path`.
+    ///
+    /// # Errors
+    /// If the kernel is too old, or the bytes are no spec.
+    pub fn parse(bytes: &'b [u8], path: &'b Path, node: &'b Policy) -> Result<Self, OpenError> {
+        require_calls()?;
+        let spec = SpecView::from_bytes(bytes)?;
+        let (policy, not_followed) = policy_of_pod(node, |name| spec.annotation(name));
+        Ok(Self {
+            path,
+            spec,
+            policy,
+            not_followed,
+        })
+    }
+
+    /// Adds the container's names, the parts that are not checked, and the annotations that are not
+    /// followed.
+    pub fn describe(&self, report: &mut Report) {
+        report.container = Identity::from_spec(&self.spec);
+        report.problems.extend(self.spec.overlooked());
+        report.problems.extend(self.not_followed.iter().cloned());
+    }
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use serde::Serialize;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use crate::admit::named_report;
+use crate::inspect::named_report;
 
 /// Why an entry was not recorded.
 #[derive(Debug, thiserror::Error)]

@@ -21,8 +21,8 @@ mod prove;
 mod rebind;
 pub mod refresh;
 
-pub use crate::admit::OpenError;
 pub use crate::expect::dead_volume;
+pub use crate::inspect::OpenError;
 pub use crate::inspect::judge_subpaths;
 pub use crate::inspect::{check_bundle, planned_outcome};
 pub use admit::{Admission, Attempt, admit, admit_spec, admit_with_spec};

@@ -19,9 +19,9 @@ use bindguard_sys::bundle::{self, BundleError, record};
 use bindguard_sys::enter::{HeldProcess, ProcessError};
 use bindguard_sys::walk_path_of_process;
 
-use crate::admit::{OpenBundle, OpenError, named_report};
 use crate::expect::{ExpectedSources, expect_again};
 use crate::inspect::source_of;
+use crate::inspect::{OpenBundle, OpenError, named_report};
 use crate::refresh::{RefreshError, refuse_sandbox};
 
 /// Time limit for the exit of an init that has no mount namespace any more.

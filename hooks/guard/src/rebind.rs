@@ -24,16 +24,16 @@ use bindguard_core::judge::{PathInVolume, Remedy, RepairMethod, Verdict, judge_s
 use bindguard_core::kubelet::{TimestampDirectory, VolumeSubpath, Writer};
 use bindguard_core::plan::Rebind;
 use bindguard_core::report::Outcome;
-use bindguard_sys::fault::{self, FaultPoint};
+use bindguard_sys::fault::FaultPoint;
 use bindguard_sys::observe::HeldSubpath;
 use bindguard_sys::replace::{
     CloneError, NewMount, ReplaceError, attach_beneath, attach_tucked, clone_mount, detach,
 };
 use bindguard_sys::{
-    Handle, MountOf, Mounts, OpenedTarget, make_directories, open_target, require_calls, stranded,
+    Handle, MountOf, Mounts, OpenedTarget, fault, make_directories, open_target, require_calls,
+    stranded,
 };
 
-use crate::admit::{Ended, MAX_FAILURES, REPLACE_TIMEOUT, repeat};
 use crate::probes::Probes;
 
 /// The pause after a failure that may pass.
@@ -333,4 +333,45 @@ fn is_done(attached: Result<(), ReplaceError>) -> Result<bool, NotRebound> {
         Err(error) if error.is_target_gone() || error == ReplaceError::Overtaken => Ok(false),
         Err(error) => Err(not_rebound(error)),
     }
+}
+
+// The budget and the retry rule of a replacement, the same on the host and in a container.
+
+/// Limit of rounds. Updates every 2 ms needed at most 2 rounds, updates without a pause 12.
+pub(crate) const MAX_ROUNDS: u32 = 64;
+
+/// Limit of rounds in which a mount could not be replaced. Rounds that an update of the volume
+/// ended do not count.
+pub(crate) const MAX_FAILURES: u32 = 3;
+
+/// Time limit of the replacements in a place.
+pub(crate) const REPLACE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The end of the rounds of a replacement.
+#[derive(Debug)]
+pub(crate) enum Ended<T> {
+    /// A round had this result.
+    Done(T),
+    /// There were [`MAX_ROUNDS`] rounds, or the time is over.
+    Unfinished {
+        /// The number of rounds.
+        rounds: u32,
+    },
+}
+
+/// Runs rounds until a round breaks with a result or an error, for at most [`MAX_ROUNDS`]. No round
+/// begins after `until`.
+pub(crate) fn repeat<T, E>(
+    until: Instant,
+    mut round: impl FnMut() -> Result<ControlFlow<T>, E>,
+) -> Result<Ended<T>, E> {
+    for rounds in 0..MAX_ROUNDS {
+        if Instant::now() >= until {
+            return Ok(Ended::Unfinished { rounds });
+        }
+        if let ControlFlow::Break(result) = round()? {
+            return Ok(Ended::Done(result));
+        }
+    }
+    Ok(Ended::Unfinished { rounds: MAX_ROUNDS })
 }

@@ -4,12 +4,10 @@
 //! that cannot be read, for example because its mount table is too large, is kept with the reason.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
 
 use bindguard_core::report::RefreshedMount;
 use bindguard_guard::refresh::{CurrentFiles, RefreshError, find_stale};
 use bindguard_sys::enter::{HeldProcess, ProcessError};
-use bindguard_sys::process_files::ProcessFile;
 
 use crate::node::{NotInit, hold_init, inits_of};
 use crate::pods::PodContainer;
@@ -103,79 +101,6 @@ pub(crate) fn stale_mounts(
     }
 }
 
-// The container and the pod of a process, by the names of its cgroups.
-//
-// ```text
-// /kubepods/besteffort/pod<uid>/<id>                                                       cgroupfs driver
-// /kubepods.slice/kubepods-besteffort-pod<uid with _>.slice/cri-containerd-<id>.scope      systemd driver
-// /system.slice/docker-<id>.scope        /machine.slice/libpod-<id>.scope                  Docker, Podman
-// /<namespace>/<id>                                                                        ctr
-// ```
-
-/// Possible ids of the process's container: names of its cgroups, innermost first.
-pub fn container_ids(cgroup: &str) -> Vec<&str> {
-    let paths = cgroup.lines().filter_map(|line| line.splitn(3, ':').nth(2));
-    let mut names: Vec<&str> = paths
-        .flat_map(|path| path.rsplit('/').filter(|name| !name.is_empty()))
-        .map(id)
-        .collect();
-    let mut seen = std::collections::BTreeSet::new();
-    names.retain(|name| seen.insert(*name));
-    names
-}
-
-/// Removes the prefix and suffix that the systemd driver adds to an id.
-fn id(name: &str) -> &str {
-    let name = name.strip_suffix(".scope").unwrap_or(name);
-    match name.rsplit_once('-') {
-        Some((_, last)) if looks_like_an_id(last) => last,
-        _ => name,
-    }
-}
-
-/// True for an id as containerd, CRI-O, Docker and Podman use it: 64 hexadecimal digits.
-pub fn looks_like_an_id(name: &str) -> bool {
-    name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
-}
-
-/// The uid of the process's pod.
-pub fn pod_uid(cgroup: &str) -> Option<String> {
-    let names = cgroup.lines().flat_map(|line| line.split('/'));
-    names
-        .filter_map(|name| {
-            let name = name.strip_suffix(".slice").unwrap_or(name);
-            let uid = name
-                .strip_prefix("pod")
-                .or_else(|| name.rsplit_once("-pod").map(|(_, uid)| uid))?;
-            (uid.len() >= 32).then(|| uid.replace('_', "-"))
-        })
-        .next()
-}
-
-// The open files of all processes, some at a time: a process may have a million of them, and a
-// container decides how many.
-
-/// Limit of files that are in memory at a time.
-const MAX_FILES: usize = 64 << 10;
-
-/// Time limit for all files.
-const FILES_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Hands over all files, at most [`MAX_FILES`] at a time, with the time that is left to read them.
-pub fn in_parts(
-    mut files: impl Iterator<Item = ProcessFile>,
-    mut read: impl FnMut(Vec<ProcessFile>, Duration),
-) {
-    let start = Instant::now();
-    loop {
-        let part: Vec<ProcessFile> = files.by_ref().take(MAX_FILES).collect();
-        if part.is_empty() {
-            return;
-        }
-        read(part, FILES_TIMEOUT.saturating_sub(start.elapsed()));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use bindguard_core::identity::PodName;
@@ -211,49 +136,5 @@ mod tests {
             problems[0].contains("read mountinfo of process 7"),
             "{problems:?}"
         );
-    }
-}
-
-#[cfg(test)]
-mod container_cgroup_tests {
-    use super::*;
-
-    const ID: &str = "2fdc5572f480c0eaa35b0b793e187da2930c2c41bef4b3d51483e5ff90038bea";
-
-    #[test]
-    fn ids_and_uids_are_found_under_both_drivers() {
-        let cgroupfs =
-            format!("4:memory:/kubepods/besteffort/podd3ddcaaf-0088-4d72-b57b-f31f05314446/{ID}\n");
-        let systemd = format!(
-            "0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podd3ddcaaf_0088_4d72_b57b_f31f05314446.slice/cri-containerd-{ID}.scope\n"
-        );
-        for text in [cgroupfs, systemd] {
-            assert_eq!(container_ids(&text)[0], ID);
-            assert_eq!(
-                pod_uid(&text).unwrap(),
-                "d3ddcaaf-0088-4d72-b57b-f31f05314446"
-            );
-        }
-        assert_eq!(
-            container_ids("0::/default/web/init.scope\n"),
-            ["init", "web", "default"]
-        );
-        assert_eq!(pod_uid("0::/system.slice/podman.service\n"), None);
-    }
-}
-
-#[cfg(test)]
-mod process_files_tests {
-    use super::*;
-
-    #[test]
-    fn a_process_with_many_descriptors_is_read_in_parts() {
-        let files = (0..=2 * MAX_FILES).map(|fd| ProcessFile::of(1, &format!("fd/{fd}")));
-        let mut parts = Vec::new();
-        in_parts(files, |part, left| {
-            assert!(left <= FILES_TIMEOUT);
-            parts.push(part.len());
-        });
-        assert_eq!(parts, [MAX_FILES, MAX_FILES, 1]);
     }
 }

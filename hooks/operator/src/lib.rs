@@ -36,8 +36,10 @@ pub mod survey;
 pub mod terminal;
 pub mod unix_http;
 
+mod container_cgroup;
 mod container_inits;
 mod kubelet_roots;
+mod process_files;
 
 pub use crate::kubelet_roots::block_device;
 pub use kubelet_roots::{NotASubpath, exact_subpath, kubelets_here, named_subpath};

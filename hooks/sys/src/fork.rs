@@ -5,17 +5,18 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::libc;
 use nix::unistd::{ForkResult, fork};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{
     DumpableBehavior, Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getpid, getppid, pidfd_open,
     pidfd_send_signal, set_dumpable_behavior, set_parent_process_death_signal, waitid,
 };
 
 use crate::descriptors::close_all_but;
-use crate::separate_process::is_readable;
 
 /// Limit of the wait for a child that was killed, or whose socket is closed. After it, a thread
 /// waits.
@@ -126,4 +127,23 @@ impl Drop for ChildProcess {
 /// Lets the kernel kill the calling process when the thread that forked it ends, or not.
 pub(crate) fn end_with_parent(ends: bool) {
     let _ = set_parent_process_death_signal(ends.then_some(Signal::KILL));
+}
+
+/// Polls until something can be read; ignores signals of this process.
+pub(crate) fn is_readable(descriptor: BorrowedFd<'_>, timeout: Duration) -> bool {
+    let until = Instant::now() + timeout;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let timeout = Timespec {
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: left.subsec_nanos().into(),
+        };
+        match poll(
+            &mut [PollFd::new(&descriptor, PollFlags::IN)],
+            Some(&timeout),
+        ) {
+            Err(Errno::INTR) => {}
+            ready => return ready.is_ok_and(|ready| ready > 0),
+        }
+    }
 }

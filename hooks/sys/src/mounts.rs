@@ -20,7 +20,6 @@ use bindguard_core::mount_table::{
 use bindguard_core::paths::is_root;
 
 use crate::handle::{Handle, HandleError};
-use crate::replace::copy_of;
 use crate::statmount::statmount;
 
 /// Why the mount of a file is unknown.
@@ -343,17 +342,6 @@ fn read_table(
             Err(error) => return Err(error.into()),
         }
     }
-}
-
-// The order in which mounts were made, by their unique ids.
-
-/// A unique id that is greater than the id of every mount of this moment, and less than the id of
-/// every later mount. `None` before Linux 6.8, and without the right to mount.
-pub fn next_mount_id() -> Option<u64> {
-    // A new mount that is attached nowhere.
-    let proc = Handle::of("/proc".as_ref()).ok()?;
-    let copy = Handle::from_fd(copy_of(&proc).ok()?, "/proc".into());
-    copy.unique_mount_id().ok()?
 }
 
 #[cfg(test)]

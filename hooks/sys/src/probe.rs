@@ -20,10 +20,10 @@ use bindguard_core::paths::{below, lies_in};
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::io::Errno;
 
+use crate::fork::is_readable;
 use crate::handle::{Handle, HandleError};
 use crate::mounts::Mounts;
 use crate::separate_process;
-use crate::separate_process::is_readable;
 use crate::separate_process::{End, SeparateProcess, answers, read_until, write_answer};
 
 pub use crate::separate_process::Patience;

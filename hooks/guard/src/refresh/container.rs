@@ -38,7 +38,7 @@ use super::current_files::CurrentFiles;
 use super::outcome::{AttachMethod, NotNotified, NotReplaced, RefreshError, Refreshed};
 use super::records::TuckRecords;
 use super::round::{Round, is_on_shared};
-use crate::admit::{Ended, REPLACE_TIMEOUT, repeat};
+use crate::rebind::{Ended, REPLACE_TIMEOUT, repeat};
 use crate::refresh::outcome::{into_report, not_replaced, stale_unless};
 use crate::refresh::round::{ContainerRefresh, MountProgress, STEP_TIMEOUT};
 use crate::refresh::running::refuse_sandbox;

@@ -28,7 +28,7 @@ use bindguard_sys::observe::BindSource;
 use bindguard_sys::replace::CloneSettings;
 use bindguard_sys::{Handle, MountinfoError, require_calls};
 
-use crate::admit::{OpenBundle, OpenError};
+use crate::inspect::{OpenBundle, OpenError};
 use crate::inspect::{inspect, judge_subpaths, planned_outcome};
 use crate::probes::Probes;
 use crate::rebind::{NotRebound, rebind};

@@ -17,7 +17,7 @@ use bindguard_sys::enter::{Abandoned, EnterError, NamespaceError, ProcessError, 
 use bindguard_sys::replace::{CloneError, ReplaceError};
 use bindguard_sys::{MountinfoError, OldKernel, TargetError};
 
-use crate::admit::MAX_ROUNDS;
+use crate::rebind::MAX_ROUNDS;
 use crate::refresh::files::BoundFileError;
 use crate::refresh::records::TuckRecordError;
 use crate::refresh::round::{ContainerRefresh, MountProgress};

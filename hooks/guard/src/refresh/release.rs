@@ -16,7 +16,7 @@ use bindguard_sys::enter::{
 use super::container::wait_for_lock;
 use super::host_roots::{HostRoots, PrivateCopy};
 use super::outcome::RefreshError;
-use crate::admit::REPLACE_TIMEOUT;
+use crate::rebind::REPLACE_TIMEOUT;
 use crate::refresh::host_roots::HostRootError;
 use crate::refresh::round::STEP_TIMEOUT;
 use crate::refresh::running::refuse_sandbox;

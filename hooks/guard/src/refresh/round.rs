@@ -20,7 +20,7 @@ use bindguard_sys::enter::{
 use bindguard_sys::replace::ReplaceError;
 use bindguard_sys::{Handle, MountError, Mounts, fault, selinux_denies_read};
 
-use crate::admit::MAX_FAILURES;
+use crate::rebind::MAX_FAILURES;
 use crate::refresh::current_files::CurrentFiles;
 use crate::refresh::outcome::{AttachMethod, NotNotified, NotReplaced, RefreshError};
 use crate::refresh::records::TuckRecords;

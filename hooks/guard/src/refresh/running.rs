@@ -16,7 +16,7 @@ use bindguard_sys::{Mounts, open_without_waiting};
 use rustix::param::clock_ticks_per_second;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-use crate::admit::OpenError;
+use crate::inspect::OpenError;
 use crate::refresh::files::{SpecifiedBind, place_of_source};
 use crate::refresh::host_roots::HostRoots;
 use crate::refresh::mounts::BoundMounts;

@@ -33,7 +33,7 @@ use crate::kubelet_roots::is_of_the_kernel;
 use crate::node::refuse_other_mounts;
 use crate::pods::PodContainer;
 
-pub use crate::container_inits::{container_ids, pod_uid};
+pub use crate::container_cgroup::{container_ids, pod_uid};
 pub use crate::holders::release::ReleaseCommand;
 pub use crate::holders::report::{HeldMount, Holder, HolderKind, HoldersReport};
 

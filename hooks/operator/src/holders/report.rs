@@ -16,7 +16,7 @@ use super::release::{
     umounts_elsewhere,
 };
 use super::{MountsToFind, Trial, container_ids, pod_uid};
-use crate::container_inits::looks_like_an_id;
+use crate::container_cgroup::looks_like_an_id;
 use crate::holders::Spread;
 use crate::holders::SystemMounts;
 use crate::namespaces::{Checked, HeldBy, NamespaceMounts};

@@ -21,9 +21,9 @@ use bindguard_sys::process_files::{ProcessFile, inodes, links_within};
 use bindguard_sys::{ReadTableError, read_host_table_in_part};
 use serde::Serialize;
 
-use crate::container_inits::in_parts;
-use crate::container_inits::{container_ids, looks_like_an_id};
+use crate::container_cgroup::{container_ids, looks_like_an_id};
 use crate::namespaces::enter::{NamespaceFile, mounts_of_namespace};
+use crate::process_files::in_parts;
 
 /// A `/proc`, and the process in it whose mounts are the reader's own.
 #[derive(Debug, Clone)]

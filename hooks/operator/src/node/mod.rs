@@ -18,8 +18,8 @@ use bindguard_sys::process_files::{
 };
 use serde::Serialize;
 
-use crate::container_inits::in_parts;
 use crate::namespaces::is_gone;
+use crate::process_files::in_parts;
 
 pub use crate::node::init::{NotInit, hold_init, inits_of, recorded_init_of};
 

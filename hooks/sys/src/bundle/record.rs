@@ -12,7 +12,7 @@ use bindguard_core::refresh::{REFRESHED_FILE, RefreshedMounts};
 
 use super::{BundleError, MAX_SPEC};
 use crate::fault::{leave_room, with_size_errors};
-use crate::mounts::next_mount_id;
+use crate::replace::next_mount_id;
 
 /// The mode of a record.
 const MODE: u32 = 0o600;

@@ -28,8 +28,8 @@ use std::time::{Duration, Instant};
 use crate::enter::program::Job;
 use crate::enter::program::{RemoteChild, Work};
 use crate::enter::program::{Reply, Request};
+use crate::fork::is_readable;
 use crate::replace::ReplaceError;
-use crate::separate_process::is_readable;
 use crate::separate_process::is_runnable;
 
 pub use self::namespace::{ContainerNamespace, MountsLock};

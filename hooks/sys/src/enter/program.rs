@@ -45,9 +45,9 @@ use crate::enter::process::ProcessError;
 use crate::enter::tree::serve_tree;
 use crate::fault;
 use crate::fork::ChildProcess;
+use crate::fork::is_readable;
 use crate::process_files::{ProcessFile, contents_within, links_within};
 use crate::replace::{NewMount, ReplaceError, Step, propagation_type};
-use crate::separate_process::is_readable;
 use crate::separate_process::{Registered, hanging};
 
 /// The mount points of cgroup v2, alone and beside cgroup v1.
