@@ -8,6 +8,7 @@
 )]
 
 mod a_container_fills_its_mount_table;
+mod a_guarded_pod_by_each_way;
 mod a_handler_panics;
 mod a_label_follows_the_handler;
 mod a_life_reads_no_mount_table;
