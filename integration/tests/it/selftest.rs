@@ -10,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 use bindguard_integration::process::{run, write_program};
 use bindguard_integration::waiting::until;
 use bindguard_integration::{Generation, Node, Oci, Setup};
+use nix::libc;
 use serde_json::Value;
 
 const SCENES: [&str; 7] = [
@@ -82,6 +83,24 @@ fn a_good_node_with_crun() {
         .oci(Oci::Crun(Generation::NEWEST))
         .bare()
         .story(|node| on_a_good_node(node, "crun version "));
+}
+
+/// Linux before 5.14: the scenes of a refresh fail, and their readers end without a message.
+#[test]
+fn a_kernel_without_mount_setattr() {
+    Setup::on(Generation::NEWEST).bare().story(|node| {
+        let mut command = node.command(env!("CARGO_BIN_EXE_denied"))?;
+        command.arg(format!("{}={}", libc::SYS_mount_setattr, libc::ENOSYS));
+        command
+            .arg(node.under_test().join("bindguard"))
+            .args(["selftest", "--json"]);
+        let selftest = run(command)?;
+        let (points, _) = points(&selftest.stdout)?;
+        let live_refresh = ("live-refresh".to_owned(), "failed".to_owned());
+        ensure!(points.contains(&live_refresh), "{selftest:?}");
+        ensure!(!selftest.stderr.contains("panicked"), "{selftest:?}");
+        Ok(())
+    });
 }
 
 #[test]

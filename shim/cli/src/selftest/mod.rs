@@ -105,16 +105,18 @@ fn run(part: &str, arguments: &[String]) -> Result<()> {
             Ok(seen)
         }),
     };
-    match done {
-        Ok(seen) => println!("{seen}"),
-        Err(error) => println!("{error:#}"),
-    }
+    let line = match done {
+        Ok(seen) => seen.to_string(),
+        Err(error) => format!("{error:#}"),
+    };
+    // a scene that failed reads no more
+    let _ = writeln!(io::stdout(), "{line}");
     Ok(())
 }
 
 fn refresh_when_told(pod: &Pod, init: &str) -> Result<u64> {
     let helper = HelperProcess::start().context("start the helper process")?;
-    println!("ready");
+    writeln!(io::stdout(), "ready")?;
     io::stdin().read_exact(&mut [0])?;
     refresh(&helper, pod, init.parse()?, None)?;
     Ok(1)
@@ -153,7 +155,7 @@ fn enter_container(pod: &Pod, has_own_users: bool) -> Result<()> {
 /// Reads the file until stdin has the number of the last version, and returns the number of reads.
 /// Fails unless no read failed, none saw an older version again, and the last saw the last version.
 fn read(file: &Path) -> Result<u64> {
-    println!("ready");
+    writeln!(io::stdout(), "ready")?;
     let (mut reads, mut last) = (0, 0);
     let (stdin, now) = (io::stdin(), Timespec::default());
     let mut is_end = false;
