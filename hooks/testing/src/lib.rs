@@ -34,5 +34,7 @@ pub use extent::rounds;
 pub use folder::Folder;
 pub use fuse::Fuse;
 pub use helper::helper;
-pub use namespace::{bind, mount_tmpfs, mounts_of_host, own_namespace, skipped, unmount};
+pub use namespace::{
+    bind, is_before_linux_6_8, mount_tmpfs, mounts_of_host, own_namespace, skipped, unmount,
+};
 pub use pod::{Pod, mount_of};

@@ -37,6 +37,16 @@ pub fn skipped(why: &str) {
     let _ = writeln!(io::stderr(), "SKIPPED: {why}");
 }
 
+/// True on a kernel without listmount(2) and statmount(2).
+pub fn is_before_linux_6_8() -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let version: Vec<u32> = release
+        .split(['.', '-'])
+        .map_while(|number| number.parse().ok())
+        .collect();
+    version < vec![6, 8]
+}
+
 /// `mount --bind`
 pub fn bind(from: &Path, to: &Path) {
     mount(Some(from), to, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();

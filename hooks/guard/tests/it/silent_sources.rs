@@ -234,12 +234,7 @@ fn a_config_that_never_answers_is_not_waited_for() {
     if !own_namespace() {
         return;
     }
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-    let version: Vec<u32> = release
-        .split(['.', '-'])
-        .map_while(|number| number.parse().ok())
-        .collect();
-    if version < vec![6, 8] {
+    if bindguard_testing::is_before_linux_6_8() {
         return bindguard_testing::skipped(
             "before Linux 6.8 it is read as it is: docs/decisions/0017",
         );

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use bindguard_sys::MountWatch;
-use bindguard_testing::{Folder, deny_call, namespace};
+use bindguard_testing::{Folder, deny_call, is_before_linux_6_8, namespace, skipped};
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -75,6 +75,9 @@ fn a_new_mount_that_could_not_be_read_is_named_later() {
     }
     const SYS_STATMOUNT: i64 = 457;
     const SYS_LISTMOUNT: i64 = 458;
+    if is_before_linux_6_8() {
+        return skipped("no listmount before Linux 6.8");
+    }
     let folder = Folder::new();
     let mut watch = MountWatch::open().unwrap();
     tmpfs(folder.path());
