@@ -9,7 +9,7 @@
 #   make fuzz     hostile input for the readers of mount tables, specs, paths and configs: ten minutes, or SECONDS= per target
 #   make kernels  the syscalls on Linux 6.1, 6.12 and the newest, in virtual machines, with the kernel's NFS and SMB servers, a 9p share and SELinux
 #   make kubelet  volumes of all kinds that need no server under a real kubelet, and the race that it has
-#   make suites   critest of cri-tools against the stock shim and bindguard, as one table; half an hour
+#   make suites   critest of cri-tools and containerd's client suite against the stock shim and bindguard, as two tables; an hour
 #   make image    the image of the chart, built from these sources by docker; make image-check tries that for both architectures
 #   make refresh-apps  real programs that watch a file, after a live refresh; rclone, sshfs and s3fs that die
 #   make arm64    the same programs for arm64, tried on an emulated machine
@@ -347,12 +347,13 @@ endif
 
 SUITES := $(CURDIR)/target/suites
 
-## critest against the stock shim and bindguard (own name, stock name, wrapper) on containerd 2.3 and 2.4; half an hour; logs in target/suites
+## critest and containerd's client integration suite, against the stock shim and bindguard on containerd 2.3 and 2.4; an hour; logs in target/suites
 suites: build matrix
-	sh integration/matrix/setup.sh ipcmk:util-linux
+	sh integration/matrix/setup.sh ipcmk:util-linux openssl:openssl
 	sh integration/matrix/go.sh $(MATRIX) cri-tools-1.37
+	sh integration/suites/client.sh $(SUITES) containerd-2.4 containerd-2.3
 	sh integration/cluster/network.sh $(SUITES)/network
-	BINDGUARD_SUITES=$(SUITES) $(STORY) suites:: --ignored --nocapture
+	BINDGUARD_SUITES=$(SUITES) $(STORY) suites:: --ignored --nocapture --test-threads 1
 
 # modules that run on other kernels, and on a node with systemd and cgroup v2 alone
 SYSCALLS := mounts mount_ids mount_watch descriptors_of_mounts prove replace target enter enter_hostile refresh refresh_engine_mounts refresh_files \

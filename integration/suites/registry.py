@@ -1,9 +1,11 @@
 #!/usr/bin/python3
 """A registry that has every image: busybox of the machine, with what critest expects of the image's name.
 
-    registry.py BUSYBOX PORT
+    registry.py BUSYBOX PORT [CERTIFICATE KEY]
 
-It answers the pulls of the OCI distribution specification over HTTP, whatever the registry's name is. Scripts take the
+With a certificate it serves HTTPS for containerd's client integration suite, and each image is an index of three platforms.
+
+It answers the pulls of the OCI distribution specification over HTTP or HTTPS, whatever the registry's name is. Scripts take the
 places of nginx, httpd, ipcs and pgrep. No image has the digest of `test-image-digest`, and none has a set-uid program of
 `nonewprivs`: those tests fail. So does MaskedPaths: Debian's busybox needs no /bin/ls to list files.
 """
@@ -12,11 +14,12 @@ import hashlib
 import http.server
 import io
 import json
+import ssl
 import subprocess
 import sys
 import tarfile
 
-BUSYBOX, PORT = sys.argv[1], int(sys.argv[2])
+BUSYBOX, PORT, HTTPS = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
 NGINX = """#!/bin/sh
 echo $$ > /var/run/nginx.pid
 busybox httpd -f -p $1 -h /www &
@@ -44,6 +47,13 @@ FILES = {
     "usr/sbin/ipcs": "#!/bin/sh\ncat /proc/sysvipc/shm\n",
     "usr/sbin/pgrep": PGREP,
 }
+CLIENT_FILES = [
+    ("etc/passwd", 0o644, "root:x:0:0::/:/bin/sh\nsys:x:3:3::/:/bin/sh\nwww-data:x:33:33::/:/bin/sh\nbackup:x:34:34::/:/bin/sh\n"),
+    ("usr/bin/bash", 0o755, '#!/bin/sh\nexec sh "$@"\n'),
+    # process 1 of a container gets no signal that it does not catch
+    ("usr/bin/nc", 0o755, "#!/bin/sh\ntrap 'exit 143' TERM\nbusybox nc \"$@\" &\nwait $!\n"),
+    ("usr/bin/passwd", 0o4755, "#!/bin/sh\n"),
+]
 USERS = {
     "test-image-user-uid": "1002",
     "test-image-user-username": "www-data",
@@ -65,7 +75,7 @@ def layer():
             entry.type, entry.mode, entry.size, entry.linkname = kind, mode, len(content), link
             tar.addfile(entry, io.BytesIO(content))
 
-        for folder in "bin dev etc home mnt proc root sys tmp usr usr/sbin var var/run www".split():
+        for folder in "bin dev etc home mnt proc root run sys tmp usr usr/sbin var var/run www".split():
             add(folder, tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755)
         with open(BUSYBOX, "rb") as program:
             add("bin/busybox", tarfile.REGTYPE, 0o755, program.read())
@@ -84,13 +94,25 @@ def kept(content):
     return digest
 
 
+def client_layer(name, architecture):
+    """A layer that no other image has: the client suite checks whether an image is unpacked, and sums sizes up."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        for path, mode, text in [("etc/image", 0o644, f"{name} {architecture}\n"), *CLIENT_FILES]:
+            entry = tarfile.TarInfo(path)
+            entry.mode, entry.size = mode, len(text)
+            tar.addfile(entry, io.BytesIO(text.encode()))
+    return made.getvalue()
+
+
 LAYER = layer()
-LAYER_DIGEST = kept(LAYER)
 
 
-def manifest(name):
-    """The manifest of the image with this name."""
-    name = name.rsplit("/", 1)[-1]
+def manifest(name, architecture="amd64"):
+    """The manifest of the image with this name. Only amd64 has programs."""
+    layers = [LAYER] if architecture == "amd64" else []
+    if HTTPS:
+        layers.append(client_layer(name, architecture))
     command = ["sh"]
     if name.startswith("hostnet-nginx"):
         command = ["nginx", "12003", "master process"]
@@ -101,18 +123,40 @@ def manifest(name):
     elif name == "pause":
         command = ["sleep", "1000000000"]
     config = json.dumps({
-        "architecture": "amd64",
-        "os": "linux",
+        "architecture": architecture,
+        "os": "windows" if name == "nanoserver" else "linux",
         "author": name,
-        "config": {"Cmd": command, "Env": ["PATH=/usr/sbin:/bin"], "User": USERS.get(name, "")},
-        "rootfs": {"type": "layers", "diff_ids": [LAYER_DIGEST]},
+        "config": {"Cmd": command, "Env": ["PATH=/usr/sbin:/usr/bin:/bin"], "User": USERS.get(name, "")},
+        "rootfs": {"type": "layers", "diff_ids": [kept(content) for content in layers]},
     }).encode()
     return json.dumps({
         "schemaVersion": 2,
         "mediaType": KIND + "manifest.v1+json",
         "config": {"mediaType": KIND + "config.v1+json", "digest": kept(config), "size": len(config)},
-        "layers": [{"mediaType": KIND + "layer.v1.tar", "digest": LAYER_DIGEST, "size": len(LAYER)}],
+        "layers": [
+            {"mediaType": KIND + "layer.v1.tar", "digest": kept(content), "size": len(content)} for content in layers
+        ],
     }).encode()
+
+
+def index(name):
+    """The index of the image with this name."""
+    manifests = []
+    for architecture, variant in [("amd64", {}), ("arm64", {"variant": "v8"}), ("s390x", {})]:
+        content = manifest(name, architecture)
+        manifests.append({
+            "mediaType": KIND + "manifest.v1+json",
+            "digest": kept(content),
+            "size": len(content),
+            "platform": {"architecture": architecture, "os": "windows" if name == "nanoserver" else "linux", **variant},
+        })
+    return json.dumps({"schemaVersion": 2, "mediaType": KIND + "index.v1+json", "manifests": manifests}).encode()
+
+
+def tagged(name):
+    """What a tag of the image with this name refers to."""
+    name = name.rsplit("/", 1)[-1]
+    return index(name) if HTTPS else manifest(name)
 
 
 class Registry(http.server.BaseHTTPRequestHandler):
@@ -124,8 +168,8 @@ class Registry(http.server.BaseHTTPRequestHandler):
         parts = self.path.split("?")[0].strip("/").split("/")
         content, kind = b"{}", "application/json"
         if len(parts) >= 4 and parts[-2] == "manifests":
-            kind = KIND + "manifest.v1+json"
-            content = BLOBS.get(parts[-1]) if ":" in parts[-1] else manifest("/".join(parts[1:-2]))
+            content = BLOBS.get(parts[-1]) if ":" in parts[-1] else tagged("/".join(parts[1:-2]))
+            kind = json.loads(content)["mediaType"] if content else kind
         elif len(parts) >= 4 and parts[-2] == "blobs":
             content, kind = BLOBS.get(parts[-1]), "application/octet-stream"
         if content is None:
@@ -146,4 +190,9 @@ class Registry(http.server.BaseHTTPRequestHandler):
         pass
 
 
-http.server.ThreadingHTTPServer(("127.0.0.1", PORT), Registry).serve_forever()
+server = http.server.ThreadingHTTPServer(("127.0.0.1", PORT), Registry)
+if HTTPS:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*HTTPS)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+server.serve_forever()
