@@ -22,11 +22,13 @@ const CRATES: [&str; 6] = [
 
 /// The readers: the time of a journal's line; the times of events, of the last survey, of the last
 /// repair and of the start.
-const READERS: [&str; 3] = [
-    "hooks/guard/src/journal/mod.rs",
+const READERS: [&str; 4] = [
+    "hooks/guard/src/journal.rs",
     // Compares the birth of a folder, a time stamp, with the start of a container.
     "hooks/guard/src/refresh/running.rs",
-    "shim/agent/src/wall_clock.rs",
+    // Compares the time stamp of a file with the present: an old count is no figure.
+    "hooks/operator/src/drift_count.rs",
+    "shim/agent/src/host.rs",
 ];
 
 const CALLS: [&str; 5] = [
