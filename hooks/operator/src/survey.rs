@@ -212,7 +212,7 @@ fn judged<V>(
             .map(&mut verdict)
             .collect::<Vec<_>>()
     };
-    volumes.chunks(AT_A_TIME).flat_map(some).collect()
+    volumes.chunks(MAX_OPEN_SOURCES).flat_map(some).collect()
 }
 
 /// A finding of a survey, which reads no spec.
@@ -334,10 +334,10 @@ fn report_on_subpaths(
 
 /// Limit of sources that are open at a time, with at most three descriptors each: a shell's limit
 /// is 1024, and a node may have thousands.
-pub(crate) const AT_A_TIME: usize = 100;
+pub(crate) const MAX_OPEN_SOURCES: usize = 100;
 
 fn subpaths_judged(subpaths: &[VolumeSubpath], probes: &Probes) -> Vec<Finding> {
-    let at_a_time = subpaths.chunks(AT_A_TIME);
+    let at_a_time = subpaths.chunks(MAX_OPEN_SOURCES);
     let findings = at_a_time.flat_map(|some| judge_subpaths(some, probes));
     findings.filter(|finding| !is_gone(finding)).collect()
 }

@@ -19,11 +19,11 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::directories::make_folders;
 use crate::fault::{self, FaultPoint};
-use crate::fault::{leave_room, with_size_errors};
 use crate::handle::Handle;
 use crate::mounts::Mounts;
 use crate::probe::answer_within;
 use crate::read_file;
+use crate::size_errors::{leave_room, with_size_errors};
 
 /// Size from which the journal is rotated, in bytes.
 const FULL: u64 = 4 << 20;

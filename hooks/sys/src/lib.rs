@@ -34,17 +34,18 @@ mod named_variants;
 mod read_file;
 mod selinux;
 mod separate_process;
+mod size_errors;
 mod statmount;
 mod target;
 
 pub use crate::directories::{make_folders, write_new_file};
-pub use crate::fault::{leave_room, with_size_errors};
 pub use crate::mounts::{
     MountinfoError, ReadTableError, read_container_table, read_host_table_in_part,
     read_mount_table, read_mount_table_in_part,
 };
 pub use crate::read_file::open_without_waiting;
 pub use crate::replace::next_mount_id;
+pub use crate::size_errors::{leave_room, with_size_errors};
 pub use directories::{DirectoriesError, make_directories};
 pub use handle::{Handle, HandleError};
 pub use heap::trim_heap;

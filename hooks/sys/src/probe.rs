@@ -2,8 +2,7 @@
 //!
 //! A runtime first walks to the path of a bind's source and calls stat(2). A dead mount answers
 //! these with ENOTCONN, ESTALE or not at all (containerd#10828). A separate process makes the
-//! calls. A filesystem with [a probe that hangs](crate::hanging_probes) is silent without another
-//! probe.
+//! calls. A filesystem with a probe that hangs is silent without another probe.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -200,7 +199,7 @@ fn probes(received: &[u8]) -> Vec<Answer> {
 // A process whose request a FUSE daemon took ends only with the answer. Each further probe of the
 // filesystem would add such a process, for as long as the daemon is silent: the kubelet tries the
 // create of a container again and again, and each guard is a process of its own. So the
-// [register](crate::hanging_processes) lists the process of a silent probe until its end, and until
+// [register](crate::separate_process) lists the process of a silent probe until its end, and until
 // then the filesystem counts as silent for all programs.
 //
 // The device names the filesystem. A volume that is mounted anew has a new device and is probed at

@@ -163,7 +163,7 @@ fn admit_and_record(
 struct Mistakes {
     /// Empty if they were reported before.
     new: Vec<String>,
-    /// Of the file that has them.
+    /// The hash of the config file with these mistakes.
     hash: String,
 }
 

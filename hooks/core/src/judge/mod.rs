@@ -1,4 +1,4 @@
-//! Derives findings from evidence. Every rule for stale, orphaned or pinning is in this folder.
+//! Derives findings from evidence. The rules for stale, orphaned and pinning binds.
 
 mod place;
 mod verdict;
@@ -193,7 +193,8 @@ impl PathInVolume {
 //
 // A subpath is *current* if it shows the very file that the kubelet would bind today for the same
 // sub path. That path is the volume, then `..data` where the kubelet writes it, then the sub path.
-// This file derives the expected source from the evidence; [`judge`] compares it with the mount.
+// [`judge_subpath`] derives the expected source from the evidence; [`judge`] compares the source
+// with the mount.
 // The order of the checks matters. Unreadable evidence is Unknown before it can be anything else.
 // A volume that is not mounted has no files to compare with. A missing target is reported before a
 // target that differs.

@@ -2,7 +2,7 @@
 //! that was restarted, and the binds of the spec that are nested in these binds.
 //!
 //! In a pod, only sources in the pod's folder are volumes: the kubelet made the way to these
-//! sources, for root alone. [`super::engine_mounts`] checks the way to sources of containers
+//! sources, for root alone. [`super::running`] checks the way to sources of containers
 //! without a pod. No symlink is followed. The record of the create has the places that the
 //! container's mounts showed before; without that record, refreshes keep a record of their own
 //! mounts. A refresh writes the record before it replaces a mount.

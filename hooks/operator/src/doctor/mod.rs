@@ -1,8 +1,7 @@
 //! Checks of a node: each point is a condition that hinders bindguard or leaves mounts in a wrong
 //! state.
 //!
-//! Each point is a function over plain evidence, in its own file. A failed point names the command
-//! to run.
+//! Each point is a function over plain evidence. A failed point names the command to run.
 
 mod agent;
 mod containerd;

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
-use crate::fault::with_size_errors;
 use crate::fault::{self, FaultPoint};
+use crate::size_errors::with_size_errors;
 
 /// A larger spec is not read: containerd's specs have some tens of KiB, and the guard's memory is
 /// bounded.

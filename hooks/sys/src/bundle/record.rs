@@ -11,8 +11,8 @@ use bindguard_core::proof::{EXPECTED_FILE, ExpectedBinds, SpecVersion};
 use bindguard_core::refresh::{REFRESHED_FILE, RefreshedMounts};
 
 use super::{BundleError, MAX_SPEC};
-use crate::fault::{leave_room, with_size_errors};
 use crate::replace::next_mount_id;
+use crate::size_errors::{leave_room, with_size_errors};
 
 /// The mode of a record.
 const MODE: u32 = 0o600;

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, UnmountFlags};
 use rustix::thread::LinkNameSpaceType;
 
-use crate::enter::program::{Action, Job, Parent, Reply, Request};
+use crate::enter::helper_process::{Action, Job, Parent, Reply, Request};
 use crate::fork::end_with_parent;
 use crate::replace::{
     FolderCopy, NewMount, ReplaceError, Step, at, attach_beneath, copy_of, detach_link,

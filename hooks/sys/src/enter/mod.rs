@@ -14,6 +14,7 @@
 //! dies, the child reads the end of the socket and ends.
 
 mod child;
+mod helper_process;
 mod namespace;
 mod owner;
 mod process;
@@ -25,9 +26,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use crate::enter::program::Job;
-use crate::enter::program::{RemoteChild, Work};
-use crate::enter::program::{Reply, Request};
+use crate::enter::helper_process::Job;
+use crate::enter::helper_process::{RemoteChild, Work};
+use crate::enter::helper_process::{Reply, Request};
 use crate::fork::is_readable;
 use crate::replace::ReplaceError;
 use crate::separate_process::is_runnable;
@@ -35,13 +36,13 @@ use crate::separate_process::is_runnable;
 pub use self::namespace::{ContainerNamespace, MountsLock};
 pub use self::process::{HeldProcess, mount_namespaces};
 pub use self::tree::{TreeError, complete_tree};
+pub use crate::enter::helper_process::Action;
+pub use crate::enter::helper_process::HelperProcess;
+pub use crate::enter::helper_process::Replacement;
 pub use crate::enter::namespace::mounts_in;
 pub use crate::enter::namespace::{MountNamespace, NamespaceError};
 pub use crate::enter::process::ProcessError;
 pub use crate::enter::process::open_process_file;
-pub use crate::enter::program::Action;
-pub use crate::enter::program::HelperProcess;
-pub use crate::enter::program::Replacement;
 pub use crate::enter::tree::{TreeChange, TreePart};
 
 /// Limit of requests that wait for the child. They and their replies fit into the buffers of the

@@ -16,9 +16,9 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use crate::enter::helper_process::{receive_message, send_message, sockets};
 use crate::enter::namespace::MountNamespace;
 use crate::enter::owner::{Kind, namespace_of};
-use crate::enter::program::{receive_message, send_message, sockets};
 use crate::enter::{is_answered, is_readable};
 use crate::fork::ChildProcess;
 use crate::mounts::ReadTableError;

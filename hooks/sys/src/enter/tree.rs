@@ -19,11 +19,11 @@ use rustix::io::Errno;
 use rustix::mount::MoveMountFlags;
 
 use crate::enter::child::type_of;
-use crate::enter::is_answered;
-use crate::enter::namespace::ContainerNamespace;
-use crate::enter::program::{
+use crate::enter::helper_process::{
     HelperProcess, RemoteChild, Reply, Work, receive_message, send_message,
 };
+use crate::enter::is_answered;
+use crate::enter::namespace::ContainerNamespace;
 use crate::mount_setattr::mount_setattr;
 use crate::replace::{NewMount, ReplaceError, Step, at, enter_private_mounts, tree_of};
 use crate::target::open_resolved;
@@ -305,7 +305,7 @@ mod tree_message_tests {
     use std::fs::File;
 
     use super::*;
-    use crate::enter::program::sockets;
+    use crate::enter::helper_process::sockets;
     use crate::replace::{NewMount, Step};
 
     #[test]

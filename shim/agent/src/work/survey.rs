@@ -209,7 +209,7 @@ fn source_labels(kind: KindName, verdict: VerdictName) -> [(&'static str, &'stat
 //
 // `bindguard install` and `uninstall` write the record and remove it. A record that cannot be read,
 // and a runtime that does not answer, change no figure. The installer counts the changes of files by
-// other tools, which it evaluates with containerd's program.
+// other tools: only the installer evaluates containerd's files.
 
 const RECORD: &str = "/var/lib/bindguard/install.json";
 /// The end of the link to the installed version.

@@ -119,7 +119,7 @@ pub struct Removal {
     pub programs_kept_for_pods: usize,
 }
 
-/// A finished installation: its options and what it needs.
+/// A finished installation: the options of `install`, and the programs that containers need.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Installed {
     /// The runtime.

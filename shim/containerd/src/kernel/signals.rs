@@ -1,5 +1,6 @@
 //! Signal handlers: for signals that the shim waits for, and for stray signals that would end the
-//! shim and its containers. Settings that a child makes itself.
+//! shim and its containers. What a forked child sets before execve(2): its
+//! death signal and its signal mask.
 //!
 //! A stray signal gets a handler that does nothing instead of SIG_IGN: execve(2) keeps ignored
 //! signals ignored, and the runtime, hooks and containers must begin like any program. See

@@ -24,8 +24,8 @@ use crate::search_path::{SearchPath, Unusable, is_searched};
 /// Major and minor.
 pub type Version = (u32, u32);
 
-/// The CRI plugin's ids: up to containerd 1.7, and since 2.0. Their sections are those of version 2
-/// of the file, and of version 3.
+/// The CRI plugin's ids: the first up to containerd 1.7, in a file of version 2; the second since
+/// containerd 2.0, in a file of version 3.
 pub const PLUGINS: [&str; 2] = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"];
 
 /// The effective configuration with certain files.
