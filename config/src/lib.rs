@@ -237,20 +237,13 @@ pub enum Error {
     File {
         /// `read` or `write`.
         act: &'static str,
-        /// The file.
         path: PathBuf,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// It is not TOML.
     #[error("parse {}, line {}: {reason}", path.display(), reason.line)]
-    Parse {
-        /// The file.
-        path: PathBuf,
-        /// The parser's error.
-        reason: InvalidToml,
-    },
+    Parse { path: PathBuf, reason: InvalidToml },
 }
 
 impl InvalidToml {

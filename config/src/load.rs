@@ -26,7 +26,6 @@ const MAX_SIZE: u64 = 1 << 20;
 /// The active config, and the mistakes of the file.
 #[derive(Debug)]
 pub struct Loaded {
-    /// The active config.
     pub config: Config,
     /// The reason for ignoring the config file. A missing file is a reason only if the environment
     /// names the file.
@@ -47,7 +46,6 @@ pub struct Loaded {
 pub struct Unused {
     /// The settings that apply instead.
     pub instead: Instead,
-    /// Why.
     #[source]
     pub reason: Error,
 }
@@ -55,7 +53,6 @@ pub struct Unused {
 /// The settings that apply if the file cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Instead {
-    /// The last valid file.
     Kept,
     /// Every check reports, and nothing is refreshed.
     ReportOnly,
@@ -73,7 +70,6 @@ impl fmt::Display for Instead {
 /// A part of a file that is not used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileWarning {
-    /// The file.
     pub path: PathBuf,
     /// The line and the mistake.
     pub warning: Warning,

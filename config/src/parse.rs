@@ -59,7 +59,6 @@ pub struct InvalidToml {
     pub message: String,
 }
 
-/// Reads a text.
 pub(crate) fn parse(text: &str) -> Result<ParsedSettings, InvalidToml> {
     let table = DeTable::parse(text).map_err(|error| InvalidToml::of(&error, text))?;
     Ok(Reader::read(text, table.get_ref()))

@@ -27,7 +27,6 @@ pub enum Form {
     Pod,
 }
 
-/// Its socket.
 const SERVED: &str = "/run/bindguard-agent.sock";
 
 /// The token of its service account.
@@ -242,7 +241,6 @@ impl Agent {
         self.is_killed()
     }
 
-    /// Its pid.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

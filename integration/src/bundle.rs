@@ -79,7 +79,6 @@ impl Bundle {
         Ok(command)
     }
 
-    /// The bundle's folder.
     pub fn path(&self) -> &Path {
         &self.path
     }

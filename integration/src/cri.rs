@@ -44,7 +44,6 @@ pub struct Cri {
     attempts: Cell<u32>,
 }
 
-/// A running pod.
 #[derive(Clone, Debug)]
 pub struct Sandbox {
     id: String,
@@ -61,9 +60,7 @@ impl Sandbox {
 /// The result of a program in a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Its exit code.
     pub code: i32,
-    /// Its stdout.
     pub stdout: String,
 }
 
@@ -117,7 +114,6 @@ impl Cri {
         self.run_annotated_pod_in(namespace, handler, name, uid, &[])
     }
 
-    /// A pod with annotations.
     pub fn run_annotated_pod(
         &self,
         handler: &str,
@@ -307,7 +303,6 @@ impl Cri {
         Ok(answer.stdout)
     }
 
-    /// A container's status.
     pub fn status(&self, id: &str) -> Result<ContainerStatus> {
         let request = ContainerStatusRequest {
             container_id: id.to_owned(),

@@ -70,7 +70,6 @@ impl Bind {
     }
 }
 
-/// A container to be.
 #[derive(Clone, Debug)]
 pub struct Container<'a> {
     ctr: &'a Ctr,
@@ -249,7 +248,6 @@ impl Container<'_> {
         Self { runtime, ..self }
     }
 
-    /// The command.
     pub fn runs(self, words: &[&str]) -> Self {
         Self {
             words: words.iter().map(|word| (*word).to_owned()).collect(),
@@ -257,7 +255,6 @@ impl Container<'_> {
         }
     }
 
-    /// A bind mount.
     pub fn mount(self, bind: Bind) -> Self {
         let argument = bind.argument();
         self.argument("--mount").argument(&argument)

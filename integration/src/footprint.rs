@@ -29,7 +29,6 @@ pub struct Footprint {
     pub pss_kib: u64,
     /// All resident pages (RSS), in KiB: independent of processes that share pages.
     pub rss_kib: u64,
-    /// Threads.
     pub threads: u64,
     /// Open descriptors.
     pub descriptors: u64,

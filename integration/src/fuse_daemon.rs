@@ -81,7 +81,6 @@ impl FuseDaemon {
         Ok(daemon)
     }
 
-    /// The process.
     pub fn pid(&self) -> u32 {
         self.0.id()
     }

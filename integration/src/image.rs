@@ -199,7 +199,6 @@ fn header(kind: EntryType, size: u64, mode: u32) -> Header {
     header
 }
 
-/// The machine's static busybox.
 pub fn busybox() -> Result<PathBuf> {
     let places = ["/bin/busybox", "/usr/bin/busybox"].map(PathBuf::from);
     places

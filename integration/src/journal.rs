@@ -6,7 +6,6 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-/// Its default path.
 pub const JOURNAL: &str = "/run/bindguard/journal.jsonl";
 /// The path of the rotated journal.
 pub const ROTATED: &str = "/run/bindguard/journal.jsonl.1";

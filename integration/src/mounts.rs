@@ -12,11 +12,9 @@ use anyhow::{Context, Result};
 pub struct Mount {
     /// The path inside its filesystem; ends in `//deleted` when what was bound is gone.
     pub root: String,
-    /// The mount point.
     pub target: PathBuf,
     /// The optional fields: `shared:1`, `master:1`, …
     pub propagation: Vec<String>,
-    /// The filesystem's type.
     pub filesystem: String,
     /// True if this mount refuses to write.
     pub is_read_only: bool,

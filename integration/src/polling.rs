@@ -36,7 +36,6 @@ pub struct PollingReader {
 }
 
 impl PollingReader {
-    /// Starts reading `path`.
     pub fn start(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
         let stop = Arc::new(AtomicBool::new(false));

@@ -21,9 +21,7 @@ pub const LIMIT: Duration = Duration::from_secs(180);
 /// A program that has ended.
 #[derive(Clone, Debug)]
 pub struct Finished {
-    /// The command, for messages.
     pub line: String,
-    /// The exit status.
     pub status: ExitStatus,
     /// Everything it wrote to stdout.
     pub stdout: String,

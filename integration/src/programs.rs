@@ -15,15 +15,12 @@ use std::sync::OnceLock;
 
 use anyhow::{Context, Result, bail};
 
-/// The shim under test.
 pub const SHIM: &str = "containerd-shim-bindguard-v2";
 /// containerd's own shim.
 pub const STOCK_SHIM: &str = "containerd-shim-runc-v2";
 /// The OCI runtime wrapper under test, in which the guard works.
 pub const GUARD: &str = "bindguard-runtime";
-/// The operator's command line.
 pub const CLI: &str = "bindguard";
-/// The node agent.
 pub const AGENT: &str = "bindguard-agent";
 
 /// A generation of containerd, with the shim, runc and crun of its time.
@@ -95,7 +92,6 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// The folder itself.
     pub fn folder(&self) -> &Path {
         &self.folder
     }

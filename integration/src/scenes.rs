@@ -56,7 +56,6 @@ impl Shape {
 /// A volume changes and its container restarts, twice; then the kubelet deletes the pod.
 #[derive(Clone, Copy, Debug)]
 pub struct UpdateThenRestart {
-    /// The volume.
     pub kind: VolumeKind,
     /// The mounted part of it.
     pub shape: Shape,

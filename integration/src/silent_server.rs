@@ -48,7 +48,6 @@ impl SilentServer {
         Path::new("/dev/fuse").exists()
     }
 
-    /// The mount point.
     pub fn path(&self) -> &Path {
         &self.path
     }

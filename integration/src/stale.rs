@@ -67,7 +67,6 @@ impl<'n> StaleBundle<'n> {
         })
     }
 
-    /// The bundle.
     pub fn bundle(&self) -> &Bundle {
         &self.bundle
     }
@@ -100,7 +99,6 @@ impl<'n> StaleBundle<'n> {
         fs::write(self.bundle.path().join("config.json"), &self.spec).context("write the spec anew")
     }
 
-    /// The configMap changes.
     pub fn update(&mut self) -> Result<()> {
         self.updates += 1;
         self.volume

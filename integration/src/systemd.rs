@@ -126,7 +126,6 @@ impl Service {
         Ok(service)
     }
 
-    /// Its name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -150,7 +149,6 @@ impl Service {
         })
     }
 
-    /// Stops it.
     pub fn stop(&self) -> Result<()> {
         host(["systemctl", "stop", &self.name]).map(drop)
     }

@@ -13,7 +13,6 @@ use crate::mount_table::{Device, FsType, MountEntry, MountRoot};
 /// The result of an observation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Observed<T> {
-    /// The object exists.
     Seen(T),
     /// The object is known not to exist.
     Absent,
@@ -99,9 +98,7 @@ pub struct SubpathEvidence {
 pub struct SubpathMount {
     /// The path in the filesystem that the mount shows.
     pub root: MountRoot,
-    /// The filesystem's device.
     pub device: Device,
-    /// The filesystem's type.
     pub fs_type: FsType,
     /// The file that the mount shows, as far as the kernel knows without a query to a server.
     pub identity: Observed<FileIdentity>,
@@ -110,12 +107,9 @@ pub struct SubpathMount {
     pub covers_its_equal: bool,
 }
 
-/// A kubelet volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Volume {
-    /// The volume's plugin.
     pub plugin: Plugin,
-    /// The volume's directory.
     pub directory: PathBuf,
     /// Device of the filesystem that contains the volume.
     pub device: Device,
@@ -144,7 +138,6 @@ pub struct Target {
 /// The mount at a path where a volume must be mounted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeMount {
-    /// The filesystem's type.
     pub fs_type: FsType,
     /// The mount's root is deleted: nothing can be bound from this mount any more.
     pub deleted: bool,
@@ -153,15 +146,12 @@ pub struct VolumeMount {
 /// The answer of a source to a path walk and a stat(2), made by a process that may hang.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reach {
-    /// The source exists.
     Alive,
     /// The source gave no answer for this many milliseconds.
     Silent(u64),
-    /// The kernel's answer.
     Refused {
         /// The error's number, errno(3).
         number: i32,
-        /// The error in words.
         words: String,
     },
     /// A probe was due, but no time was left, or no process could be started.

@@ -30,10 +30,8 @@ pub struct PodName {
     /// Its uid; for a static pod, the hash of its manifest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
-    /// Its namespace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// Its name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 }
@@ -67,7 +65,6 @@ impl PodName {
 pub struct Identity {
     /// The container's name in the pod; without a pod, the engine's name for the container.
     pub container: Option<String>,
-    /// Its pod.
     pub pod: PodName,
 }
 

@@ -215,7 +215,6 @@ impl Rebind {
         &self.subpath
     }
 
-    /// The volume's directory.
     pub fn volume(&self) -> &PathBuf {
         &self.remedy.volume
     }
@@ -230,7 +229,6 @@ impl Rebind {
         self.remedy.writer
     }
 
-    /// The permitted repair.
     pub fn method(&self) -> RepairMethod {
         self.remedy.method
     }

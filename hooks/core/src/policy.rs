@@ -153,7 +153,6 @@ pub struct Policy {
     pub read_only_binds: ReadOnlyBinds,
     /// Directories that are missing from container-written volumes.
     pub vanished_directories: Vanished,
-    /// Repairs that fail.
     pub failed_repairs: FailedRepair,
     /// Volumes whose required mount is missing.
     pub unmounted_volumes: Alarm,

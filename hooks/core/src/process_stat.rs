@@ -1,6 +1,5 @@
 //! The fields of `/proc/PID/stat`, by their numbers in proc_pid_stat(5).
 
-/// The parent's process id.
 pub const PARENT: usize = 4;
 
 /// The time of the start, in the kernel's ticks since the boot.

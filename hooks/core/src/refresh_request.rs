@@ -49,13 +49,11 @@ const MAX_PROBLEMS: usize = 8;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RefreshMode {
-    /// None.
     Off,
     /// Containers of pods with the annotation [`REFRESH`] or [`REFRESH_BINDS`], and containers of
     /// engines with the label [`REFRESH_LABEL`] or [`REFRESH_BINDS_LABEL`].
     #[default]
     Annotated,
-    /// All.
     All,
 }
 
@@ -71,10 +69,8 @@ impl FromStr for RefreshMode {
 /// The containers of a pod that are refreshed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum OptIn {
-    /// None.
     #[default]
     None,
-    /// All.
     All,
     /// Those with these names.
     Named(Vec<String>),
@@ -260,7 +256,6 @@ impl ProgramName {
         is_name.then(|| Self(text.to_owned()))
     }
 
-    /// The name.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -78,7 +78,6 @@ pub enum KindName {
 }
 
 impl KindName {
-    /// The name as text.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Subpath => "subpath",

@@ -26,7 +26,6 @@ use crate::rebind::{NotRebound, rebind};
 /// The first create of a container, or a later create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attempt {
-    /// The first.
     First,
     /// A later create, because the runtime failed. A volume that changed between admission and the
     /// runtime's mount may change again. Then re-binding alone can lose that race every time, so
@@ -37,7 +36,6 @@ pub enum Attempt {
 /// The result of an admission. By default nothing.
 #[derive(Debug, Default)]
 pub struct Admission {
-    /// The findings and outcomes.
     pub report: Report,
     /// The reason why policy refuses the container. Unless a repair failed, or the record could not
     /// be written, nothing was done then.

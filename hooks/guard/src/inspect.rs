@@ -533,7 +533,6 @@ pub(crate) fn named_report(bundle: &Path) -> Report {
 
 /// A bundle whose spec is parsed, and the policy for its pod.
 pub(crate) struct OpenBundle<'b> {
-    /// The bundle's path.
     pub path: &'b Path,
     /// A view of its spec.
     pub spec: SpecView<'b>,

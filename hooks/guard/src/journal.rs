@@ -80,7 +80,6 @@ pub struct JournalEntry<'a> {
     pub refused: Option<&'a str>,
     /// Why no guard checked the create; none if a guard did.
     pub unchecked: Option<Unchecked>,
-    /// The findings and outcomes.
     pub report: &'a Report,
 }
 

@@ -57,7 +57,6 @@ impl ProbeLimits {
         }
     }
 
-    /// Probes the sources.
     pub fn sources(&self) -> Probes {
         Probes::until(self.sources_until, self.each)
     }
@@ -231,7 +230,6 @@ impl Probes {
             .collect()
     }
 
-    /// Observes a subpath.
     pub fn observe_one(&self, held: &HeldSubpath, mounts: &Mounts) -> SubpathEvidence {
         held.observe(mounts, &self.reaches(&held.paths_to_probe(mounts)))
     }

@@ -38,9 +38,7 @@ pub enum AccessError {
     /// The kubeconfig is not usable.
     #[error("read the kubeconfig {}", path.display())]
     Kubeconfig {
-        /// Its path.
         path: PathBuf,
-        /// The reason.
         #[source]
         source: KubeconfigError,
     },

@@ -83,11 +83,8 @@ pub enum ApiError {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Status {
-    /// The HTTP status.
     pub code: u16,
-    /// The message.
     pub message: String,
-    /// The details.
     pub details: StatusDetails,
 }
 
@@ -97,7 +94,6 @@ pub struct Status {
 pub struct StatusDetails {
     /// The pause before the next request.
     pub retry_after_seconds: u32,
-    /// The causes.
     pub causes: Vec<StatusCause>,
 }
 
@@ -105,7 +101,6 @@ pub struct StatusDetails {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct StatusCause {
-    /// The reason, for programs.
     pub reason: String,
 }
 

@@ -19,14 +19,12 @@ pub(super) struct Credentials {
     pub(super) token: Option<Token>,
 }
 
-/// A client certificate.
 #[derive(Debug)]
 pub(super) struct ClientIdentity {
     pub(super) chain: Vec<CertificateDer<'static>>,
     pub(super) key: PrivateKeyDer<'static>,
 }
 
-/// A bearer token.
 pub(super) enum Token {
     /// As the kubeconfig has it.
     Text(String),
@@ -55,19 +53,14 @@ impl Token {
 /// Why a part of the credentials is not readable.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// A file.
     #[error("read {}", path.display())]
     File {
-        /// Its path.
         path: PathBuf,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// A certificate or key.
     #[error("read the {what} as PEM")]
     Pem {
-        /// Its name.
         what: &'static str,
         /// The parser's error, which never contains the key.
         #[source]

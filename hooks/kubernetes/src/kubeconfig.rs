@@ -15,10 +15,8 @@ use super::credentials::{ClientIdentity, Credentials, ReadError, Token, bytes, c
 /// Why a kubeconfig is not usable.
 #[derive(Debug, thiserror::Error)]
 pub enum KubeconfigError {
-    /// A file or certificate.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// It is no kubeconfig.
     #[error("parse it as YAML")]
     Yaml(#[from] serde_norway::Error),
     /// It has no such part.
@@ -26,7 +24,6 @@ pub enum KubeconfigError {
     Missing {
         /// The kind of the part.
         what: &'static str,
-        /// Its name.
         name: String,
     },
     /// The form of a part differs from the API's documentation.

@@ -19,20 +19,14 @@ pub enum AgentState {
     /// No socket is there: the agent is optional.
     Absent,
     /// A socket is there, and no agent answers.
-    Silent {
-        /// Why.
-        problem: String,
-    },
+    Silent { problem: String },
     /// It runs.
     Running(Box<AgentStatus>),
 }
 
-/// A running agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentStatus {
-    /// Its version.
     pub version: String,
-    /// Its process.
     pub pid: u32,
     /// When it started: RFC 3339, UTC.
     pub since: String,
@@ -63,9 +57,7 @@ pub struct AgentStatus {
 /// An address on which the agent cannot serve, and tries again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnservedAddress {
-    /// The address.
     pub address: SocketAddr,
-    /// Why.
     pub problem: String,
 }
 
@@ -74,7 +66,6 @@ pub struct UnservedAddress {
 pub struct HangingChild {
     /// The container's name for people.
     pub container: String,
-    /// The container's id.
     pub id: String,
     /// The pid of the child.
     pub pid: u32,
@@ -86,7 +77,6 @@ pub struct HangingChild {
 pub enum NriState {
     /// The config does not enable it.
     Off,
-    /// The runtime calls it.
     Connected,
     /// No runtime accepts it now.
     Disconnected,

@@ -24,7 +24,6 @@ pub(crate) struct ContainerInits<'p> {
 pub struct UnreadContainer {
     /// The container, with its pod.
     pub container: PodContainer,
-    /// The reason.
     pub why: ProcessError,
 }
 

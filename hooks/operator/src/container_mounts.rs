@@ -49,9 +49,7 @@ pub struct Keeper {
 /// A container that keeps mounts of the host, for a report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PinnedMounts {
-    /// The pod.
     pub pod: PodName,
-    /// The container.
     pub container: PodContainer,
     /// The places on the host at which the mounts were.
     #[serde(serialize_with = "serialize_paths")]

@@ -14,7 +14,6 @@ use crate::pods::Pods;
 /// A pod with such an annotation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IgnoredRequest {
-    /// The pod.
     pub pod: PodName,
     /// Values that are not understood.
     pub problems: Vec<String>,

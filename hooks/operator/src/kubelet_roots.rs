@@ -28,12 +28,10 @@ pub(crate) struct Roots {
     pub(crate) problems: Vec<String>,
 }
 
-/// A kubelet's root.
 #[derive(Debug)]
 struct Root {
     /// The first name that the places have for it.
     named: PathBuf,
-    /// The kernel's name.
     real: PathBuf,
 }
 
@@ -223,7 +221,6 @@ const MAX_PLACES: usize = 1000;
 /// The mounts of a device with their positions in the table, by root.
 type MountsByRoot<'t> = HashMap<&'t Path, Vec<(usize, &'t MountEntry)>>;
 
-/// The reader's own mounts.
 pub(crate) struct HostMounts<'t> {
     /// A look-up for each mount of a container, not a search: the container decides how many there
     /// are.

@@ -29,7 +29,6 @@ pub const ISSUE: &str = "https://github.com/kubernetes/kubernetes/issues/68211";
 /// --json` print.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct NodeReport {
-    /// The finding on each.
     pub binds: Vec<NodeBind>,
     /// Running containers that read old files.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -53,13 +52,10 @@ pub struct NodeReport {
     pub duration_us: u64,
 }
 
-/// A subpath or volume.
 #[derive(Debug, Clone, Serialize)]
 pub struct NodeBind {
-    /// The finding.
     #[serde(flatten)]
     pub bind: BindReport,
-    /// Its pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodName>,
     /// The container of a subpath, if the runtime reports the container.
@@ -87,7 +83,6 @@ pub struct Origin {
     pub issue: &'static str,
     /// The mount's root, with the kernel's `//deleted`.
     pub original_source: String,
-    /// The mount point.
     #[serde(serialize_with = "serialize_path")]
     pub original_destination: PathBuf,
 }

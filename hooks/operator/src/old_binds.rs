@@ -43,9 +43,7 @@ pub enum BindKind {
 /// A running container, and its binds of a kind that differ from the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct OldBinds {
-    /// Its pod.
     pub pod: PodName,
-    /// The container.
     pub container: PodContainer,
     /// `Docker` or `Podman`, for a container without a pod.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -21,9 +21,7 @@ use crate::pods::{PodContainer, Pods};
 /// A running container, and the old files that it reads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct OldFiles {
-    /// Its pod.
     pub pod: PodName,
-    /// The container.
     pub container: PodContainer,
     /// True if the container opted in to live refresh; none if the pod's annotations are not known.
     #[serde(skip_serializing_if = "Option::is_none")]

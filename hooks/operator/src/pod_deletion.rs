@@ -28,9 +28,7 @@ const REMOVED: [&str; 6] = [
 /// A mount of the host below a volume that the kubelet removes with its pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct MountInVolume {
-    /// The pod.
     pub pod: PodName,
-    /// The mount point.
     #[serde(serialize_with = "serialize_path")]
     pub mount_point: PathBuf,
     /// The type of its filesystem.

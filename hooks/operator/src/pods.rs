@@ -22,7 +22,6 @@ use serde::Serialize;
 pub enum ContainerState {
     /// Not started.
     Created = 0,
-    /// Running.
     Running = 1,
     /// Ended.
     Exited = 2,
@@ -44,7 +43,6 @@ impl fmt::Display for ContainerState {
 /// A container of a pod, as its runtime reports it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PodContainer {
-    /// Its id.
     pub id: String,
     /// Its name in the pod; none for the pod's sandbox.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -55,7 +53,6 @@ pub struct PodContainer {
     /// The number of times the container was created again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attempt: Option<u32>,
-    /// Its pod.
     #[serde(skip)]
     pub pod: PodName,
     /// True if the guard runs before the container's create; `None` if no running process gives
@@ -71,9 +68,7 @@ pub struct PodContainer {
 /// Pods that run under the same version of bindguard's shim.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PodsOfVersion {
-    /// The version.
     pub version: String,
-    /// The pods.
     pub pods: Vec<PodName>,
 }
 

@@ -94,7 +94,6 @@ impl RootProgram {
         refused.map_or(Ok(None), Err)
     }
 
-    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -267,7 +266,6 @@ mod tests {
 
     const USER: u32 = 65534;
 
-    /// A folder of root's.
     fn folder() -> Option<tempfile::TempDir> {
         if !geteuid().is_root() {
             eprintln!("SKIPPED: not root");

@@ -239,7 +239,6 @@ pub(crate) enum NotDetached {
     /// A guard repaired it, or the pod went away.
     #[error("it is no longer stale: {0}")]
     NoLongerStale(VerdictName),
-    /// Detaching failed.
     #[error("{0}")]
     Failed(String),
 }

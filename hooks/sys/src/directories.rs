@@ -25,9 +25,7 @@ pub enum DirectoriesError {
     /// The kernel refused, or something else is in the way.
     #[error("make {} in {}", path.display(), volume.display())]
     Make {
-        /// The volume.
         volume: PathBuf,
-        /// The path within it.
         path: PathBuf,
         /// The kernel's error: ENOTDIR or ELOOP when something else is in the way.
         #[source]
@@ -39,11 +37,8 @@ pub enum DirectoriesError {
         path.display(), volume.display(), link.display()
     )]
     Linked {
-        /// The volume.
         volume: PathBuf,
-        /// The path within it.
         path: PathBuf,
-        /// The symlink.
         link: PathBuf,
     },
 }

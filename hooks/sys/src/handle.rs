@@ -328,18 +328,14 @@ pub enum HandleError {
     /// open(2)
     #[error("open {}", path.display())]
     Open {
-        /// The path as given.
         path: PathBuf,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// statx(2)
     #[error("stat {}", path.display())]
     Stat {
-        /// The path as given.
         path: PathBuf,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -358,7 +354,6 @@ impl HandleError {
         }
     }
 
-    /// The kernel's error alone.
     pub(crate) fn into_io(self) -> io::Error {
         match self {
             Self::Open { source, .. } | Self::Stat { source, .. } => source,

@@ -28,11 +28,8 @@ const MAX_LOOK_UPS: usize = 256;
 /// A folder of a walk.
 #[derive(Debug)]
 pub struct WalkedFolder {
-    /// The folder.
     pub handle: Handle,
-    /// Its owner.
     pub owner: u32,
-    /// Its mode.
     pub mode: u32,
     /// The time since 1970 at which the folder was made; `None` on a filesystem without birth
     /// times.
@@ -42,7 +39,6 @@ pub struct WalkedFolder {
 /// A walk, with its folders open.
 #[derive(Debug)]
 pub struct HostWalk {
-    /// The folders, from `/` on.
     pub folders: Vec<WalkedFolder>,
     /// The look-ups, in their order.
     pub look_ups: Vec<LookUp>,
@@ -65,7 +61,6 @@ pub struct HostWalk {
 pub struct WalkError {
     /// The path of the name.
     pub path: PathBuf,
-    /// The kernel's error.
     #[source]
     pub source: io::Error,
 }

@@ -32,9 +32,7 @@ const FULL: u64 = 4 << 20;
 #[derive(Debug, thiserror::Error)]
 #[error("append to {}", path.display())]
 pub struct JournalError {
-    /// The journal.
     pub path: PathBuf,
-    /// The kernel's error.
     #[source]
     pub source: io::Error,
 }

@@ -14,7 +14,6 @@ macro_rules! named_variants {
         }
 
         impl $type {
-            /// All variants.
             pub const ALL: &[Self] = &[$(Self::$variant),*];
 
             $(#[$about_text])*

@@ -55,7 +55,6 @@ enum Part {
 /// A file of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessFile {
-    /// The process.
     pub pid: u32,
     /// The file, in any `/proc`.
     pub path: PathBuf,

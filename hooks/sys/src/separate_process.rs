@@ -120,7 +120,6 @@ impl SeparateProcess {
         }
     }
 
-    /// The pipe's read end.
     pub(crate) fn output(&mut self) -> &mut File {
         &mut self.output
     }
@@ -243,7 +242,6 @@ impl Drop for SeparateProcess {
 // The kernel frees each lock at the end of its holder, also after SIGKILL. So a live process
 // without a starter hangs.
 
-/// The longest subject.
 const MAX_SUBJECT: u64 = 4096;
 
 /// A process that is about to start, or was started. Its file is removed with this value, unless the

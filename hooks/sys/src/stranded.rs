@@ -22,9 +22,7 @@ use crate::target::current_payload;
 #[derive(Debug, thiserror::Error)]
 #[error("remove the stranded payload {}", path.display())]
 pub struct StrandedError {
-    /// The directory.
     pub path: PathBuf,
-    /// The kernel's error.
     #[source]
     pub source: io::Error,
 }

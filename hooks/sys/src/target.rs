@@ -39,7 +39,6 @@ pub enum TargetError {
     /// `..data` is not what AtomicWriter makes.
     #[error("..data of {} names {}, which is no payload directory", volume.display(), names.display())]
     NotAPayload {
-        /// The volume.
         volume: PathBuf,
         /// The target of the link.
         names: PathBuf,
@@ -49,18 +48,10 @@ pub enum TargetError {
     Restless(PathBuf),
     /// A symlink is in the place of a file or directory.
     #[error("{} in {} is a symlink", path.display(), volume.display())]
-    Symlink {
-        /// The volume.
-        volume: PathBuf,
-        /// The path within it.
-        path: PathBuf,
-    },
-    /// The kernel refused.
+    Symlink { volume: PathBuf, path: PathBuf },
     #[error("open {} in {}", path.display(), volume.display())]
     Open {
-        /// The volume.
         volume: PathBuf,
-        /// The path within it.
         path: PathBuf,
         /// Its error: ELOOP for a symlink, EXDEV for another mount or a way out of the volume.
         #[source]
@@ -218,7 +209,6 @@ impl Payload {
         })
     }
 
-    /// Its name.
     pub(crate) fn timestamp(&self) -> &TimestampDirectory {
         &self.timestamp
     }

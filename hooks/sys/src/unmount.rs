@@ -19,7 +19,6 @@ pub use rustix::mount::UnmountFlags;
 /// Why a mount was not unmounted.
 #[derive(Debug, thiserror::Error)]
 pub enum UnmountError {
-    /// A process uses it.
     #[error("a process uses the mount (EBUSY)")]
     Busy,
     /// The mount point shows a different mount, or is no longer a mount point.
@@ -28,7 +27,6 @@ pub enum UnmountError {
     /// A server did not answer.
     #[error("umount(2) did not return in time")]
     Silent,
-    /// The kernel's error.
     #[error(transparent)]
     Failed(#[from] io::Error),
 }

@@ -46,7 +46,6 @@ impl Exiting {
         }
     }
 
-    /// Its pid.
     pub fn pid(&self) -> u32 {
         self.0.as_raw() as u32
     }

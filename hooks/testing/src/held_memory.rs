@@ -93,7 +93,6 @@ impl Unwritable {
         })
     }
 
-    /// Its file.
     pub fn file(&self) -> PathBuf {
         self.folder.path().join("f")
     }
@@ -163,7 +162,6 @@ impl Holder {
         }
     }
 
-    /// Its pid.
     pub fn pid(&self) -> u32 {
         self.pid.as_raw() as u32
     }
@@ -243,7 +241,6 @@ impl Executing {
         }
     }
 
-    /// Its pid.
     pub fn pid(&self) -> u32 {
         self.pid.as_raw() as u32
     }

@@ -3,7 +3,6 @@
 //!
 //! The stories of `integration` use real containerds instead. No program depends on this crate.
 
-#![allow(missing_docs, reason = "only tests read these names")]
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

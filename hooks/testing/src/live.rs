@@ -80,7 +80,6 @@ pub fn kernel() -> (u32, u32) {
     (numbers.next().unwrap(), numbers.next().unwrap())
 }
 
-/// A process with binds.
 pub struct Container {
     pid: Pid,
     stop: Option<File>,
@@ -199,7 +198,6 @@ impl Container {
         &self.spec
     }
 
-    /// Its mount namespace.
     pub fn namespace(&self) -> ContainerNamespace {
         self.process
             .mount_namespace()

@@ -40,7 +40,6 @@ impl Bare {
         Ok(Self(bundle))
     }
 
-    /// A container's life.
     pub fn life(&self, runtime: &Path) -> Result<()> {
         let pid_file = self.0.join("pid");
         self.call(

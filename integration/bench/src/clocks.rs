@@ -6,7 +6,6 @@ use nix::sys::time::TimeValLike;
 use nix::time::{ClockId, clock_getcpuclockid, clock_gettime};
 use nix::unistd::Pid;
 
-/// Of this process.
 pub fn of_this_process() -> Result<f64> {
     read(ClockId::CLOCK_PROCESS_CPUTIME_ID)
 }

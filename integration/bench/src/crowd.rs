@@ -17,7 +17,6 @@ pub struct Crowd {
 }
 
 impl Crowd {
-    /// None yet.
     pub fn gather(node: &Node) -> Result<Self> {
         let folder = node.disk().join("crowd");
         fs::create_dir(&folder).with_context(|| format!("create {}", folder.display()))?;

@@ -37,7 +37,6 @@ pub enum Figure {
     ExecAboveBare,
     /// Fifty pods at once by eight clients.
     BurstWall,
-    /// The same, CPU time.
     BurstCpu,
     /// The guard with its exec, above the runtime alone.
     GuardCpu,
@@ -59,7 +58,6 @@ pub enum Figure {
     StrippedSize,
 }
 
-/// A figure's words.
 struct Words(&'static str, &'static str, Option<&'static str>);
 
 impl Figure {

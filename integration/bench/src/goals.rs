@@ -7,11 +7,9 @@ use crate::results::Results;
 /// The goal for a figure of bindguard.
 #[derive(Clone, Copy, Debug)]
 pub struct Goal {
-    /// The measured quantity.
     pub figure: Figure,
     /// At which number of containers, pods or mounts; 0 where there is none.
     pub at: u64,
-    /// The limit.
     pub limit: Limit,
 }
 

@@ -26,9 +26,7 @@ pub struct Results {
 /// A remark on a part's figures.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Condition {
-    /// The part.
     pub part: String,
-    /// The day, UTC.
     pub day: String,
     /// The machine's load before the part; the bench adds 1.
     pub load: f64,
@@ -81,7 +79,6 @@ impl Results {
         samples.get(samples.len() / 2).copied()
     }
 
-    /// The figures there are.
     pub fn figures(&self) -> BTreeSet<Figure> {
         self.series.iter().map(|series| series.figure).collect()
     }

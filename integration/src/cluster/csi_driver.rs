@@ -11,7 +11,6 @@ use crate::doc_commands::repository;
 use crate::mount_calls::{tmpfs, unmount};
 use crate::mounts;
 
-/// Its name.
 const NAME: &str = "csi.bindguard.test";
 
 /// The file in each volume.

@@ -44,7 +44,6 @@ use crate::waiting::until;
 /// The kubelet of `fetch.sh` or `build.sh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RealKubelet {
-    /// As released.
     AsReleased,
     /// The same without kubernetes#89629: a subpath that is mounted stays as it is.
     Unfixed,

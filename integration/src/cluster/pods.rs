@@ -4,7 +4,6 @@ use serde_json::{Value, json};
 
 use crate::image::BUSYBOX;
 
-/// The node's name.
 pub const NODE: &str = "node";
 
 /// A pod with a volume and a container `app` that mounts the volume.
@@ -76,7 +75,6 @@ impl PodManifest {
         self
     }
 
-    /// The object.
     pub fn object(&self) -> Value {
         let metadata = json!({"name": self.name, "annotations": self.annotations});
         json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": self.spec})

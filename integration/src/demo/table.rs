@@ -7,7 +7,6 @@ pub struct Observation {
     pub step: &'static str,
     /// The runtime it was done with.
     pub runtime: &'static str,
-    /// The observation.
     pub seen: String,
     /// True if it is as the demo expected.
     pub is_as_said: bool,

@@ -28,7 +28,6 @@ pub(super) struct Inputs {
     pub json: Vec<Input>,
     /// bindguard's own config.
     pub configs: Vec<Input>,
-    /// containerd's.
     pub containerd: Vec<Input>,
     /// Texts of `/proc/PID/mountinfo`.
     pub mount_tables: Vec<Input>,

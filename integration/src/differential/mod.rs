@@ -43,7 +43,6 @@ const MAX_LINES: usize = 40;
 /// The folders of both builds.
 #[derive(Debug)]
 pub struct Builds {
-    /// The other programs.
     pub old: PathBuf,
     /// Today's.
     pub new: PathBuf,
@@ -90,7 +89,6 @@ impl<'n> Recorder<'n> {
         self.ended(name, &ended)
     }
 
-    /// An ended program.
     fn ended(&mut self, name: &str, ended: &Finished) -> Result<()> {
         let (code, out, err) = (ended.code(), &ended.stdout, &ended.stderr);
         self.add(name, &format!("exit {code}\n{out}--- stderr\n{err}"))

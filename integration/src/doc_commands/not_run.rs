@@ -3,13 +3,11 @@
 /// A command that a document shows and no story runs.
 #[derive(Clone, Copy, Debug)]
 pub struct NotRun {
-    /// The document.
     pub document: &'static str,
     /// The beginning of the command.
     pub command: &'static str,
     /// The command that runs instead.
     pub instead: &'static str,
-    /// Why.
     pub why: &'static str,
 }
 

@@ -24,12 +24,9 @@ pub enum Conduct {
     Down,
 }
 
-/// A request that arrived.
 #[derive(Clone, Debug)]
 pub struct SeenRequest {
-    /// The time.
     pub at: Instant,
-    /// The method.
     pub method: String,
     /// The path, without the query.
     pub path: String,

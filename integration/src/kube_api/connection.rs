@@ -4,7 +4,6 @@ use std::io::{BufRead, BufReader, Read, Write};
 
 use serde_json::Value;
 
-/// A request.
 #[derive(Debug, Default)]
 pub(super) struct Request {
     pub(super) method: String,

@@ -112,7 +112,6 @@ impl KubeApi {
         events.map(|(_, object)| object.clone()).collect()
     }
 
-    /// The requests so far.
     pub fn requests(&self) -> Vec<SeenRequest> {
         self.state().requests.clone()
     }

@@ -33,7 +33,6 @@ impl Tls {
         })
     }
 
-    /// The certificate as PEM.
     pub(super) fn certificate(&self) -> &str {
         &self.certificate
     }

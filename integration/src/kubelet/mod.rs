@@ -47,7 +47,6 @@ impl Kubelet {
         BlockVolume::map(&self.root, uid, name, device)
     }
 
-    /// A new pod's folder.
     pub fn pod(&self, uid: &str) -> Result<Pod> {
         Pod::create(&self.root, uid)
     }

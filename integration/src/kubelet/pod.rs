@@ -27,7 +27,6 @@ impl Pod {
         })
     }
 
-    /// The pod's uid.
     pub fn uid(&self) -> &str {
         &self.uid
     }
@@ -49,7 +48,6 @@ impl Pod {
         Volume::create(&self.path, kind, name)
     }
 
-    /// A `hostPath` volume.
     pub fn host_path(&self, folder: &Path, name: &str) -> Result<Volume> {
         Volume::on_host(&self.path, folder, name)
     }

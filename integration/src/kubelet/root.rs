@@ -22,7 +22,6 @@ pub enum KubeletRoot {
     RootDisk,
     /// A filesystem of its own: ext4 on a loop device.
     OwnFilesystem,
-    /// The same, with xfs.
     Xfs,
     /// A subvolume of a btrfs, with a second subvolume for the pods: files of a single mount then
     /// have several `st_dev`.

@@ -100,7 +100,6 @@ impl Volume {
         })
     }
 
-    /// The volume's folder.
     pub fn path(&self) -> &Path {
         &self.path
     }

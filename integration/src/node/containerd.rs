@@ -52,7 +52,6 @@ pub(super) struct Configuration<'a> {
 }
 
 impl Configuration<'_> {
-    /// Writes the file.
     pub(super) fn write(&self, file: &Path) -> Result<()> {
         file.parent()
             .map_or(Ok(()), fs::create_dir_all)
@@ -138,7 +137,6 @@ impl Configuration<'_> {
     }
 }
 
-/// A running containerd.
 #[derive(Debug)]
 pub(super) struct Containerd(Child);
 

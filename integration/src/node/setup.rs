@@ -40,7 +40,6 @@ const FRESH: [&str; 5] = [
     "/var/lib/bindguard",
 ];
 
-/// A node to be.
 #[derive(Clone, Debug)]
 pub struct Setup {
     generation: Generation,

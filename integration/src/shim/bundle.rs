@@ -49,12 +49,10 @@ impl Bundle {
         Ok(bundle)
     }
 
-    /// Its folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The container's name.
     pub fn id(&self) -> &str {
         &self.id
     }

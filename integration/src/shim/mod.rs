@@ -31,7 +31,6 @@ use crate::node::{Node, SOCKET};
 use crate::process::{Finished, LIMIT, run_with_bytes};
 use crate::programs::{SHIM, STOCK_SHIM};
 
-/// A shim that serves.
 #[derive(Clone, Debug)]
 pub struct Shim {
     socket: PathBuf,
@@ -118,12 +117,10 @@ impl Shim {
         }
     }
 
-    /// Its address.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// A connection.
     pub fn connect(&self) -> Result<Client> {
         Client::connect(&self.socket)
     }

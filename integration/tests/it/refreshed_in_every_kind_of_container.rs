@@ -22,7 +22,6 @@ const UID: &str = "uid-1";
 const FILE: &str = "/etc/app.conf";
 const FOLDER: &str = "/etc/folder";
 
-/// A kind of container.
 struct Kind {
     name: &'static str,
     /// Arguments of `ctr run`.

@@ -762,7 +762,6 @@ impl Scene<'_> {
         }
     }
 
-    /// The toolkit's own removal.
     fn remove_toolkit(&self) -> Result<()> {
         let text = self.text()?;
         let without = text.replace(&self.nvidia(), "");

@@ -8,11 +8,8 @@ use bindguard_core::spec::SpecUsers;
 /// A running container, as far as a refresh needs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Container {
-    /// Its id.
     pub id: String,
-    /// Its name for people.
     pub name: String,
-    /// Its init.
     pub pid: u32,
     /// The user namespaces in its spec; `None` if the spec is not known.
     pub spec: Option<Arc<SpecUsers>>,

@@ -46,18 +46,14 @@ pub enum HostError {
     /// It does not answer.
     #[error("connect to {}", socket.display())]
     Connect {
-        /// The socket.
         socket: PathBuf,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// The process behind it is not visible.
     #[error("read the mount namespace of the process behind {}; is hostPID set", socket.display())]
     Peer {
-        /// The socket.
         socket: PathBuf,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },

@@ -82,7 +82,6 @@ impl Lease {
 enum Choice<'l> {
     /// This node has the slot already.
     Own,
-    /// The slot is free.
     Free(&'l Lease),
     /// Other nodes have the slots.
     Taken,

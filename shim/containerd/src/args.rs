@@ -23,7 +23,6 @@ pub enum ShimVerb {
     Help,
 }
 
-/// The usage text.
 pub const USAGE: &str = "\
 Usage: containerd-shim-bindguard-v2 [FLAGS] [start|delete]
 containerd runs this program. Without a verb it serves on the socket that is its stdin.
@@ -43,7 +42,6 @@ containerd runs this program. Without a verb it serves on the socket that is its
 /// The flags of containerd's shim protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Args {
-    /// The action.
     pub verb: ShimVerb,
     /// containerd's namespace, such as `k8s.io`.
     pub namespace: String,
@@ -70,12 +68,7 @@ pub enum ArgsError {
     UnknownFlag(String),
     /// The value of a boolean flag is no boolean.
     #[error("flag -{name}: {value:?} is no boolean")]
-    NoBoolean {
-        /// The flag.
-        name: String,
-        /// Its value.
-        value: String,
-    },
+    NoBoolean { name: String, value: String },
     /// No container has an empty namespace.
     #[error("the namespace is empty")]
     NoNamespace,

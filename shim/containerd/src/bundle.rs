@@ -19,14 +19,12 @@ use serde_json::value::RawValue;
 use crate::options::Options;
 use crate::step::{StepError, failed};
 
-/// The OCI spec.
 const CONFIG: &str = "config.json";
 /// The options of the container's runtime.
 const OPTIONS: &str = "options.json";
 /// The runtime's name alone; shims older than `options.json` read it.
 const RUNTIME: &str = "runtime";
 
-/// A bundle's directory.
 #[derive(Debug, Clone)]
 pub struct Bundle {
     pub path: PathBuf,

@@ -100,7 +100,6 @@ pub fn timestamp(at: SystemTime) -> MessageField<Timestamp> {
     MessageField::some(Timestamp::from(at))
 }
 
-/// A queued event.
 #[derive(Debug)]
 struct Queued {
     at: SystemTime,

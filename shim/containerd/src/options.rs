@@ -37,7 +37,6 @@ pub enum OptionsError {
     Malformed {
         /// The type to which the bytes should belong.
         kind: &'static str,
-        /// The error of protobuf.
         source: protobuf::Error,
     },
     /// The TOML table is invalid.
@@ -51,7 +50,6 @@ pub enum OptionsError {
     /// The file that the options name could not be read.
     #[error("read the options file {path}")]
     File {
-        /// The file.
         path: String,
         /// Why not.
         source: io::Error,

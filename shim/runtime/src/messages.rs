@@ -35,10 +35,8 @@ const MAX_OUTPUT: usize = 8192;
 
 static WRITTEN: AtomicUsize = AtomicUsize::new(0);
 
-/// The destinations of messages.
 #[derive(Debug)]
 pub struct Messages {
-    /// The runtime's log file.
     log: Option<PathBuf>,
     log_is_json: bool,
     log_is_forwarded: bool,

@@ -128,7 +128,6 @@ pub enum NotInVolume {
     /// The mount's root is not in the volume.
     #[error("its mount shows {}, which is not in the volume at {}", root.display(), volume.display())]
     Outside {
-        /// The mount's root.
         root: PathBuf,
         /// The volume's place in the filesystem.
         volume: PathBuf,
@@ -199,7 +198,6 @@ impl PathInVolume {
 // A volume that is not mounted has no files to compare with. A missing target is reported before a
 // target that differs.
 
-/// Judges a subpath.
 pub fn judge_subpath(subpath: &VolumeSubpath, evidence: &SubpathEvidence) -> Verdict {
     let mount = match &evidence.mount {
         Observed::Seen(mount) => mount,

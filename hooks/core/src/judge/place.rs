@@ -47,20 +47,17 @@ pub enum ExpectedTarget<'e> {
 pub struct Shown<'s> {
     /// The device of its filesystem.
     pub device: Device,
-    /// Its root.
     pub root: &'s MountRoot,
     /// Its file. `None` in a container, where nothing is opened to judge it.
     pub file: Option<&'s Observed<FileIdentity>>,
     /// Its answer to a probe.
     pub reach: &'s Reach,
-    /// The mounts on it.
     pub on_it: OnIt,
 }
 
 /// The mounts on a mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnIt {
-    /// None.
     Nothing,
     /// A mount covers the mount.
     Cover,
@@ -68,7 +65,6 @@ pub enum OnIt {
     Inside,
 }
 
-/// Judges a place.
 pub fn judge(expected: &Expected<'_>, shown: &Shown<'_>) -> Verdict {
     let comparison = Comparison { expected, shown };
     match (shown.on_it, expected.target) {

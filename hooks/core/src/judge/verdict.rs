@@ -17,13 +17,11 @@ use crate::source::SourceKind;
 pub struct Finding {
     /// The bind's position in the spec's `mounts`; `None` if no spec was read.
     pub bind: Option<usize>,
-    /// The bind's source.
     pub source: PathBuf,
     /// The bind's destination in the container; `None` if no spec was read.
     pub destination: Option<PathBuf>,
     /// The kind of the source.
     pub kind: SourceKind,
-    /// The verdict.
     pub verdict: Verdict,
 }
 
@@ -34,14 +32,12 @@ pub enum Verdict {
     Current,
     /// It is not what the kubelet would bind today, and the file or directory to bind exists.
     Stale {
-        /// Why it is stale.
         cause: StaleCause,
         /// The repair, or why none is possible.
         remedy: Result<Remedy, NoRemedy>,
     },
     /// It is stale, and the file or directory that the kubelet would bind today is also gone.
     Orphaned {
-        /// Why it is stale.
         cause: StaleCause,
         /// The part that is missing.
         lacks: Lack,
@@ -100,17 +96,14 @@ pub enum StaleCause {
     LacksBind(PathBuf),
 }
 
-/// The missing mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unmounted {
-    /// A volume-subpath.
     Subpath,
     /// A volume-subpath that no running container uses: the kubelet binds the subpath before it
     /// starts a container.
     UnusedSubpath,
     /// A volume without the mount that its plugin requires.
     Volume {
-        /// The volume.
         volume: MountedVolume,
         /// The filesystem at the volume's path, if its type is not the plugin's.
         found: Option<FsType>,
@@ -160,7 +153,6 @@ pub enum Lack {
     /// The sub path's name changed from a file to a directory, or from a directory to a file.
     #[error("{} became a {is}", path.display(), is = if *.directory { "directory" } else { "file" })]
     OtherKind {
-        /// The sub path.
         path: PathBuf,
         /// True if it is a directory today.
         directory: bool,
@@ -195,28 +187,20 @@ pub struct Pinning {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum VerdictName {
-    /// [`Verdict::Current`]
     Current,
-    /// [`Verdict::Stale`]
     Stale,
-    /// [`Verdict::Orphaned`]
     Orphaned,
-    /// [`Verdict::Unmounted`]
     Unmounted,
     /// [`Verdict::Pinning`], and [`Difference::WithoutMaster`]
     Pinning,
-    /// [`Verdict::Wrong`]
     Wrong,
-    /// [`Verdict::Dead`]
     Dead,
-    /// [`Verdict::Foreign`]
     Foreign,
     /// [`Verdict::Unknown`] and [`Verdict::NotProbed`]
     Unknown,
 }
 
 impl VerdictName {
-    /// The name as text.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Current => "current",
@@ -328,15 +312,12 @@ impl Pinning {
 /// The repair of a stale subpath.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Remedy {
-    /// The volume's directory.
     pub volume: PathBuf,
-    /// The path within it.
     pub sub_path: PathInVolume,
     /// The writer of the volume.
     pub writer: Writer,
     /// The layout of its files.
     pub layout: VolumeLayout,
-    /// The permitted repair.
     pub method: RepairMethod,
 }
 

@@ -65,12 +65,10 @@ impl<'p, 'r> PodPath<'p, 'r> {
         })
     }
 
-    /// The kubelet's root.
     pub fn kubelet_root(&self) -> &'r Path {
         self.kubelet_root
     }
 
-    /// The pod's uid.
     pub fn pod_uid(&self) -> &'p str {
         self.pod_uid
     }
@@ -180,7 +178,6 @@ impl VolumeSubpath {
             && self.kubelet_root == other.kubelet_root
     }
 
-    /// The pod's uid.
     pub fn pod_uid(&self) -> &str {
         &self.pod_uid
     }
@@ -236,7 +233,6 @@ impl TimestampDirectory {
         Some(Self(name.to_str()?.to_owned()))
     }
 
-    /// The directory's name.
     pub fn name(&self) -> &str {
         &self.0
     }

@@ -363,7 +363,6 @@ impl MountedVolume {
         self.plugin.writer()
     }
 
-    /// The required mount point.
     pub fn mount_point(&self) -> &Path {
         &self.mount_point
     }

@@ -80,7 +80,6 @@ pub struct Propagation {
     pub master: Option<u32>,
     /// `propagate_from:N`, the nearest dominating peer group below this process's root.
     pub propagate_from: Option<u32>,
-    /// `unbindable`.
     pub unbindable: bool,
     /// Fields that bindguard does not know, as the kernel wrote the text.
     pub unknown: Vec<String>,
@@ -159,10 +158,8 @@ impl FsType {
     }
 }
 
-/// A mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountEntry {
-    /// The mount's id.
     pub id: MountId,
     /// The id that the kernel never reuses; ids increase with each new mount. `None` in a table
     /// that was read as text, and before Linux 6.8.

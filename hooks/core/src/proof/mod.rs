@@ -155,7 +155,6 @@ impl<'e> Comparison<'e> {
         self.is_of_container
     }
 
-    /// The binds that differ.
     pub fn differences(self) -> Vec<(&'e ExpectedBind, Difference)> {
         let tree = Tree::of(&self.mounts);
         let mut at: HashMap<&OsStr, Vec<usize>> = HashMap::new();

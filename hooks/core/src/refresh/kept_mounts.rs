@@ -29,7 +29,6 @@ pub struct MountsBelow<'t> {
 pub struct Restriction {
     /// The path below the bind.
     pub path: PathBuf,
-    /// The attributes.
     pub attributes: MountAttributes,
 }
 
@@ -67,7 +66,6 @@ impl<'t> MountsBelow<'t> {
         self.mounts.is_empty()
     }
 
-    /// The mounts.
     pub fn mounts(&self) -> impl Iterator<Item = &'t MountEntry> {
         self.mounts.iter().copied()
     }
@@ -156,7 +154,6 @@ impl<'t> MountsBelow<'t> {
 /// A mount below a bind that the host does not have, or no longer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GoneMount<'t> {
-    /// The mount.
     pub mount: &'t MountEntry,
     /// True if the record of the create shows that the mount is a copy of a host's mount.
     pub is_recorded_copy: bool,

@@ -42,7 +42,6 @@ pub use crate::refresh::way::{Found, LookUp, ReliedOn, Way, WayFolder};
 pub struct SubpathInContainer {
     /// Its line in the container's mount table.
     pub mount: MountEntry,
-    /// The parent mount.
     pub parent: Option<MountEntry>,
     /// The directory of its volume, or of its file on the host.
     pub volume: PathBuf,
@@ -180,7 +179,6 @@ fn is_same_sub_path(one: &Expected<'_>, other: &Expected<'_>) -> bool {
 /// Why a refresh leaves a stale mount as it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
-    /// The reason.
     pub reason: RefusedReason,
     /// The symlink, folder, file or mount that the rule is about: on the host, or a mount point in
     /// the container.
@@ -287,7 +285,6 @@ impl RefusedReason {
         Self::NoSource,
     ];
 
-    /// The refusal for people.
     pub fn describe(self, path: &str, error: Option<&str>) -> String {
         let error = error.map(|error| format!(": {error}")).unwrap_or_default();
         format!("{path} {}{error}", self.words())
@@ -351,7 +348,6 @@ impl RefusedReason {
 }
 
 impl Refused {
-    /// A refusal without details.
     pub fn new(reason: RefusedReason, path: impl Into<PathBuf>) -> Self {
         Self {
             reason,
@@ -360,7 +356,6 @@ impl Refused {
         }
     }
 
-    /// The same, with details.
     #[must_use]
     pub fn with_error(self, error: String) -> Self {
         Self {

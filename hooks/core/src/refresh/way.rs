@@ -32,11 +32,8 @@ const WRITABLE_FOR_OTHERS: u32 = 0o022;
 pub struct WayFolder {
     /// The path by which the walk reached the folder.
     pub path: PathBuf,
-    /// Its place.
     pub place: FilePlace,
-    /// Its owner.
     pub owner: u32,
-    /// Its mode.
     pub mode: u32,
     /// The time since 1970 at which the folder was made; `None` on a filesystem without birth
     /// times.
@@ -48,9 +45,7 @@ pub struct WayFolder {
 pub struct LookUp {
     /// The index of the folder.
     pub folder: usize,
-    /// The name.
     pub name: OsString,
-    /// The result.
     pub found: Found,
 }
 
@@ -60,10 +55,7 @@ pub enum Found {
     /// The folder with this index.
     Folder(usize),
     /// A symlink of this owner; the walk went on with its target.
-    Link {
-        /// The owner's uid.
-        owner: u32,
-    },
+    Link { owner: u32 },
     /// The file: the end of the way.
     File,
     /// A file that a mount covers.
@@ -75,7 +67,6 @@ pub enum Found {
 /// The way to a file, from `/` on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Way {
-    /// The folders, from `/` on.
     pub folders: Vec<WayFolder>,
     /// The look-ups, in their order.
     pub look_ups: Vec<LookUp>,
@@ -84,7 +75,6 @@ pub struct Way {
 /// A folder that no container may be able to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReliedOn<'w> {
-    /// The folder.
     pub folder: &'w WayFolder,
     /// The reason for a refusal if a container may write the folder.
     pub reason: RefusedReason,

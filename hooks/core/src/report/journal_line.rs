@@ -31,13 +31,11 @@ use crate::source::KindName;
 /// A line that was read.
 #[derive(Debug, Clone)]
 pub enum JournalLine {
-    /// A create.
     Create(CreateLine),
     /// A create, as the NRI plugin saw it.
     NriCreate(CreateLine),
     /// The subpaths of a volume, between creates.
     Rebind(RebindLine),
-    /// A running container.
     Refresh(RefreshLine),
     /// The copies of unmounted mounts in a running container.
     Release(ReleaseLine),
@@ -170,7 +168,6 @@ pub struct CreateLine<R = RecordedReport> {
     /// Why no guard checked the create; absent if a guard did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unchecked: Option<Unchecked>,
-    /// The findings and outcomes.
     #[serde(flatten)]
     pub report: R,
     /// The number of binds that are not in the line, because it would be too long.
@@ -255,11 +252,9 @@ impl<R> CreateLine<R> {
 
 // A line about the subpaths of a volume that were re-bound on the host, between creates.
 
-/// The program that acted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Actor {
-    /// The node agent.
     Agent,
     /// A command of an operator.
     Operator,
@@ -275,7 +270,6 @@ pub struct RebindLine {
     kind: LineKind,
     /// RFC 3339, UTC; none if the clock shows a year past 9999.
     pub time: Option<String>,
-    /// The program that acted.
     pub by: Actor,
     /// The pod; its names are known only if the writer read them.
     pub container: Identity,
@@ -331,9 +325,7 @@ pub struct RefreshLine {
     kind: LineKind,
     /// RFC 3339, UTC; none if the clock shows a year past 9999.
     pub time: Option<String>,
-    /// The program that acted.
     pub by: Actor,
-    /// The container's id.
     pub id: String,
     /// The container, by its names.
     #[serde(default, skip_serializing_if = "Identity::is_empty")]
@@ -398,7 +390,6 @@ pub struct RefreshedMount {
     /// The kind of the bind, if the bind is a host root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<KindName>,
-    /// The result.
     pub outcome: MountResult,
 }
 
@@ -407,10 +398,7 @@ pub struct RefreshedMount {
 #[serde(tag = "result", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum MountResult {
     /// The container shows the current file.
-    Replaced {
-        /// The method.
-        method: AttachMethod,
-    },
+    Replaced { method: AttachMethod },
     /// The stale mount was not replaced.
     Stale,
     /// The volume lost the key: the container keeps the old content.
@@ -425,7 +413,6 @@ pub enum MountResult {
     Restless,
     /// A rule leaves the mount as it is.
     Refused {
-        /// The reason.
         reason: RefusedReason,
         /// The symlink, folder, file or mount that the rule is about.
         path: String,
@@ -434,10 +421,7 @@ pub enum MountResult {
         error: Option<String>,
     },
     /// It could not be replaced.
-    Failed {
-        /// Why.
-        error: String,
-    },
+    Failed { error: String },
 }
 
 /// The method that attached a new mount.
@@ -544,14 +528,11 @@ pub struct ReleaseLine {
     kind: LineKind,
     /// RFC 3339, UTC; none if the clock shows a year past 9999.
     pub time: Option<String>,
-    /// The program that acted.
     pub by: Actor,
-    /// The container's id.
     pub id: String,
     /// The container, by its names.
     #[serde(default, skip_serializing_if = "Identity::is_empty")]
     pub container: Identity,
-    /// The copies.
     pub copies: Vec<ReleasedCopy>,
     /// The number of copies that are not in the line, because it would be too long.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -570,7 +551,6 @@ pub struct ReleasedCopy {
     pub fs_type: String,
     /// Its device, `major:minor`.
     pub device: String,
-    /// The result.
     pub result: ReleaseResult,
     /// Why the copy is not released.
     #[serde(default, skip_serializing_if = "Option::is_none")]

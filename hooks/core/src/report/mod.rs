@@ -133,7 +133,6 @@ fn microseconds(elapsed: Duration) -> u64 {
 /// A bind of a report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BindReport {
-    /// The finding.
     pub finding: Finding,
     /// The action that was taken or is planned.
     pub outcome: Option<Outcome>,
@@ -149,12 +148,10 @@ pub enum Severity {
 }
 
 impl BindReport {
-    /// The source's path.
     pub fn source(&self) -> &Path {
         &self.finding.source
     }
 
-    /// The verdict's name.
     pub fn verdict(&self) -> VerdictName {
         self.finding.verdict.name()
     }
@@ -184,14 +181,12 @@ impl BindReport {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BindRecord<'r> {
-    /// The bind's source.
     pub source: Cow<'r, str>,
     /// Its destination in the container.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub destination: Option<Cow<'r, str>>,
     /// The kind of the source.
     pub kind: KindName,
-    /// The verdict.
     pub verdict: VerdictName,
     /// The reason for the verdict; absent if the bind is healthy.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -299,29 +294,17 @@ pub enum Outcome {
     /// The stale mount is detached; the kubelet binds again when it next starts the container.
     Detached,
     /// The spec's source points at the volume's own path.
-    PointedAtVolume {
-        /// The new source.
-        source: PathBuf,
-    },
+    PointedAtVolume { source: PathBuf },
     /// The spec now requests rslave.
     MadeRslave,
     /// The spec now requests rslave, which helps only after this command is run on the host.
-    NeedsSharedMount {
-        /// The command.
-        command: String,
-    },
+    NeedsSharedMount { command: String },
     /// The action that an admission or a repair would take; this run only checked.
-    Planned {
-        /// The action.
-        action: PlannedAction,
-    },
+    Planned { action: PlannedAction },
     /// Policy refused the container.
     Refused,
     /// The repair failed; the runtime gets the bind as it was.
-    Failed {
-        /// Why.
-        error: String,
-    },
+    Failed { error: String },
 }
 
 /// An action that a check plans and does not take.

@@ -19,7 +19,6 @@ pub enum SpecEdit {
     Source {
         /// Position in `mounts`.
         bind: usize,
-        /// The new source.
         to: PathBuf,
     },
     /// Make the bind rslave.
@@ -42,7 +41,6 @@ pub enum EditError {
     NotUtf8 {
         /// Position in `mounts`.
         bind: usize,
-        /// The path.
         to: PathBuf,
     },
 }

@@ -337,7 +337,6 @@ pub enum SpecError {
     Field {
         /// The field, as a dotted path.
         field: String,
-        /// The error of serde_json.
         #[source]
         source: serde_json::Error,
     },

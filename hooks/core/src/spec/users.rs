@@ -44,11 +44,9 @@ pub struct IdMaps {
 /// The user namespace that a spec requests for its container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RequestedUserNamespace {
-    /// The runtime's user namespace.
     OfRuntime,
     /// A user namespace with these ids: new, or existing if the spec names both path and ids.
     WithIds(IdMaps),
-    /// An existing user namespace.
     AtPath(PathBuf),
 }
 
@@ -72,7 +70,6 @@ pub struct SpecUsers {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Mounts {
-    /// The first destinations.
     destinations: Vec<PathBuf>,
     /// The idmapped binds, by their destinations. A single bind if all have the same ids.
     idmapped: Vec<(PathBuf, BindIds)>,

@@ -23,7 +23,6 @@ use crate::refresh::running::{RunningContainers, Writer, WriterReach};
 /// The source of a bind that is nested in a volume.
 #[derive(Debug)]
 pub struct OpenedNested {
-    /// The source.
     pub file: Handle,
     /// The container's mount of the bind. If that mount is gone, the mount that a runtime would make.
     pub like: MountEntry,
@@ -208,7 +207,6 @@ impl CurrentFiles for FileKinds<'_> {
 #[derive(Debug)]
 pub(super) struct PodFolder {
     named: PathBuf,
-    /// The kernel's name.
     real: PathBuf,
 }
 
@@ -222,7 +220,6 @@ impl PodFolder {
         }
     }
 
-    /// The kernel's name.
     pub(super) fn path(&self) -> &Path {
         &self.real
     }

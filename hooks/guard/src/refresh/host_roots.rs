@@ -304,11 +304,8 @@ pub enum HostRootError {
 /// A volume of a pod, by its name in the pod's spec.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct VolumeOfPod {
-    /// The kubelet's root.
     pub kubelet_root: PathBuf,
-    /// The pod's uid.
     pub pod_uid: String,
-    /// The volume's name.
     pub volume: String,
 }
 

@@ -35,7 +35,6 @@ pub struct MountRefresh {
     pub sub_path: PathBuf,
     /// The kind of the bind, if the mount is that of a host root.
     pub kind: Option<KindName>,
-    /// The outcome.
     pub outcome: MountOutcome,
 }
 
@@ -153,7 +152,6 @@ pub enum RefreshError {
     /// Its init process is the kernel of gVisor, which has mounts of its own.
     #[error("process {0} is gVisor's sandbox, which is not supported")]
     Sandbox(u32),
-    /// The kernel lacks calls.
     #[error(transparent)]
     OldKernel(#[from] OldKernel),
     /// Another refresh works on the container, or the container holds the lock of its own

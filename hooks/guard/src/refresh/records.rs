@@ -36,18 +36,14 @@ pub enum TuckRecordError {
     /// An earlier record could not be read. It stays as it is.
     #[error("record the mounts before a tuck: read {}", path.display())]
     Read {
-        /// The file.
         path: PathBuf,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// The record could not be written.
     #[error("record the mounts before a tuck: write {}", path.display())]
     Write {
-        /// The file.
         path: PathBuf,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -67,7 +63,6 @@ impl TuckRecords {
         }
     }
 
-    /// The directory.
     pub fn directory(&self) -> &Path {
         &self.directory
     }

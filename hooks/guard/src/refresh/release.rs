@@ -39,7 +39,6 @@ pub struct Released {
     pub namespace: u64,
     /// Its line in the container's mount table.
     pub mount: MountEntry,
-    /// The outcome.
     pub outcome: ReleaseOutcome,
 }
 
@@ -74,7 +73,6 @@ pub enum ReleaseOutcome {
     Released,
     /// The copy can be released; this run only checks.
     Kept,
-    /// The copy stays.
     NotReleased(NotReleased),
 }
 

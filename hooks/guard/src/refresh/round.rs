@@ -332,18 +332,14 @@ pub enum PlaceError {
     /// The path could not be resolved.
     #[error("resolve {}", path.display())]
     Resolve {
-        /// The path.
         path: PathBuf,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// The mount could not be read.
     #[error("find the mount of {}", path.display())]
     Mount {
-        /// The path.
         path: PathBuf,
-        /// The reason.
         #[source]
         source: MountError,
     },

@@ -36,7 +36,6 @@ pub struct Writer {
 pub enum WriterReach {
     /// Those that its mounts show.
     Mounts {
-        /// Its mount table.
         table: MountTable,
         /// Places that its table may lack.
         hidden: Vec<FilePlace>,

@@ -106,13 +106,11 @@ impl prost::Message for KnownEntries {
 /// The sandbox of a pod.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct PodSandbox {
-    /// Its id.
     #[prost(string, tag = "1")]
     pub id: String,
     /// The names of the pod.
     #[prost(message, required, tag = "2")]
     pub metadata: PodSandboxMetadata,
-    /// `PodSandboxState`.
     #[prost(int32, tag = "3")]
     pub state: i32,
     /// The time of its creation, in nanoseconds.
@@ -132,13 +130,10 @@ pub struct PodSandbox {
 /// The names of a pod.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct PodSandboxMetadata {
-    /// Its name.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// Its uid.
     #[prost(string, tag = "2")]
     pub uid: String,
-    /// Its namespace.
     #[prost(string, tag = "3")]
     pub namespace: String,
 }
@@ -146,16 +141,13 @@ pub struct PodSandboxMetadata {
 /// A container of a pod.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Container {
-    /// Its id.
     #[prost(string, tag = "1")]
     pub id: String,
     /// The sandbox of its pod.
     #[prost(string, tag = "2")]
     pub pod_sandbox_id: String,
-    /// Its name.
     #[prost(message, required, tag = "3")]
     pub metadata: ContainerMetadata,
-    /// Its state.
     #[prost(enumeration = "ContainerState", tag = "6")]
     pub state: i32,
 }
@@ -171,14 +163,12 @@ pub struct ContainerMetadata {
     pub attempt: u32,
 }
 
-/// A list of sandboxes.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct SandboxList {
     #[prost(message, repeated, tag = "1")]
     pub items: Vec<PodSandbox>,
 }
 
-/// A list of containers.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct ContainerList {
     #[prost(message, repeated, tag = "1")]
@@ -226,7 +216,6 @@ pub(super) struct ListContainers {
     pub filter: ContainerFilter,
 }
 
-/// The wanted sandboxes.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct SandboxFilter {
     #[prost(message, optional, tag = "2")]
@@ -235,7 +224,6 @@ pub(super) struct SandboxFilter {
     pub label_selector: HashMap<String, String>,
 }
 
-/// The wanted containers.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct ContainerFilter {
     #[prost(message, optional, tag = "2")]
@@ -246,7 +234,6 @@ pub(super) struct ContainerFilter {
     pub label_selector: HashMap<String, String>,
 }
 
-/// The wanted state.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub(super) struct StateValue {
     #[prost(int32, tag = "1")]
@@ -304,7 +291,6 @@ pub(super) struct SecurityContext {
 
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub(super) struct NamespaceOption {
-    /// `NamespaceMode`.
     #[prost(int32, tag = "1")]
     pub network: i32,
 }

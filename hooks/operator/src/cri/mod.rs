@@ -51,7 +51,6 @@ pub enum CriError {
     /// The CRI refused a call, or the connection broke.
     #[error("call {method} of the CRI")]
     Call {
-        /// The method.
         method: &'static str,
         /// The status of the call.
         #[source]
@@ -60,7 +59,6 @@ pub enum CriError {
     /// The answer does not contain what the runtime usually reports.
     #[error("the answer to {method} has no {missing}")]
     Incomplete {
-        /// The method.
         method: &'static str,
         /// The name of the missing part.
         missing: &'static str,

@@ -7,7 +7,6 @@ use crate::pods::PodsOfVersion;
 
 const NAME: &str = "containerd";
 
-/// A detected containerd.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerdSeen {
     /// Its version, such as `1.7.24`.
@@ -25,7 +24,6 @@ pub struct ContainerdSeen {
 /// Running pods, by the shim under which they were created.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RunningPods {
-    /// All running pods.
     pub all: usize,
     /// The pods whose creates run no guard.
     pub unguarded: usize,
@@ -52,11 +50,8 @@ impl RunningPods {
 /// A runtime of containerd's CRI plugin.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RuntimeEntry {
-    /// The RuntimeClass' handler.
     pub name: String,
-    /// `runtime_type`
     pub runtime_type: String,
-    /// `runtime_path`
     pub runtime_path: String,
     /// `options.BinaryName`
     pub binary_name: String,
@@ -190,7 +185,6 @@ const PROGRAMS_NAME: &str = "programs";
 /// A program as it was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgramSeen {
-    /// Its name.
     pub name: String,
     /// The program's path and reported version; `None`: not found.
     pub found: Option<(String, String)>,

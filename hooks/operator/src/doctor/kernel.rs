@@ -142,7 +142,6 @@ pub(super) fn known_fault(version: &str, kernel: &str) -> Option<&'static str> {
 
 // The distribution of a node by os-release(5), and the way to install packages on it.
 
-/// A node's distribution.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinuxDistribution {
     /// Its name for people: `Rocky Linux 9.4 (Blue Onyx)`.

@@ -40,7 +40,6 @@ pub use crate::doctor::pinned::subpaths;
 pub enum PointStatus {
     /// No problem found.
     Ok,
-    /// A problem found.
     Failed,
     /// The check was not possible.
     Unknown,
@@ -51,9 +50,7 @@ pub enum PointStatus {
 pub struct Point {
     /// Its name: stable, for programs.
     pub name: &'static str,
-    /// Its result.
     pub status: PointStatus,
-    /// The finding, as text.
     pub message: String,
     /// The command to run next.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -140,7 +137,6 @@ const READ_ONLY_BINDS_NAME: &str = "read-only-binds";
 /// The number of pods that the point names.
 const NAMED: usize = 10;
 
-/// The point for them.
 pub fn read_only_binds(found: &ContainerMounts) -> Point {
     let open = &found.open_to_later_mounts;
     let pods: BTreeSet<String> = open
@@ -210,7 +206,6 @@ pub fn detach_mounts(setting: &Observed<String>) -> Point {
 
 const BELOW_EMPTYDIRS_NAME: &str = "mounts-below-emptydir";
 
-/// The point for them.
 pub fn below_emptydirs(table: &MountTable, places: &Places, policy: BelowEmptyDirs) -> Point {
     if policy == BelowEmptyDirs::Off {
         return Point::ok(

@@ -30,10 +30,8 @@ const MOBY: [&str; 3] = [
     "run/snap.docker/containerd/daemon/io.containerd.runtime.v2.task/moby",
 ];
 
-/// A container engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Engine {
-    /// Docker.
     Docker,
     /// Podman, as root.
     Podman,
@@ -42,18 +40,14 @@ pub enum Engine {
 /// A container of an engine, which may end at any time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineContainer {
-    /// Its id.
     pub id: String,
-    /// Its engine.
     pub engine: Engine,
     /// The bundle with its spec.
     pub bundle: PathBuf,
-    /// Its init process.
     pub pid: u32,
 }
 
 impl Engine {
-    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Docker => "Docker",

@@ -68,7 +68,6 @@ struct Search {
     left: Vec<(usize, Vec<u32>)>,
     /// Processes whose namespace is not known, each with its group: they block their readers.
     unread: Vec<(usize, u32)>,
-    /// The host's root directory.
     own_root: Option<FilePlace>,
 }
 

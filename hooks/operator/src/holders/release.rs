@@ -36,7 +36,6 @@ const ERASES: &str = "unmount it here before the pod is deleted: the kubelet wou
 pub struct ReleaseCommand {
     /// The effect of the command.
     pub effect: &'static str,
-    /// The command.
     pub command: String,
 }
 

@@ -24,7 +24,6 @@ use crate::namespaces::{Checked, HeldBy, NamespaceMounts};
 /// The holders of the mounts at or below a path; `holders --json` prints this report.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct HoldersReport {
-    /// The path in question.
     #[serde(serialize_with = "serialize_path")]
     pub path: PathBuf,
     /// The mounts there in the reader's own namespace.
@@ -41,7 +40,6 @@ pub struct HoldersReport {
     pub problems: Vec<String>,
 }
 
-/// The kinds of holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HolderKind {
@@ -62,10 +60,8 @@ pub struct Holder {
     pub namespace: u64,
     /// The kind of the holder.
     pub held_by: HolderKind,
-    /// The process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// Its name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub process_name: Option<String>,
     /// The number of processes in it.
@@ -90,7 +86,6 @@ pub struct HeldMount {
     pub mount_point: PathBuf,
     /// The mount's root: a path within the filesystem.
     pub root: String,
-    /// Its filesystem's type.
     pub fs_type: String,
     /// Its device, `major:minor`.
     pub device: String,
@@ -129,7 +124,6 @@ fn in_words(propagation: &Propagation) -> &'static str {
 
 /// The reader's own namespace, and the other evidence of a search.
 pub(super) struct Own<'t> {
-    /// The path in question.
     path: &'t Path,
     pub(super) table: &'t MountTable,
     index: MountIndex<'t>,

@@ -40,25 +40,20 @@ pub enum NamespacesError {
     List {
         /// The `/proc`.
         path: PathBuf,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// A file of the reader's own process could not be read.
     #[error("read {}", path.display())]
     Read {
-        /// The file.
         path: PathBuf,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// The reader's own mount table is not complete.
     #[error("parse {}", path.display())]
     Table {
-        /// The file.
         path: PathBuf,
-        /// The reason.
         #[source]
         source: TableError,
     },
@@ -70,20 +65,16 @@ pub enum UnreadTable {
     /// The file of its process could not be read.
     #[error("read {}", path.display())]
     Read {
-        /// The file.
         path: PathBuf,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// It has no process, and a call for its file failed.
     #[error("{call} {}", file.display())]
     Call {
-        /// The call.
         call: &'static str,
         /// The file of the namespace.
         file: PathBuf,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -119,7 +110,6 @@ const MAX_MEMORY_OF_CONTAINER: usize = MAX_MEMORY / 4;
 pub struct Namespaces {
     /// The reader's own mounts. `problems` names a skipped line.
     pub own: MountTable,
-    /// The other namespaces.
     pub others: Vec<NamespaceMounts>,
     /// The numbers of processes and namespaces that were read.
     pub checked: Checked,
@@ -250,7 +240,6 @@ impl Proc {
         }
     }
 
-    /// The namespaces without processes.
     fn without_processes(
         &self,
         own: &MountTable,
@@ -473,7 +462,6 @@ fn namespace_id(link: &str) -> Option<u64> {
 
 // A mount namespace with its mounts, and the holder that keeps it alive.
 
-/// A mount namespace.
 #[derive(Debug)]
 pub struct NamespaceMounts {
     /// Its number, as in `mnt:[4026531841]`.
@@ -515,12 +503,7 @@ pub enum HeldBy {
         cgroup: String,
     },
     /// No process runs in it; a process has it open.
-    Descriptor {
-        /// The process.
-        pid: u32,
-        /// Its name.
-        command: String,
-    },
+    Descriptor { pid: u32, command: String },
     /// No process runs in it; it is bind-mounted here.
     BindMount(PathBuf),
 }

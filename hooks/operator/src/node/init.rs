@@ -26,20 +26,13 @@ pub enum NotInit {
     Process(#[from] ProcessError),
     /// It is in no cgroup of the container.
     #[error("process {pid} is in no cgroup of container {container}")]
-    Cgroup {
-        /// The process.
-        pid: u32,
-        /// The container.
-        container: String,
-    },
+    Cgroup { pid: u32, container: String },
     /// The runtime has recorded another process.
     #[error(
         "process {pid} is not the init of container {container}: its runtime recorded process {recorded}"
     )]
     Record {
-        /// The process.
         pid: u32,
-        /// The container.
         container: String,
         /// The pid in the record.
         recorded: u32,

@@ -45,9 +45,7 @@ const MAX_NAMED: usize = 5;
 /// A process that uses a mount.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct MountUser {
-    /// Its pid.
     pub pid: u32,
-    /// Its name.
     pub name: String,
 }
 
@@ -124,9 +122,7 @@ pub enum NotOfRuntime {
     /// The container's init ended, or blocks its readers.
     #[error("find the parent of process {pid}, the container's init")]
     Init {
-        /// The init.
         pid: u32,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -135,7 +131,6 @@ pub enum NotOfRuntime {
     Unknown {
         /// The parent of the container's init.
         pid: u32,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -176,10 +171,8 @@ fn only<A>(answers: Vec<io::Result<A>>) -> io::Result<A> {
 
 // Processes of the reader's own mount namespace: daemons of this node, and of no container.
 
-/// A process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
-    /// Its pid.
     pub pid: u32,
     /// The process's `comm`, at most 15 bytes.
     pub command: String,
@@ -298,7 +291,6 @@ pub fn with_open(path: &Path) -> Vec<Process> {
     found.into_iter().filter_map(Process::of).collect()
 }
 
-/// The caller's own namespace.
 pub(crate) fn namespace(kind: &str) -> Option<u64> {
     fs::metadata(format!("/proc/thread-self/ns/{kind}"))
         .ok()

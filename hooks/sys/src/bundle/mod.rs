@@ -30,18 +30,14 @@ pub enum BundleError {
     /// It could not be read.
     #[error("read {}", .path.display())]
     Read {
-        /// The file.
         path: PathBuf,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// The record is no record.
     #[error("parse {}", .path.display())]
     Parse {
-        /// The file.
         path: PathBuf,
-        /// The parser's error.
         #[source]
         source: serde_json::Error,
     },
@@ -51,9 +47,7 @@ pub enum BundleError {
     /// The edited spec could not replace the old spec, which is unchanged.
     #[error("replace {}", path.display())]
     Replace {
-        /// The file.
         path: PathBuf,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },

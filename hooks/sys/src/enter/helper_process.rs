@@ -111,7 +111,6 @@ impl HelperProcess {
         self.process.wait();
     }
 
-    /// Its pid.
     pub fn pid(&self) -> i32 {
         self.process.pid()
     }
@@ -384,9 +383,7 @@ impl Reply {
 /// place.
 #[derive(Debug)]
 pub struct Replacement<'a> {
-    /// The stale mount.
     pub stale: &'a MountEntry,
-    /// The parent mount.
     pub parent: Option<&'a MountEntry>,
     /// The new mount, attached nowhere; `None` if the new mount already lies beneath the stale
     /// mount.

@@ -61,10 +61,8 @@ pub enum EnterError {
     /// The child gave no answer in this time.
     #[error("the container did not answer within {} ms", .0.as_millis())]
     Silent(Duration),
-    /// The child ended.
     #[error("the child in the container ended")]
     Ended,
-    /// A step failed.
     #[error(transparent)]
     Step(#[from] ReplaceError),
 }

@@ -73,7 +73,6 @@ impl HeldProcess {
         self.container.as_deref()
     }
 
-    /// Its pid.
     pub fn pid(&self) -> u32 {
         self.pid
     }
@@ -243,26 +242,21 @@ impl AsFd for HeldProcess {
 /// Why a process could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
-    /// It ended.
     #[error("process {0} ended")]
     Ended(u32),
     /// It could not be opened: pidfd_open(2).
     #[error("open process {pid}")]
     Open {
-        /// Its pid.
         pid: u32,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// A file of it could not be read.
     #[error("read {name} of process {pid}")]
     Read {
-        /// Its pid.
         pid: u32,
         /// The name below `/proc/PID`.
         name: &'static str,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -272,7 +266,6 @@ pub enum ProcessError {
         "read {name} of process {pid}: the process blocks its readers, for example in an execve(2) that waits for a file server"
     )]
     Blocked {
-        /// Its pid.
         pid: u32,
         /// The name below `/proc/PID`.
         name: &'static str,
@@ -280,20 +273,15 @@ pub enum ProcessError {
     /// Its mount table was not accepted, for example because it is too large.
     #[error("parse the mount table of process {pid}")]
     Table {
-        /// Its pid.
         pid: u32,
-        /// The reason.
         #[source]
         source: TableError,
     },
     /// The signal could not be sent.
     #[error("send {signal} to process {pid}")]
     Signal {
-        /// Its pid.
         pid: u32,
-        /// The signal.
         signal: String,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },

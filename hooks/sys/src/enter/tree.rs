@@ -37,18 +37,15 @@ pub enum TreeError {
     /// The walk to a place did not end within this time.
     #[error("the new mount did not answer within {} ms", .0.as_millis())]
     Silent(Duration),
-    /// The child ended.
     #[error("the child for the new mounts ended")]
     Ended,
     /// The tree could not be attached or copied.
     #[error("prepare the new mounts")]
     Prepare(#[source] ReplaceError),
-    /// A change was refused.
     #[error("prepare the nested mount at {}", path.display())]
     Part {
         /// The path below the top.
         path: PathBuf,
-        /// The reason.
         #[source]
         source: ReplaceError,
     },
@@ -173,12 +170,9 @@ fn part_of(bytes: &[u8], mount: Option<OwnedFd>) -> Option<TreePart> {
     })
 }
 
-/// The child's answer.
 #[derive(Debug)]
 pub(super) enum TreeReply {
-    /// A step is done.
     Done,
-    /// The completed tree.
     Tree(OwnedFd),
     /// A step failed: nothing follows.
     Failed(ReplaceError),
@@ -213,7 +207,6 @@ pub(super) fn receive_reply(socket: BorrowedFd<'_>) -> Option<TreeReply> {
 pub struct TreePart {
     /// The path below the top.
     pub path: PathBuf,
-    /// The change.
     pub change: TreeChange,
 }
 
@@ -222,7 +215,6 @@ pub struct TreePart {
 pub enum TreeChange {
     /// Adds attributes to the mount at this place.
     Restrict(MountAttributes),
-    /// Attaches a new mount.
     Attach(NewMount),
     /// Attaches a new mount, if the tree has a place of the same type.
     TryAttach(NewMount),

@@ -40,9 +40,7 @@ fn unreadable<T>(error: &HandleError) -> Observed<T> {
 /// The mount that a bind source lies on, and the kernel's own path of the source.
 #[derive(Debug)]
 pub struct BindSource {
-    /// The mount.
     pub mount: Rc<MountEntry>,
-    /// The path, without symlinks.
     pub path: PathBuf,
 }
 

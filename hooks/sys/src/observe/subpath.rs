@@ -315,9 +315,7 @@ fn path_of(volume: &Volume, sub_path: &PathInVolume) -> PathBuf {
 #[derive(Debug, thiserror::Error)]
 #[error("list {}", directory.display())]
 pub struct SubpathsError {
-    /// The folder.
     pub directory: PathBuf,
-    /// The kernel's error.
     #[source]
     pub source: io::Error,
 }

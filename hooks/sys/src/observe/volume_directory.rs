@@ -189,12 +189,10 @@ impl HeldVolume {
         mount.is_some_and(|mount| mount.is_mount_point && !mount.entry.fs_type.is_local())
     }
 
-    /// The directory itself.
     pub fn handle(&self) -> Option<&Handle> {
         self.0.as_ref().ok()
     }
 
-    /// Observes its mount.
     pub fn observe(&self, mounts: &Mounts) -> Observed<VolumeMount> {
         let handle = match &self.0 {
             Ok(handle) => handle,

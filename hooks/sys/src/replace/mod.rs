@@ -75,9 +75,7 @@ pub(crate) fn detach_link(link: &Path) -> Result<(), ReplaceError> {
 named_variants! {
     /// A step of a replacement.
     Step,
-    /// The step in words.
     words,
-    /// `open("/proc/self/fd")`
     OpenProc = "opening /proc/self/fd",
     /// `setns(2)`
     Enter = "entering the container's mount namespace",
@@ -143,7 +141,6 @@ pub enum ReplaceError {
     /// The type of the current file differs from the old file's.
     #[error("the current file has another type than the old one")]
     OtherType,
-    /// A step failed.
     #[error("{}", .0.words())]
     Failed(Step, #[source] Errno),
 }

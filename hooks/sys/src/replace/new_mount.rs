@@ -52,25 +52,19 @@ pub enum CloneError {
     /// The kernel refused to clone it.
     #[error("clone the mount of {}", path.display())]
     Clone {
-        /// The file.
         path: PathBuf,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// The filesystem of the target cannot be idmapped, unlike that of the mount that it is to
     /// replace.
     #[error("{} is on a filesystem that cannot be idmapped", path.display())]
-    NotIdmappable {
-        /// The target.
-        path: PathBuf,
-    },
+    NotIdmappable { path: PathBuf },
     /// It cannot get the attributes of the mount that it is to replace.
     #[error("give the new mount the attributes {attributes}")]
     Attributes {
         /// The attributes of the stale mount.
         attributes: MountAttributes,
-        /// The error.
         #[source]
         source: io::Error,
     },

@@ -16,7 +16,6 @@ pub struct Document {
 }
 
 impl Document {
-    /// Reads it.
     pub fn open(path: PathBuf) -> Result<Self> {
         let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
         Ok(Self { path, text })

@@ -15,7 +15,6 @@ use crate::results::Results;
 
 const SIZE: (u32, u32) = (760, 420);
 
-/// A line's places.
 type Line = Vec<(f64, f64)>;
 
 /// All shims of so many pods together, in MiB.

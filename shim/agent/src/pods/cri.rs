@@ -72,7 +72,6 @@ pub async fn containers(cri: &Cri, sandbox: &str) -> Result<Vec<NamedContainer>,
 /// The init process of a container.
 #[derive(Debug, Clone)]
 pub struct Init {
-    /// Its pid.
     pub pid: u32,
     /// The user namespaces in the spec that the runtime recorded. `None` if the CRI reports no spec
     /// that can be read.

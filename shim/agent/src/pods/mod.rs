@@ -36,14 +36,11 @@ const REMEMBERED: Duration = Duration::from_secs(60);
 /// The time for which a listing of all pods is kept after the last lookup.
 const LISTING_KEPT: Duration = Duration::from_secs(1);
 
-/// A pod.
 #[derive(Debug, Clone)]
 pub struct Pod {
     /// The id of its sandbox.
     pub sandbox: String,
-    /// Its name.
     pub name: String,
-    /// Its namespace.
     pub namespace: String,
     /// The request in the annotations that it had when the sandbox was made.
     pub request: RefreshRequest,
@@ -52,9 +49,7 @@ pub struct Pod {
 /// A pod that requested refreshes, and the containers to refresh.
 #[derive(Debug, Clone)]
 pub struct OptedIn {
-    /// The pod.
     pub pod: Pod,
-    /// Its request.
     pub request: RefreshRequest,
     /// Its running containers: all containers if the request is for binds besides subPaths, else
     /// the named containers.
@@ -431,7 +426,6 @@ impl PodNames {
 /// A running container of a pod, as a list of the CRI names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedContainer {
-    /// Its id.
     pub id: String,
     /// Its name in the pod.
     pub name: String,

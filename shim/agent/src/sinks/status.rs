@@ -52,7 +52,6 @@ impl StatusSource {
         }
     }
 
-    /// The state now.
     pub fn status(&self, metrics: &Metrics, ready: bool) -> AgentStatus {
         let last_survey = metrics.last_survey.get();
         let last_survey =

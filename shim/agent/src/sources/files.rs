@@ -136,7 +136,6 @@ struct Watched {
     files: Vec<(String, PathBuf)>,
 }
 
-/// The result of events.
 #[derive(Debug, Default)]
 pub struct FileChanges {
     /// A container may have started, or a directory was replaced: a survey is due.

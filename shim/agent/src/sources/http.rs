@@ -57,15 +57,12 @@ const JOURNAL_READ_TIMEOUT: Duration = Duration::from_secs(1);
 /// The state that requests read.
 #[derive(Debug)]
 pub struct Served {
-    /// The figures.
     pub metrics: Arc<Metrics>,
     /// The journal, if the agent reads a journal.
     pub journal: Option<Arc<JournalReader>>,
     /// Takes what is for the API server.
     pub reporting: Reporting,
-    /// The node's report.
     pub surveyor: Arc<Surveyor>,
-    /// The agent's own facts.
     pub status: StatusSource,
     /// kubediag's processors.
     pub kubediag: Arc<Kubediag>,

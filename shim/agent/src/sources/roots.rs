@@ -37,7 +37,6 @@ type WorkOfRoot = Box<dyn FnOnce(&Arc<KubeletRoots>, &Path) + Send>;
 /// Everything that the threads share.
 #[derive(Debug)]
 pub struct KubeletRoots {
-    /// The settings.
     pub config: Config,
     /// The figures, and the state that requests read.
     pub served: Arc<Served>,

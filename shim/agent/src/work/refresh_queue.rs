@@ -49,9 +49,7 @@ pub fn retry_pause(planned_at: Instant) -> Duration {
 /// A pod of a kubelet root.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PodOfRoot {
-    /// The kubelet's root.
     pub kubelet_root: PathBuf,
-    /// The pod's uid.
     pub uid: String,
 }
 
@@ -74,11 +72,9 @@ impl From<VolumeOfPod> for PodOfRoot {
 /// A pod whose containers are to be refreshed, and when that was planned.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Planned {
-    /// The pod.
     pub pod: PodOfRoot,
     /// A moment after the update of a volume, and after the re-bind of its subpaths on the host.
     pub at: Instant,
-    /// Its turn.
     pub turn: Turn,
     /// The plan waits until this moment, because an earlier try failed.
     pub not_before: Option<Instant>,

@@ -150,7 +150,6 @@ impl Change {
         )
     }
 
-    /// Applies the change.
     pub fn apply(&self) -> Result<()> {
         if self.is_none() {
             return Ok(());

@@ -32,7 +32,6 @@ use crate::record::{Entry, Record, there_or_not};
 use crate::running::{daemon_that_names, users_of};
 use crate::search_path::is_searched;
 
-/// The programs.
 #[derive(Debug)]
 pub struct Programs {
     folder: PathBuf,
@@ -183,7 +182,6 @@ pub fn beside_this_one() -> Vec<PathBuf> {
 /// The size of the parts that are compared.
 const PART_SIZE: usize = 64 << 10;
 
-/// A program.
 #[derive(Debug)]
 pub struct OwnProgram {
     name: &'static str,
@@ -212,7 +210,6 @@ impl OwnProgram {
         })
     }
 
-    /// Its name.
     pub fn name(&self) -> &'static str {
         self.name
     }
@@ -225,7 +222,6 @@ impl OwnProgram {
             .with_context(|| format!("run {}, which is to be installed", self.name))
     }
 
-    /// Its content.
     pub fn bytes(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0; usize::try_from(self.size).context("hold a program in memory")?];
         self.file

@@ -26,12 +26,9 @@ pub const FOLDER: &str = "/var/lib/bindguard";
 /// The first line of a file that is bindguard's own.
 pub const HEADING: &str = "# Written by `bindguard install`; `bindguard uninstall` removes it.\n";
 
-/// A changed file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// The file's owner.
     pub owner: Owner,
-    /// The file's path.
     pub path: PathBuf,
     /// SHA-256 of the former bytes; none if there was no file.
     pub original: Option<String>,
@@ -122,9 +119,7 @@ pub struct Removal {
 /// A finished installation: the options of `install`, and the programs that containers need.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Installed {
-    /// The runtime.
     pub owner: Owner,
-    /// The options.
     pub options: InstallOptions,
     /// The OCI runtime that bindguard-runtime must call.
     pub needs_runtime: Option<PathBuf>,
@@ -157,7 +152,6 @@ impl Installed {
 /// started yet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwedRestart {
-    /// The file's owner.
     pub owner: Owner,
     /// The command that activates the change.
     pub command: String,

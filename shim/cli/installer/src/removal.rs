@@ -201,7 +201,6 @@ pub fn counted(all: &[String], noun: &str) -> String {
 /// bindguard's name in the file of Docker or Podman, which containers have or may have.
 #[derive(Debug)]
 pub struct KeptName {
-    /// The engine.
     pub owner: Owner,
     path: PathBuf,
     /// The containers, or why they are not known.
@@ -238,7 +237,6 @@ impl KeptName {
         }))
     }
 
-    /// The file.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -201,7 +201,6 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 /// The time that the helper has to end.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The running helper.
 #[derive(Debug)]
 pub struct Helper {
     process: Child,
@@ -324,7 +323,6 @@ impl NodeLabel {
         }
     }
 
-    /// Removes the label.
     pub fn remove(&mut self) -> Result<()> {
         self.set(false)
     }

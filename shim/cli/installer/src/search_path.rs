@@ -29,11 +29,9 @@ pub enum Unusable {
     /// A program that cannot be run.
     #[error("the program {program} of the runtime {runtime:?} cannot be run: {source}")]
     Program {
-        /// The runtime's name.
         runtime: String,
         /// The program, as the configuration names it.
         program: String,
-        /// Why.
         source: io::Error,
     },
 }

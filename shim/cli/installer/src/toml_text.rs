@@ -29,7 +29,6 @@ pub enum NotEdited {
     Foreign {
         /// Counted from 1.
         line: usize,
-        /// The parser's message.
         what: String,
     },
     /// A value that is not a table, where a table is required.

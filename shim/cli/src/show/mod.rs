@@ -110,7 +110,6 @@ impl Lines {
         let _ = writeln!(self.0, "{}", one_line(text));
     }
 
-    /// The whole text.
     pub fn text(&self) -> &str {
         &self.0
     }
@@ -118,9 +117,7 @@ impl Lines {
 
 /// Nothing to do.
 pub const HEALTHY: Style = AnsiColor::Green.on_default();
-/// A finding.
 pub const FAULTY: Style = AnsiColor::Red.on_default().bold();
-/// An unchecked point.
 pub const UNCHECKED: Style = AnsiColor::Yellow.on_default().bold();
 /// Nothing of bindguard's.
 pub const DIMMED: Style = Style::new().dimmed();

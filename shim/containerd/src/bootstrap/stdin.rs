@@ -44,22 +44,18 @@ pub enum InputError {
     Mismatch {
         /// The container of the parameters.
         id: String,
-        /// Its namespace.
         namespace: String,
         /// The container of the command line.
         args_id: String,
-        /// Its namespace.
         args_namespace: String,
     },
     /// No socket can be bound in the configured folder.
     #[error("socket_dir {0:?}: not an absolute path of at most {MAX_DIRECTORY_BYTES} bytes")]
     SocketDirectory(String),
-    /// The runtime's options.
     #[error(transparent)]
     Options(#[from] OptionsError),
 }
 
-/// The input of `start`.
 #[derive(Debug, Default)]
 pub struct StartInput {
     /// The runtime's options; defaults where none could be read.

@@ -188,7 +188,6 @@ fn add_below(cgroup: &Path, left: &mut Vec<PathBuf>) -> io::Result<()> {
     Ok(())
 }
 
-/// A scope of systemd's.
 #[derive(Debug, PartialEq, Eq)]
 struct SystemdScope {
     unit: String,

@@ -138,7 +138,6 @@ pub struct DrainLimits {
     pub total: Duration,
 }
 
-/// The result of waiting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DrainResult {
     /// All has arrived.
@@ -162,7 +161,6 @@ struct Mover {
     _open: watch::Sender<()>,
 }
 
-/// The side that waits.
 #[derive(Debug)]
 struct CopyProgress {
     counts: Arc<Counts>,

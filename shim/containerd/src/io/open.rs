@@ -202,18 +202,14 @@ fn fifo_options() -> OpenOptions {
 #[derive(Debug, PartialEq, Eq)]
 enum Stream {
     Nowhere,
-    /// An existing file.
     Path(PathBuf),
     /// A log file to create.
     File(PathBuf),
-    /// A program to start.
     Logger(LogProgram),
 }
 
-/// A logging program.
 #[derive(Debug, PartialEq, Eq)]
 pub struct LogProgram {
-    /// The executable.
     pub path: PathBuf,
     /// Keys and values of the query, in order.
     pub arguments: Vec<String>,

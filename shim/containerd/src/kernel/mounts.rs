@@ -45,7 +45,6 @@ const LO_FLAGS_READ_ONLY: u32 = 1;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
 const LO_FLAGS_DIRECT_IO: u32 = 16;
 
-/// `struct loop_info64`.
 #[repr(C)]
 #[derive(Default)]
 struct LoopInfo {
@@ -59,7 +58,6 @@ struct LoopInfo {
     init: [u64; 2],
 }
 
-/// `struct loop_config`.
 #[repr(C)]
 #[derive(Default)]
 struct LoopConfig {

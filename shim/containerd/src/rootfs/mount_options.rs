@@ -71,7 +71,6 @@ const OPTIONS: &[(&str, OptionEffect)] = &[
 /// not know them.
 const INTERNAL: &str = "X-containerd.";
 
-/// An unsupported option.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the option {0:?} is not supported")]
 pub struct UnsupportedOption(String);

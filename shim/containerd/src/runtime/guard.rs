@@ -68,7 +68,6 @@ struct GuardedCall<'a> {
 /// The settings of the guard, and the policy for a container that it could not check.
 #[derive(Debug)]
 pub struct GuardSettings {
-    /// The guard's time limit.
     pub deadline: Duration,
     /// Decides whether an unchecked container is refused.
     pub policy: Policy,

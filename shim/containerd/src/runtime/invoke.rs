@@ -42,7 +42,6 @@ pub enum RuntimeError {
     /// The runtime failed, and an unrepaired bind explains the failure.
     #[error("{failure}; bindguard: {reason}")]
     Unrepaired {
-        /// The runtime's own error.
         failure: Box<RuntimeError>,
         /// The fault of the bind, and the next step.
         reason: String,

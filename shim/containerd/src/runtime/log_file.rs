@@ -27,7 +27,6 @@ const YOUKI_BACKTRACE: &str = "\n\nStack backtrace:";
 /// The log file of a call; removed when dropped.
 #[derive(Debug)]
 pub struct LogFile {
-    /// For `--log`.
     pub path: PathBuf,
     /// None if no file can be made in the bundle.
     file: Option<File>,

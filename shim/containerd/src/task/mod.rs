@@ -44,7 +44,6 @@ pub struct SharedState {
     pub exits: Arc<Exits>,
 }
 
-/// A container.
 pub struct Task {
     id: String,
     bundle: Bundle,
@@ -74,10 +73,8 @@ pub enum TaskError {
     /// No container or process of that name exists, or not any more.
     #[error("{0}: not found")]
     NotFound(String),
-    /// The name is taken.
     #[error("id {0}: already exists")]
     AlreadyExists(String),
-    /// The request is invalid.
     #[error("{0}")]
     Invalid(String),
     /// The request is not allowed in this state.

@@ -167,12 +167,10 @@ impl ProcessState {
         }
     }
 
-    /// The program was started.
     pub fn started(self) -> Move {
         self.to(Self::Running, "start", &[Self::Created])
     }
 
-    /// The start failed.
     pub fn failed_to_start(self) -> Move {
         self.to(Self::NotStarted, "start", &[Self::Created])
     }
@@ -182,7 +180,6 @@ impl ProcessState {
         self.to(Self::Pausing, "pause", &[Self::Running])
     }
 
-    /// The container was frozen.
     pub fn paused(self) -> Move {
         self.to(Self::Paused, "pause", &[Self::Pausing])
     }

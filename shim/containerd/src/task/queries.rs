@@ -59,7 +59,6 @@ impl Task {
         lines
     }
 
-    /// The init's pid.
     pub fn pid(&self) -> u32 {
         self.init.pid()
     }

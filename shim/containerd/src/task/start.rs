@@ -24,7 +24,6 @@ use crate::step::failed;
 /// see success.
 const NOT_STARTED: u32 = 255;
 
-/// An added process.
 #[derive(Debug)]
 pub struct Exec {
     pub process: Arc<TaskProcess>,

@@ -132,7 +132,6 @@ pub enum EventType {
 }
 
 impl Reason {
-    /// Its type.
     pub fn event_type(self) -> EventType {
         match self {
             Self::BindMountRepaired | Self::BindMountRefreshed => EventType::Normal,
@@ -155,7 +154,6 @@ pub struct Occurrence {
     pub pod: PodName,
     /// The container's name in the pod.
     pub container: Option<String>,
-    /// The reason.
     pub reason: Reason,
     /// One or two sentences for the pod's owner.
     pub message: String,

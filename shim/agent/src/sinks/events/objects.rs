@@ -31,13 +31,9 @@ const EXPIRY: Duration = Duration::from_secs(600);
 pub struct EventKey {
     /// The namespace of the pod.
     pub namespace: String,
-    /// The pod's name.
     pub pod: String,
-    /// The pod's uid.
     pub pod_uid: String,
-    /// The container.
     pub container: Option<String>,
-    /// The reason.
     pub reason: Reason,
 }
 

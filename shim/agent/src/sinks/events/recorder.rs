@@ -45,7 +45,6 @@ pub enum EventWriteError {
     /// The API server does not answer, or demands a pause.
     #[error("no answer from the API server: {why}")]
     Unavailable {
-        /// Why.
         why: String,
         /// The pause that it demands.
         pause: Option<Duration>,

@@ -46,7 +46,6 @@ pub struct Metrics {
     pub interruptions: Counter,
     /// Directories that could not be watched.
     pub watch_errors: Counter,
-    /// Surveys.
     pub surveys: Counter,
     /// The time of the last survey, in seconds since 1970.
     pub last_survey: Gauge<f64, AtomicU64>,
@@ -66,7 +65,6 @@ pub struct Metrics {
     admissions: AdmissionMetrics,
     /// Kubernetes events.
     pub events: EventMetrics,
-    /// The NRI plugin.
     pub nri: NriMetrics,
     /// Lines that the agent left out of the journal.
     pub unwritten_lines: Counter,

@@ -228,7 +228,6 @@ pub struct NriMetrics {
 pub enum NriAnswer {
     /// No change of the spec; stale subpaths may have been re-bound on the host.
     unchanged,
-    /// The mounts were adjusted.
     adjusted,
     /// Policy refused the container.
     refused,

@@ -44,12 +44,9 @@ struct OwnLabels {
     notify: Option<String>,
 }
 
-/// A container with labels.
 #[derive(Debug)]
 pub struct Labelled {
-    /// Its name.
     pub name: Option<String>,
-    /// Its request.
     pub request: RefreshRequest,
 }
 

@@ -23,7 +23,6 @@ const PARTS: [&str; 5] = [
 pub struct Diagnosis {
     /// The root of the mount, with the kernel's `/deleted`.
     source: String,
-    /// The mount point.
     target: String,
 }
 

@@ -261,12 +261,10 @@ pub const POD_NAME: &str = "pod.name";
 pub const POD_DETAIL: &str = "collector.kubernetes.pod.detail";
 /// The result of mountInfoCollector: the text of a mount table.
 pub const MOUNT_INFO: &str = "collector.system.mountinfo";
-/// The results of subpathRemountDiagnoser.
 pub const DIAGNOSIS: &str = "diagnoser.kubernetes.subpath_remount.result";
 pub const BUG_LINK: &str = "diagnoser.kubernetes.subpath_remount.bug_link";
 pub const SOURCE: &str = "diagnoser.kubernetes.subpath_remount.original_source_path";
 pub const TARGET: &str = "diagnoser.kubernetes.subpath_remount.original_destination_path";
-/// The result of subpathRemountRecover.
 pub const RECOVERY: &str = "recover.kubernetes.subpath_remount.result";
 
 /// The text of a diagnosis.
@@ -276,7 +274,6 @@ pub const ENCOUNTERED: &str =
 /// Limit of an answer in bytes.
 pub const MAX_BYTES: usize = 2 << 20;
 
-/// A processor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Processor {
     PodDetailCollector,
@@ -346,14 +343,12 @@ pub enum NotRecovered {
     Unknown(PathBuf),
     #[error("{} is {verdict}, and only a stale mount is replaced", path.display())]
     NotStale {
-        /// The subpath.
         path: PathBuf,
         /// Its verdict and the reason.
         verdict: String,
     },
     #[error("{}: {outcome}", path.display())]
     Failed {
-        /// The subpath.
         path: PathBuf,
         /// The outcome of the last try.
         outcome: String,
@@ -440,12 +435,7 @@ pub enum NoPod {
     #[error("the API server's answer is no Pod")]
     Json(#[from] serde_json::Error),
     #[error("it runs on node {found:?}, and this is node {node:?}")]
-    OtherNode {
-        /// The pod's node.
-        found: String,
-        /// The agent's.
-        node: String,
-    },
+    OtherNode { found: String, node: String },
 }
 
 impl PodReader {

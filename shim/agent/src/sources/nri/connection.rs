@@ -33,13 +33,11 @@ const NRI_VERSION: &str = "v0.12.0";
 /// A runtime that reads nothing for this long is not served any more.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectionError {
     /// The runtime does not listen.
     #[error("connect")]
     Connect(#[source] io::Error),
-    /// The socket failed.
     #[error("read or write")]
     Socket(#[from] io::Error),
     /// The bytes are no messages.
@@ -53,7 +51,6 @@ pub enum ConnectionError {
     Panicked,
 }
 
-/// A registered plugin.
 #[derive(Debug)]
 pub struct Connection {
     stream: UnixStream,

@@ -29,7 +29,6 @@ pub const START_CONTAINER_EVENT: i32 = 6;
 /// Names the plugin.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RegisterPluginRequest {
-    /// Its name.
     #[prost(string, tag = "1")]
     pub plugin_name: String,
     /// Two digits; plugins are called in this order.
@@ -46,7 +45,6 @@ pub struct ConfigureRequest {
     /// `containerd` or `cri-o`.
     #[prost(string, tag = "2")]
     pub runtime_name: String,
-    /// Its version.
     #[prost(string, tag = "3")]
     pub runtime_version: String,
     /// Its version of NRI; empty before NRI 0.12.
@@ -85,13 +83,10 @@ pub struct SynchronizeResponse {
     pub more: bool,
 }
 
-/// A new container.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct CreateContainerRequest {
-    /// Its pod.
     #[prost(message, optional, tag = "1")]
     pub pod: Option<PodSandbox>,
-    /// The container.
     #[prost(message, optional, tag = "2")]
     pub container: Option<NriContainer>,
 }
@@ -99,18 +94,15 @@ pub struct CreateContainerRequest {
 /// A new container with the changes of all plugins.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ValidateRequest {
-    /// Its pod.
     #[prost(message, optional, tag = "1")]
     pub pod: Option<PodSandbox>,
     /// The container before the changes.
     #[prost(message, optional, tag = "2")]
     pub container: Option<NriContainer>,
-    /// The changes.
     #[prost(message, optional, tag = "3")]
     pub adjust: Option<ContainerAdjustment>,
 }
 
-/// The answer to it.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct ValidateResponse {
     /// True if the runtime must not create the container.
@@ -124,7 +116,6 @@ pub struct ValidateResponse {
 /// A container that was created and is about to start.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct StartContainerRequest {
-    /// The container.
     #[prost(message, optional, tag = "2")]
     pub container: Option<CreatedContainer>,
 }
@@ -135,7 +126,6 @@ pub struct StateChangeEvent {
     /// The number of the event.
     #[prost(int32, tag = "1")]
     pub event: i32,
-    /// The container.
     #[prost(message, optional, tag = "3")]
     pub container: Option<CreatedContainer>,
 }
@@ -156,16 +146,12 @@ pub struct ContainerAdjustment {
     pub mounts: Vec<NriMount>,
 }
 
-/// A pod.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct PodSandbox {
-    /// Its name.
     #[prost(string, tag = "2")]
     pub name: String,
-    /// Its uid.
     #[prost(string, tag = "3")]
     pub uid: String,
-    /// Its namespace.
     #[prost(string, tag = "4")]
     pub namespace: String,
     /// Its annotations that bindguard reads, whatever the runtime passes on to containers.
@@ -176,7 +162,6 @@ pub struct PodSandbox {
 /// A container before its create.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct NriContainer {
-    /// Its id.
     #[prost(string, tag = "1")]
     pub id: String,
     /// The id of its pod.
@@ -207,7 +192,6 @@ impl NriContainer {
 /// A container after its create.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct CreatedContainer {
-    /// Its id.
     #[prost(string, tag = "1")]
     pub id: String,
     /// The id of its pod.
@@ -230,7 +214,6 @@ pub struct NriMount {
     /// The path on the host.
     #[prost(string, tag = "3")]
     pub source: String,
-    /// Its options.
     #[prost(string, repeated, tag = "4")]
     pub options: Vec<String>,
 }

@@ -27,13 +27,11 @@ const NAMES: usize = 256;
 const REQUEST: u8 = 1;
 const RESPONSE: u8 = 2;
 
-/// A call.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Request {
     /// The service, with its package.
     #[prost(string, tag = "1")]
     pub service: String,
-    /// The method.
     #[prost(string, tag = "2")]
     pub method: String,
     /// The method's own message: a part of the bytes of the connection.
@@ -47,7 +45,6 @@ pub struct Response {
     /// The error; absent if the call succeeded.
     #[prost(message, optional, tag = "1")]
     pub status: Option<RpcStatus>,
-    /// The method's own message.
     #[prost(bytes = "vec", tag = "2")]
     pub payload: Vec<u8>,
 }
@@ -58,7 +55,6 @@ pub struct RpcStatus {
     /// The code of gRPC; 0 is no error.
     #[prost(int32, tag = "1")]
     pub code: i32,
-    /// The reason.
     #[prost(string, tag = "2")]
     pub message: String,
 }
@@ -70,12 +66,9 @@ impl RpcStatus {
     pub const UNIMPLEMENTED: i32 = 12;
 }
 
-/// A whole message.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Message {
-    /// The peer calls.
     Request(u32, Request),
-    /// The peer answers.
     Response(u32, Response),
 }
 
@@ -85,7 +78,6 @@ pub enum TtrpcError {
     /// The length in a header.
     #[error("a message of {0} bytes, the limit is {MAX_PASSED_OVER}")]
     TooLarge(usize),
-    /// The payload.
     #[error("decode a message")]
     Decode(#[from] prost::DecodeError),
 }

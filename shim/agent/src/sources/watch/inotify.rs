@@ -24,7 +24,6 @@ const MAX_EVENTS: usize = 4096;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WatchId(i32);
 
-/// A change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WatchEvent {
     /// A name appeared in a directory, or its file was written.

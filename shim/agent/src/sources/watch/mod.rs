@@ -287,7 +287,6 @@ impl NewMounts {
             .map(MountWatch::as_fd)
     }
 
-    /// The mounts have changed.
     pub fn changed(&mut self, now: Instant) {
         self.settling.changed(now);
     }

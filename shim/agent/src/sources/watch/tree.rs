@@ -30,7 +30,6 @@ use super::inotify::{Inotify, WatchEvent, WatchId};
 const PODS: &str = "pods";
 const SUBPATHS: &str = "volume-subpaths";
 
-/// A watched directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Watched {
     Root,
@@ -44,9 +43,7 @@ enum Watched {
 #[derive(Debug, thiserror::Error)]
 #[error("watch {}", directory.display())]
 pub struct WatchError {
-    /// The directory.
     pub directory: PathBuf,
-    /// The kernel's error.
     #[source]
     pub source: io::Error,
 }

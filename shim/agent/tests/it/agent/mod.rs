@@ -95,7 +95,6 @@ impl Agent {
         tasks.flatten().map(status).map(switches).sum()
     }
 
-    /// Its pid.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

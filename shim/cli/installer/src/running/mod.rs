@@ -401,7 +401,6 @@ const COMMANDS: [&str; 16] = [
 /// A running process. Its pid alone could belong to a later one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Daemon {
-    /// Its pid.
     pub pid: u32,
     /// Clock ticks from the boot to its start: `starttime` in proc_pid_stat(5).
     started: u64,

@@ -5,11 +5,16 @@
 pub enum Event {
     /// The kubelet writes a payload. The payload may lack the key, and the removal of the old
     /// payload may fail.
-    Update { with_key: bool, strands_old: bool },
+    Update {
+        with_key: bool,
+        strands_old: bool,
+    },
     /// The kubelet is killed after it wrote a payload and before `..data` names it.
     HalfUpdate,
     /// A container replaces the file by a new file or directory.
-    Replace { other_kind: bool },
+    Replace {
+        other_kind: bool,
+    },
     /// The file of the current payload is created again, which AtomicWriter never does.
     Remake,
     /// A container removes the file.
@@ -32,14 +37,12 @@ pub enum Event {
     GuardKilled,
     /// Part of the evidence about the subpath becomes unreadable, or all of it readable again.
     Veil(Option<Veiled>),
-    /// A container is created.
     Create,
 }
 
 /// The storage of a volume's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Storage {
-    /// The kubelet's own disk.
     Node,
     /// A tmpfs of the volume's own.
     Memory,

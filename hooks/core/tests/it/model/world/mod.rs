@@ -33,7 +33,6 @@ pub struct Bound {
     is_forgotten: bool,
 }
 
-/// The whole model.
 #[derive(Debug, Clone)]
 pub struct World {
     plugin: Plugin,

@@ -16,7 +16,6 @@ use crate::sources::nri::messages::{CountedObject, NriContainer, NriMount};
 /// The runtime's end of a connection.
 struct FakeRuntime {
     stream: UnixStream,
-    /// The plugin's.
     metrics: Arc<Metrics>,
 }
 

@@ -29,7 +29,6 @@ pub type Texts = BTreeMap<PathBuf, Option<String>>;
 pub struct Files {
     /// Where the files are.
     pub layout: ContainerdLayout,
-    /// Its version.
     pub version: Version,
     /// The files as they are without bindguard.
     pub without: Texts,

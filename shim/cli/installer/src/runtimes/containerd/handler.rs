@@ -49,7 +49,6 @@ pub struct Meant {
 /// Why a dump was not read.
 #[derive(Debug, thiserror::Error)]
 pub enum NotRead {
-    /// Not TOML.
     #[error("it is not TOML: {0}")]
     NotToml(String),
     /// Without the CRI plugin's runtimes.
@@ -112,7 +111,6 @@ impl Effective {
             .map(telling)
     }
 
-    /// The default runtime.
     pub fn default(&self) -> &str {
         &self.default
     }
@@ -255,10 +253,8 @@ pub enum HandlerKind {
     Wrapper,
 }
 
-/// A planned handler.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Handler {
-    /// Its table.
     pub table: Table,
     /// The OCI runtime that bindguard-runtime must call, if a handler of this kind does not pass it
     /// on.

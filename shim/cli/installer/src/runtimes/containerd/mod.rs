@@ -50,7 +50,6 @@ const FOLDER: &str = "conf.d";
 const K0S_FOLDER: &str = "/etc/k0s/containerd.d";
 /// The line by which k0s recognizes a main file of its own.
 const K0S_MANAGED: &str = "k0s_managed=true";
-/// MicroK8s' template.
 const MICROK8S: &str = "/var/snap/microk8s/current/args/containerd-template.toml";
 
 const fn place(section: &'static [&'static str]) -> Place {
@@ -153,11 +152,9 @@ struct Attempt<'a> {
     files: &'a Files,
     /// The place of the handler in the edited file.
     place: Place,
-    /// The main file's version.
     version: i64,
     /// The effective configuration without bindguard.
     before: &'a Effective,
-    /// The intended change.
     meant: &'a Meant,
 }
 
@@ -474,7 +471,6 @@ fn refuse<T>(distribution: Distribution, instruction: &Instruction) -> Result<T>
     )
 }
 
-/// A handler to install.
 struct Wanted {
     /// The runtime that it guards.
     base: String,

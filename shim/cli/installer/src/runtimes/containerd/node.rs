@@ -25,7 +25,6 @@ const GENERATED: [&str; 4] = [
     "/etc/k0s/containerd.toml",
 ];
 
-/// A node's containerd.
 pub struct ContainerdLayout {
     /// The distribution that owns containerd's files.
     pub distribution: Distribution,
@@ -164,7 +163,6 @@ impl Distribution {
         }
     }
 
-    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Plain => "plain containerd",
