@@ -1,15 +1,14 @@
 //! The policy that a node's operator chooses.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
 use crate::mount_table::MountAttributes;
 use crate::spec::Bind;
 
 /// The action for a kind of finding.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, strum::Display, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum Mode {
     /// Check, repair and report.
     #[default]
@@ -28,16 +27,6 @@ impl Mode {
             Self::Repair | Self::Report => Self::Report,
             Self::Off => Self::Off,
         }
-    }
-}
-
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Repair => "repair",
-            Self::Report => "report",
-            Self::Off => "off",
-        })
     }
 }
 

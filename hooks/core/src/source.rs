@@ -62,8 +62,11 @@ impl SourceKind {
 }
 
 /// The name of a kind in reports.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr, Serialize, Deserialize,
+)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum KindName {
     /// [`SourceKind::Subpath`]
     Subpath,
@@ -79,13 +82,7 @@ pub enum KindName {
 
 impl KindName {
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Subpath => "subpath",
-            Self::Volume => "volume",
-            Self::InVolume => "in-volume",
-            Self::HostRoot => "host-root",
-            Self::Foreign => "foreign",
-        }
+        self.into_str()
     }
 }
 

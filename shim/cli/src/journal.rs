@@ -334,7 +334,7 @@ impl RecordedLine {
 
     /// True if it has a problem, or a finding that was not repaired.
     pub fn has_unrepaired(&self) -> bool {
-        let is_left = |bind: &BindRecord<'_>| bind.is_finding() && !bind.is_repaired();
+        let is_left = |bind: &BindRecord| bind.is_finding() && !bind.is_repaired();
         match &self.line {
             JournalLine::Create(CreateLine { report, .. })
             | JournalLine::NriCreate(CreateLine { report, .. }) => {
@@ -421,7 +421,7 @@ impl RecordedLine {
     }
 }
 
-fn print_findings(problems: &[String], binds: &[BindRecord<'_>], lines: &mut Lines) {
+fn print_findings(problems: &[String], binds: &[BindRecord], lines: &mut Lines) {
     problems.iter().for_each(|problem| lines.problem(problem));
     binds.iter().for_each(|bind| print_bind(bind, lines));
 }
@@ -459,7 +459,7 @@ fn print_release(line: &ReleaseLine, lines: &mut Lines) {
         };
         let error = copy.error.as_ref();
         let error = error.map(|error| format!(": {error}")).unwrap_or_default();
-        lines.headed(copy.result.as_str(), style, &format!("{copy}{error}"));
+        lines.headed(copy.result.into_str(), style, &format!("{copy}{error}"));
     }
 }
 

@@ -259,7 +259,7 @@ fn text(report: &ReleaseReport) -> Lines {
         };
         let error = copy.error.as_ref();
         let error = error.map(|error| format!(": {error}")).unwrap_or_default();
-        let word = copy.result.as_str();
+        let word = copy.result.into_str();
         lines.headed(word, style, &format!("{copy} of {container}{error}"));
         for user in used_by {
             lines.below(&format!("by {} ({})", user.name, user.pid));

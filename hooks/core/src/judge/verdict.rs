@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use strum::{Display, IntoStaticStr};
 
 use crate::judge::{NotInVolume, PathInVolume};
 use crate::kubelet::{MountedVolume, TimestampDirectory, VolumeLayout, Writer};
@@ -184,8 +185,9 @@ pub struct Pinning {
 }
 
 /// The name of a verdict in reports.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Display, IntoStaticStr, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum VerdictName {
     Current,
     Stale,
@@ -202,23 +204,7 @@ pub enum VerdictName {
 
 impl VerdictName {
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Current => "current",
-            Self::Stale => "stale",
-            Self::Orphaned => "orphaned",
-            Self::Unmounted => "unmounted",
-            Self::Pinning => "pinning",
-            Self::Wrong => "wrong",
-            Self::Dead => "dead",
-            Self::Foreign => "foreign",
-            Self::Unknown => "unknown",
-        }
-    }
-}
-
-impl fmt::Display for VerdictName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
+        self.into_str()
     }
 }
 

@@ -18,6 +18,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use strum::VariantArray;
 
 use crate::evidence::Reach;
 use crate::judge::{Expected, OnIt, Shown, Verdict, judge};
@@ -187,162 +188,118 @@ pub struct Refused {
     pub error: Option<String>,
 }
 
-/// The rules of a refresh.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// The rules of a refresh, in words that follow the path.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, thiserror::Error, VariantArray,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum RefusedReason {
     /// The symlink does not belong to root.
+    #[error("is a symlink that does not belong to root")]
     LinkOfUser,
     /// A user other than root may write the folder of the symlink.
+    #[error("is a symlink in a folder that others than root may write")]
     LinkInWritableFolder,
     /// A container may write the folder of the symlink.
+    #[error("is a symlink in a folder that a container may write")]
     LinkBelowWritableBind,
     /// The folder is not the folder of the container's start, and users besides root may have put
     /// the folder there.
+    #[error(
+        "is another folder than at the container's start, and others than root may have put it there"
+    )]
     OtherFolderOfUser,
     /// The folder is not the folder of the container's start, and a container may have put the folder
     /// there.
+    #[error(
+        "is another folder than at the container's start, and a container may have put it there"
+    )]
     OtherFolderBelowWritableBind,
     /// Another file is mounted on the name.
+    #[error("is a mount point")]
     MountPoint,
     /// The file's type differs from the old file's, for example a socket.
+    #[error("has another type than the old file")]
     OtherType,
     /// The mounts of a running container could not be read: the container may be able to write the
     /// folder.
+    #[error("may be writable for a container whose mounts could not be read")]
     MountsUnknown,
     /// SELinux denies the container to read the file.
+    #[error("has an SELinux label that the container may not read")]
     SelinuxDenies,
     /// A container of the pod has a writable mount of the CSI volume, and may have made `..data`.
+    #[error(
+        "is a CSI volume that a container of the pod may write; mount it read-only in all containers"
+    )]
     WritableVolume,
     /// Attaching the new mount would reach the host and other containers.
+    #[error("is on a mount that is shared with the host: a new mount would reach the host")]
     ParentIsShared,
     /// The container's mount is a peer of a mount of the host.
+    #[error("is shared with the host: detaching it would reach the host")]
     MountIsShared,
     /// On this kernel a mount that propagates beneath a locked mount takes its lock.
+    #[error(
+        "is in a container with a user namespace of its own, which could remove locked mounts after a refresh on Linux 7.1 to 7.2.10 (CVE-2026-98976)"
+    )]
     KernelFault,
     /// The kernel locked the old mount when the new one arrived beneath.
+    #[error(
+        "was locked by the kernel when the new mount arrived beneath it; restart the pod, and update the kernel (fixed in 6.1.143 and 6.12.36)"
+    )]
     Locked,
     /// The mount is idmapped, and its ids are not known to be the container's own.
+    #[error("is idmapped with other ids than the container's, or with unknown ids")]
     OtherIds,
     /// The volume, or a bind in the volume, is unbindable.
+    #[error("is unbindable: the new mounts cannot be copied with it")]
     Unbindable,
     /// The source of a nested bind is no longer the file that the container has.
+    #[error("is a nested bind whose source was replaced, or is not local")]
     NestedSource,
     /// A mount in the bind would be lost.
+    #[error("is a nested mount that may not be a copy of a mount of the host, and would be lost")]
     NestedMount,
     /// The volume contains more binds than a refresh can attach.
+    #[error("has more binds in it than one refresh can attach")]
     ManyNestedBinds,
     /// The spec itself mounts or masks a path in the bind.
+    #[error("is mounted or masked below the bind by the spec")]
     SpecMountsBelow,
     /// The host has several mounts at a place where the container's mount is more restricted.
+    #[error("has several mounts below the bind")]
     StackedMounts,
     /// The spec was not understood, and may make mounts below the bind.
+    #[error("may have mounts of the spec, which was not understood")]
     SpecUnknown,
     /// Mounts that arrive later would be writable.
+    #[error("is bound recursively read-only (rro), which requires a private mount")]
     RecursivelyReadOnly,
     /// Policy keeps read-only binds private: mounts that arrive later would be writable.
+    #[error("is bound read-only, and policy keeps read-only binds private")]
     ReadOnlyKept,
     /// Policy, or an annotation of the pod, permits no change.
+    #[error("is a host-root bind, which policy only reports")]
     OnlyReported,
     /// The new mount would receive no umount either.
+    #[error("is private on the host, so rslave has no effect; run mount --make-rshared on it")]
     PrivateOnHost,
     /// The host's present mount does not answer.
+    #[error("is mounted on the host, but does not answer")]
     SourceIsDead,
     /// The source is no mount point any more, or cannot be opened.
+    #[error("is not mounted on the host, or cannot be opened")]
     NoSource,
 }
 
 impl RefusedReason {
-    /// All of them, for tests of documents.
-    pub const ALL: [Self; 28] = [
-        Self::LinkOfUser,
-        Self::LinkInWritableFolder,
-        Self::LinkBelowWritableBind,
-        Self::OtherFolderOfUser,
-        Self::OtherFolderBelowWritableBind,
-        Self::MountPoint,
-        Self::OtherType,
-        Self::MountsUnknown,
-        Self::SelinuxDenies,
-        Self::WritableVolume,
-        Self::ParentIsShared,
-        Self::MountIsShared,
-        Self::KernelFault,
-        Self::Locked,
-        Self::OtherIds,
-        Self::Unbindable,
-        Self::NestedSource,
-        Self::NestedMount,
-        Self::ManyNestedBinds,
-        Self::SpecMountsBelow,
-        Self::StackedMounts,
-        Self::SpecUnknown,
-        Self::RecursivelyReadOnly,
-        Self::ReadOnlyKept,
-        Self::OnlyReported,
-        Self::PrivateOnHost,
-        Self::SourceIsDead,
-        Self::NoSource,
-    ];
+    pub const ALL: &[Self] = Self::VARIANTS;
 
     pub fn describe(self, path: &str, error: Option<&str>) -> String {
-        let error = error.map(|error| format!(": {error}")).unwrap_or_default();
-        format!("{path} {}{error}", self.words())
-    }
-
-    /// The reason in words, after the path.
-    fn words(self) -> &'static str {
-        match self {
-            Self::LinkOfUser => "is a symlink that does not belong to root",
-            Self::LinkInWritableFolder => {
-                "is a symlink in a folder that others than root may write"
-            }
-            Self::LinkBelowWritableBind => "is a symlink in a folder that a container may write",
-            Self::OtherFolderOfUser => {
-                "is another folder than at the container's start, and others than root may have put it there"
-            }
-            Self::OtherFolderBelowWritableBind => {
-                "is another folder than at the container's start, and a container may have put it there"
-            }
-            Self::MountPoint => "is a mount point",
-            Self::OtherType => "has another type than the old file",
-            Self::MountsUnknown => "may be writable for a container whose mounts could not be read",
-            Self::SelinuxDenies => "has an SELinux label that the container may not read",
-            Self::WritableVolume => {
-                "is a CSI volume that a container of the pod may write; mount it read-only in all containers"
-            }
-            Self::ParentIsShared => {
-                "is on a mount that is shared with the host: a new mount would reach the host"
-            }
-            Self::MountIsShared => "is shared with the host: detaching it would reach the host",
-            Self::KernelFault => {
-                "is in a container with a user namespace of its own, which could remove locked mounts after a refresh on Linux 7.1 to 7.2.10 (CVE-2026-98976)"
-            }
-            Self::Locked => {
-                "was locked by the kernel when the new mount arrived beneath it; restart the pod, and update the kernel (fixed in 6.1.143 and 6.12.36)"
-            }
-            Self::OtherIds => {
-                "is idmapped with other ids than the container's, or with unknown ids"
-            }
-            Self::Unbindable => "is unbindable: the new mounts cannot be copied with it",
-            Self::NestedSource => "is a nested bind whose source was replaced, or is not local",
-            Self::NestedMount => {
-                "is a nested mount that may not be a copy of a mount of the host, and would be lost"
-            }
-            Self::ManyNestedBinds => "has more binds in it than one refresh can attach",
-            Self::SpecMountsBelow => "is mounted or masked below the bind by the spec",
-            Self::StackedMounts => "has several mounts below the bind",
-            Self::SpecUnknown => "may have mounts of the spec, which was not understood",
-            Self::RecursivelyReadOnly => {
-                "is bound recursively read-only (rro), which requires a private mount"
-            }
-            Self::ReadOnlyKept => "is bound read-only, and policy keeps read-only binds private",
-            Self::OnlyReported => "is a host-root bind, which policy only reports",
-            Self::PrivateOnHost => {
-                "is private on the host, so rslave has no effect; run mount --make-rshared on it"
-            }
-            Self::SourceIsDead => "is mounted on the host, but does not answer",
-            Self::NoSource => "is not mounted on the host, or cannot be opened",
+        match error {
+            Some(error) => format!("{path} {self}: {error}"),
+            None => format!("{path} {self}"),
         }
     }
 }

@@ -16,11 +16,11 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
-use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use strum::{EnumString, IntoStaticStr, VariantArray};
 
 use crate::identity::{Identity, PodName};
 use crate::refresh::RefusedReason;
@@ -53,7 +53,7 @@ pub enum UnreadLine {
 /// The kind of a line.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum LineKind {
+enum LineKind {
     #[default]
     Create,
     NriCreate,
@@ -65,7 +65,7 @@ pub(super) enum LineKind {
 impl LineKind {
     /// The version that this program writes for the kind. Each new key or value of the kind needs
     /// the next number.
-    pub(super) fn version(self) -> u32 {
+    fn version(self) -> u32 {
         match self {
             Self::Create => 1,
             Self::NriCreate | Self::Rebind | Self::Refresh | Self::Release => 2,
@@ -76,7 +76,7 @@ impl LineKind {
         clippy::trivially_copy_pass_by_ref,
         reason = "serde passes a reference"
     )]
-    pub(super) fn is_create(&self) -> bool {
+    fn is_create(&self) -> bool {
         *self == Self::Create
     }
 }
@@ -103,13 +103,18 @@ impl JournalLine {
             return Err(UnreadLine::Newer);
         }
         let known = match kind {
-            LineKind::Create => create(line).map(Self::Create),
-            LineKind::NriCreate => create(line).map(Self::NriCreate),
-            LineKind::Rebind => serde_json::from_str(line).ok().map(Self::Rebind),
-            LineKind::Refresh => serde_json::from_str(line).ok().map(Self::Refresh),
-            LineKind::Release => serde_json::from_str(line).ok().map(Self::Release),
+            LineKind::Create => serde_json::from_str(line).map(Self::Create),
+            LineKind::NriCreate => serde_json::from_str(line).map(Self::NriCreate),
+            LineKind::Rebind => serde_json::from_str(line).map(Self::Rebind),
+            LineKind::Refresh => serde_json::from_str(line).map(Self::Refresh),
+            LineKind::Release => serde_json::from_str(line).map(Self::Release),
         };
-        known.ok_or(UnreadLine::Newer)
+        match known {
+            Ok(Self::Create(line) | Self::NriCreate(line)) if !line.unknown.is_empty() => {
+                Err(UnreadLine::Newer)
+            }
+            known => known.map_err(|_| UnreadLine::Newer),
+        }
     }
 
     /// The time at which the line was written: RFC 3339, UTC.
@@ -131,12 +136,6 @@ impl JournalLine {
             Self::Release(line) => &line.container,
         }
     }
-}
-
-fn create(line: &str) -> Option<CreateLine> {
-    serde_json::from_str(line)
-        .ok()
-        .filter(|line: &CreateLine| !line.has_unknown_keys())
 }
 
 // A line about a create: the findings and outcomes of the guard.
@@ -179,8 +178,21 @@ pub struct CreateLine<R = RecordedReport> {
 }
 
 /// Why no guard checked a create.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    EnumString,
+    IntoStaticStr,
+    VariantArray,
+)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum Unchecked {
     /// The guard did not answer in time, and the shim killed it.
     Late,
@@ -191,45 +203,15 @@ pub enum Unchecked {
 }
 
 impl Unchecked {
-    /// Every reason.
-    pub const ALL: [Self; 3] = [Self::Late, Self::Died, Self::Missing];
-
-    /// The word in the journal.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Late => "late",
-            Self::Died => "died",
-            Self::Missing => "missing",
-        }
-    }
-}
-
-impl FromStr for Unchecked {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        Self::ALL
-            .into_iter()
-            .find(|reason| reason.as_str() == text)
-            .ok_or(())
-    }
+    pub const ALL: &[Self] = Self::VARIANTS;
 }
 
 impl<R> CreateLine<R> {
     /// A line of the shim or the wrapper about the first create of a container.
     pub fn new(report: R) -> Self {
-        Self::of_kind(LineKind::Create, report)
-    }
-
-    /// A line of the NRI plugin. The shim may write a second line about the same create.
-    pub fn of_nri_plugin(report: R) -> Self {
-        Self::of_kind(LineKind::NriCreate, report)
-    }
-
-    fn of_kind(kind: LineKind, report: R) -> Self {
-        let (version, unknown) = (kind.version(), BTreeMap::new());
+        let kind = LineKind::Create;
         Self {
-            version,
+            version: kind.version(),
             kind,
             time: None,
             bindguard: Some(env!("CARGO_PKG_VERSION").to_owned()),
@@ -240,13 +222,18 @@ impl<R> CreateLine<R> {
             unchecked: None,
             report,
             omitted_binds: None,
-            unknown,
+            unknown: BTreeMap::new(),
         }
     }
 
-    /// True if it has a key of a newer version.
-    pub(super) fn has_unknown_keys(&self) -> bool {
-        !self.unknown.is_empty()
+    /// A line of the NRI plugin. The shim may write a second line about the same create.
+    pub fn of_nri_plugin(report: R) -> Self {
+        let kind = LineKind::NriCreate;
+        Self {
+            version: kind.version(),
+            kind,
+            ..Self::new(report)
+        }
     }
 }
 
@@ -276,7 +263,7 @@ pub struct RebindLine {
     /// The volume's name in the pod's spec.
     pub volume: String,
     /// The subpaths that are not healthy, or were not.
-    pub binds: Vec<BindRecord<'static>>,
+    pub binds: Vec<BindRecord>,
     /// Errors of the check itself.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
@@ -291,6 +278,8 @@ impl RebindLine {
     /// A line with the findings of a report on a volume. Healthy subpaths are left out.
     pub fn new(by: Actor, pod_uid: &str, volume: &str, report: &Report) -> Self {
         let kind = LineKind::Rebind;
+        let mut binds: Vec<_> = report.binds.iter().map(BindRecord::from).collect();
+        binds.retain(BindRecord::is_finding);
         Self {
             version: kind.version(),
             kind,
@@ -301,7 +290,7 @@ impl RebindLine {
                 pod: PodName::of_uid(pod_uid),
             },
             volume: volume.to_owned(),
-            binds: BindRecord::findings(&report.binds),
+            binds,
             problems: report.problems.clone(),
             omitted_binds: None,
             duration_us: report.duration_us,
@@ -371,11 +360,9 @@ impl RefreshLine {
 
     /// True if a mount is still stale, or something failed.
     pub fn has_unrepaired(&self) -> bool {
-        let is_left = |mount: &RefreshedMount| !mount.outcome.is_replaced();
-        let is_failed = |notification: &Notification| notification.error.is_some();
-        self.mounts.iter().any(is_left)
+        self.mounts.iter().any(|mount| !mount.outcome.is_replaced())
             || !self.problems.is_empty()
-            || self.notification.as_ref().is_some_and(is_failed)
+            || matches!(&self.notification, Some(told) if told.error.is_some())
     }
 }
 
@@ -394,8 +381,9 @@ pub struct RefreshedMount {
 }
 
 /// The result for a stale mount of a container.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, IntoStaticStr, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "kebab-case", deny_unknown_fields)]
+#[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum MountResult {
     /// The container shows the current file.
     Replaced { method: AttachMethod },
@@ -491,17 +479,7 @@ impl RefreshedMount {
 impl MountResult {
     /// Its name in JSON and in texts.
     pub fn as_str(&self) -> &'static str {
-        match self {
-            Self::Replaced { .. } => "replaced",
-            Self::Stale => "stale",
-            Self::KeyGone => "key-gone",
-            Self::Hidden => "hidden",
-            Self::Occupied => "occupied",
-            Self::Missing => "missing",
-            Self::Restless => "restless",
-            Self::Refused { .. } => "refused",
-            Self::Failed { .. } => "failed",
-        }
+        self.into_str()
     }
 
     /// True if the container shows the current file.
@@ -558,8 +536,9 @@ pub struct ReleasedCopy {
 }
 
 /// The result for a copy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum ReleaseResult {
     /// The copy is unmounted, or detached.
     Released,
@@ -595,20 +574,8 @@ impl ReleaseLine {
 
     /// True if the container still has a copy.
     pub fn has_unrepaired(&self) -> bool {
-        let is_left = |copy: &ReleasedCopy| copy.result != ReleaseResult::Released;
-        self.copies.iter().any(is_left)
-    }
-}
-
-impl ReleaseResult {
-    /// Its name in JSON and in texts.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Released => "released",
-            Self::Kept => "kept",
-            Self::Busy => "busy",
-            Self::Refused => "refused",
-        }
+        let mut copies = self.copies.iter();
+        copies.any(|copy| copy.result != ReleaseResult::Released)
     }
 }
 

@@ -6,7 +6,6 @@
 
 mod journal_line;
 
-use std::borrow::Cow;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -30,7 +29,7 @@ pub use crate::report::journal_line::{ReleaseLine, ReleaseResult, ReleasedCopy};
 pub type Report = ReportOf<BindReport>;
 
 /// A report that was read from a journal.
-pub type RecordedReport = ReportOf<BindRecord<'static>>;
+pub type RecordedReport = ReportOf<BindRecord>;
 
 /// A report with its binds as [`BindReport`]s, or as [`BindRecord`]s of a journal.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -98,7 +97,6 @@ impl Report {
             }
         }
     }
-
     /// Sets the time until every bind was judged.
     pub fn set_inspection_time(&mut self, elapsed: Duration) {
         self.inspection_us = Some(microseconds(elapsed));
@@ -180,11 +178,11 @@ impl BindReport {
 /// The JSON form of a bind.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct BindRecord<'r> {
-    pub source: Cow<'r, str>,
+pub struct BindRecord {
+    pub source: String,
     /// Its destination in the container.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub destination: Option<Cow<'r, str>>,
+    pub destination: Option<String>,
     /// The kind of the source.
     pub kind: KindName,
     pub verdict: VerdictName,
@@ -193,10 +191,10 @@ pub struct BindRecord<'r> {
     pub reason: Option<String>,
     /// The action that was taken or is planned.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub outcome: Option<Cow<'r, Outcome>>,
+    pub outcome: Option<Outcome>,
 }
 
-impl BindRecord<'_> {
+impl BindRecord {
     /// True if it is not healthy, or could not be checked.
     pub fn is_finding(&self) -> bool {
         self.reason.is_some()
@@ -204,70 +202,39 @@ impl BindRecord<'_> {
 
     /// True if the bind was repaired.
     pub fn is_repaired(&self) -> bool {
-        self.outcome
-            .as_ref()
-            .is_some_and(|outcome| outcome.is_repaired())
+        self.outcome.as_ref().is_some_and(Outcome::is_repaired)
     }
 
     /// The log message; `None` if the bind is healthy.
     pub fn log_message(&self) -> Option<(Severity, String)> {
         let reason = self.reason.as_deref()?;
-        let severity = if self.is_repaired() {
-            Severity::Info
-        } else {
-            Severity::Warning
-        };
-        let outcome = self
-            .outcome
-            .as_deref()
-            .map_or_else(|| "left as it is".to_owned(), Outcome::to_string);
-        let destination = self.destination.as_deref();
-        let destination = destination
-            .map(|path| format!(" at {path}"))
-            .unwrap_or_default();
-        let (source, verdict) = (&self.source, self.verdict);
-        Some((
-            severity,
-            format!("bind of {source}{destination} is {verdict}: {reason}; {outcome}"),
-        ))
-    }
-
-    /// The same, of its own.
-    fn into_owned(self) -> BindRecord<'static> {
-        BindRecord {
-            source: self.source.into_owned().into(),
-            destination: self.destination.map(|path| path.into_owned().into()),
-            outcome: self.outcome.map(|outcome| Cow::Owned(outcome.into_owned())),
-            kind: self.kind,
-            verdict: self.verdict,
-            reason: self.reason,
+        let mut message = format!("bind of {}", self.source);
+        if let Some(path) = &self.destination {
+            message += &format!(" at {path}");
         }
-    }
-
-    /// The findings among these binds.
-    fn findings(binds: &[BindReport]) -> Vec<BindRecord<'static>> {
-        binds
-            .iter()
-            .map(BindRecord::from)
-            .filter(BindRecord::is_finding)
-            .map(BindRecord::into_owned)
-            .collect()
+        message += &format!(" is {}: {reason}; ", self.verdict);
+        match &self.outcome {
+            Some(outcome) => message += &outcome.to_string(),
+            None => message += "left as it is",
+        }
+        let severity = match self.is_repaired() {
+            true => Severity::Info,
+            false => Severity::Warning,
+        };
+        Some((severity, message))
     }
 }
 
-impl<'r> From<&'r BindReport> for BindRecord<'r> {
-    fn from(bind: &'r BindReport) -> Self {
+impl From<&BindReport> for BindRecord {
+    fn from(BindReport { finding, outcome }: &BindReport) -> Self {
+        let text = |path: &PathBuf| path.to_string_lossy().into_owned();
         Self {
-            source: bind.source().to_string_lossy(),
-            destination: bind
-                .finding
-                .destination
-                .as_deref()
-                .map(Path::to_string_lossy),
-            kind: bind.kind(),
-            verdict: bind.verdict(),
-            reason: bind.reason(),
-            outcome: bind.outcome.as_ref().map(Cow::Borrowed),
+            source: text(&finding.source),
+            destination: finding.destination.as_ref().map(text),
+            kind: finding.kind.name(),
+            verdict: finding.verdict.name(),
+            reason: finding.verdict.reason(),
+            outcome: outcome.clone(),
         }
     }
 }
@@ -308,18 +275,23 @@ pub enum Outcome {
 }
 
 /// An action that a check plans and does not take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PlannedAction {
     /// Bind the current target in place of the stale target.
+    #[strum(to_string = "re-bound to the current target")]
     Rebind,
     /// Create the missing directory again, then bind it.
+    #[strum(to_string = "created again and bound")]
     Remake,
     /// Point the spec's source at the volume's own path.
+    #[strum(to_string = "pointed at the volume's own path")]
     PointAtVolume,
     /// Request rslave in the spec.
+    #[strum(to_string = "made rslave")]
     MakeRslave,
     /// Refuse the container.
+    #[strum(to_string = "refused")]
     Refuse,
 }
 
@@ -337,10 +309,8 @@ impl Outcome {
         match self {
             Self::Rebound { .. } | Self::AlreadyCurrent | Self::Detached => true,
             Self::PointedAtVolume { .. } | Self::MadeRslave => true,
-            Self::NeedsSharedMount { .. }
-            | Self::Planned { .. }
-            | Self::Refused
-            | Self::Failed { .. } => false,
+            Self::NeedsSharedMount { .. } | Self::Planned { .. } => false,
+            Self::Refused | Self::Failed { .. } => false,
         }
     }
 }
@@ -366,18 +336,6 @@ impl fmt::Display for Outcome {
     }
 }
 
-impl fmt::Display for PlannedAction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Rebind => "re-bound to the current target",
-            Self::Remake => "created again and bound",
-            Self::PointAtVolume => "pointed at the volume's own path",
-            Self::MakeRslave => "made rslave",
-            Self::Refuse => "refused",
-        })
-    }
-}
-
 // The binds that can explain a runtime's error: unrepaired binds whose mount fails.
 //
 // A runtime's error names a path below `volume-subpaths` and ENOENT. The pod's owner needs the
@@ -397,11 +355,15 @@ pub fn explain_unrepaired(binds: &[BindReport]) -> Option<String> {
         .take(MAX_BINDS)
         .map(|reason| cut(reason, MAX_TEXT))
         .collect();
-    let more = match reasons.len().saturating_sub(MAX_BINDS) {
-        0 => String::new(),
-        more => format!("; and {more} more"),
-    };
-    (!named.is_empty()).then(|| format!("{}{more}", named.join("; ")))
+    match reasons.len() {
+        0 => None,
+        1..=MAX_BINDS => Some(named.join("; ")),
+        all => Some(format!(
+            "{}; and {} more",
+            named.join("; "),
+            all - MAX_BINDS
+        )),
+    }
 }
 
 fn explain(BindReport { finding, outcome }: &BindReport) -> Option<String> {
@@ -413,10 +375,7 @@ fn explain(BindReport { finding, outcome }: &BindReport) -> Option<String> {
     let next = match &finding.verdict {
         // The reason contains the next step, which is the same for every reader.
         Verdict::Orphaned { remake: None, .. } => "",
-        Verdict::Orphaned {
-            remake: Some(_), ..
-        }
-        | Verdict::Stale { .. } => "; run on its node: bindguard diagnose",
+        Verdict::Orphaned { .. } | Verdict::Stale { .. } => "; run on its node: bindguard diagnose",
         Verdict::Dead(_) => "; mount it anew on the node",
         // A mount of these succeeds, or its result is unknown.
         Verdict::Current | Verdict::Unmounted(_) | Verdict::Pinning(_) | Verdict::Wrong(_) => {
@@ -424,30 +383,21 @@ fn explain(BindReport { finding, outcome }: &BindReport) -> Option<String> {
         }
         Verdict::Foreign | Verdict::NotProbed | Verdict::Unknown(_) => return None,
     };
-    let reason = finding.verdict.reason()?;
+    // The pod's owner knows the bind by its destination; the runtime's error has the source.
+    let path = finding.destination.as_ref().unwrap_or(&finding.source);
+    let subject = match &finding.kind {
+        SourceKind::Subpath(subpath) => format!("subPath of volume {}", subpath.volume()),
+        SourceKind::MountedVolume(_) | SourceKind::PlainVolume => "volume".to_owned(),
+        SourceKind::InVolume | SourceKind::HostRoot | SourceKind::Foreign => "mount".to_owned(),
+    };
+    let (path, verdict, reason) = (
+        path.display(),
+        finding.verdict.name(),
+        finding.verdict.reason()?,
+    );
     Some(format!(
-        "{} is {}: {reason}{failed}{next}",
-        place(finding),
-        finding.verdict.name()
+        "the {subject} at {path} is {verdict}: {reason}{failed}{next}"
     ))
-}
-
-/// The bind in the pod owner's terms: the runtime's error contains the source's path.
-fn place(finding: &Finding) -> String {
-    let path = finding
-        .destination
-        .as_deref()
-        .unwrap_or(&finding.source)
-        .display();
-    match &finding.kind {
-        SourceKind::Subpath(subpath) => {
-            format!("the subPath of volume {} at {path}", subpath.volume())
-        }
-        SourceKind::MountedVolume(_) | SourceKind::PlainVolume => format!("the volume at {path}"),
-        SourceKind::InVolume | SourceKind::HostRoot | SourceKind::Foreign => {
-            format!("the mount at {path}")
-        }
-    }
 }
 
 #[cfg(test)]

@@ -271,7 +271,7 @@ fn refreshed(error: Option<&str>) -> RefreshLine {
     line.mounts = replaced
         .into_iter()
         .chain(left)
-        .chain(RefusedReason::ALL.map(refuse))
+        .chain(RefusedReason::ALL.iter().copied().map(refuse))
         .map(mount)
         .collect();
     line.mounts[0].kind = Some(KindName::HostRoot);

@@ -174,7 +174,7 @@ fn is_finding(bind: &BindReport) -> bool {
 }
 
 /// The verdict, the bind, the reason, and the outcome.
-pub fn print_bind(bind: &BindRecord<'_>, lines: &mut Lines) {
+pub fn print_bind(bind: &BindRecord, lines: &mut Lines) {
     let destination = bind
         .destination
         .as_ref()

@@ -159,8 +159,11 @@ impl Runtime {
         how: Unchecked,
         why: &str,
     ) {
-        let mut more: Vec<OsString> =
-            vec![attempt.to_string().into(), how.as_str().into(), why.into()];
+        let mut more: Vec<OsString> = vec![
+            attempt.to_string().into(),
+            how.into_str().into(),
+            why.into(),
+        ];
         // In a retry the create fails with the runtime's own error.
         if attempt == 0 {
             more.extend(refusal_of_unseen(why, &container.settings.policy).map(OsString::from));

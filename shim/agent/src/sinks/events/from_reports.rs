@@ -136,7 +136,7 @@ fn from_mount(mount: &RefreshedMount) -> Option<(Reason, String)> {
     Some((Reason::BindMountNotRefreshed, message))
 }
 
-fn from_binds(Identity { container, pod }: &Identity, binds: &[BindRecord<'_>]) -> Vec<Occurrence> {
+fn from_binds(Identity { container, pod }: &Identity, binds: &[BindRecord]) -> Vec<Occurrence> {
     if pod.uid.is_none() {
         return Vec::new();
     }
@@ -153,8 +153,8 @@ fn from_binds(Identity { container, pod }: &Identity, binds: &[BindRecord<'_>]) 
 }
 
 /// The occurrence of a bind; the path of a subpath has the container's name.
-fn from_bind(pod: &PodName, bind: &BindRecord<'_>) -> Option<Occurrence> {
-    let outcome = bind.outcome.as_deref();
+fn from_bind(pod: &PodName, bind: &BindRecord) -> Option<Occurrence> {
+    let outcome = bind.outcome.as_ref();
     let why = bind.reason.as_deref().unwrap_or_default();
     let container = subpath_names(bind).map(|(_, container)| container.to_owned());
     Some(Occurrence {
@@ -252,7 +252,7 @@ fn reason(verdict: VerdictName, outcome: Option<&Outcome>) -> Option<Reason> {
 }
 
 /// A bind in the terms of the pod's owner, who knows no path of the kubelet.
-fn place(bind: &BindRecord<'_>) -> String {
+fn place(bind: &BindRecord) -> String {
     if let Some(destination) = &bind.destination {
         return format!("the mount at {destination}");
     }
@@ -260,15 +260,15 @@ fn place(bind: &BindRecord<'_>) -> String {
         return format!("a subPath of volume {volume} in container {container}");
     }
     match bind.kind {
-        KindName::Volume => format!("volume {}", volume_name(bind.source.as_ref().as_ref())),
+        KindName::Volume => format!("volume {}", volume_name(bind.source.as_ref())),
         KindName::Subpath | KindName::InVolume | KindName::HostRoot | KindName::Foreign => {
-            bind.source.to_string()
+            bind.source.clone()
         }
     }
 }
 
 /// The names of the volume and of the container in `volume-subpaths/VOLUME/CONTAINER/INDEX`.
-fn subpath_names<'b>(bind: &'b BindRecord<'_>) -> Option<(&'b str, &'b str)> {
+fn subpath_names<'b>(bind: &'b BindRecord) -> Option<(&'b str, &'b str)> {
     if bind.kind != KindName::Subpath {
         return None;
     }

@@ -261,15 +261,19 @@ impl Metrics {
         for outcome in RefreshResult::ALL {
             drop(metrics.refreshes.get_or_create(&[("outcome", outcome)]));
         }
-        for outcome in RELEASES.map(ReleaseResult::as_str) {
-            drop(metrics.releases.get_or_create(&[("outcome", outcome)]));
+        for outcome in RELEASES {
+            drop(
+                metrics
+                    .releases
+                    .get_or_create(&[("outcome", outcome.into_str())]),
+            );
         }
         Arc::new(metrics)
     }
 
     /// Counts the outcomes of a volume's re-bind.
     pub fn rebound(&self, line: &RebindLine) {
-        let outcomes = line.binds.iter().filter_map(|bind| bind.outcome.as_deref());
+        let outcomes = line.binds.iter().filter_map(|bind| bind.outcome.as_ref());
         if outcomes
             .filter(|outcome| self.count_rebind(outcome))
             .count()
@@ -305,7 +309,7 @@ impl Metrics {
             Ok(JournalLine::Create(line)) => self.admissions.count(line),
             Ok(JournalLine::NriCreate(_)) => {}
             Ok(JournalLine::Rebind(line)) if line.by == Actor::Operator => {
-                for outcome in line.binds.iter().filter_map(|bind| bind.outcome.as_deref()) {
+                for outcome in line.binds.iter().filter_map(|bind| bind.outcome.as_ref()) {
                     self.count_rebind(outcome);
                 }
             }
@@ -318,7 +322,7 @@ impl Metrics {
             Ok(JournalLine::Release(line)) => {
                 let results = line.copies.iter().map(|copy| copy.result);
                 for result in results.filter(|result| RELEASES.contains(result)) {
-                    let label = [("outcome", result.as_str())];
+                    let label = [("outcome", result.into_str())];
                     self.releases.get_or_create(&label).inc();
                 }
             }

@@ -165,8 +165,12 @@ impl AdmissionMetrics {
             ),
         };
         // An alert on an increase needs the zero before the first event.
-        for reason in Unchecked::ALL.map(Unchecked::as_str) {
-            drop(metrics.unchecked.get_or_create(&[("reason", reason)]));
+        for reason in Unchecked::ALL {
+            drop(
+                metrics
+                    .unchecked
+                    .get_or_create(&[("reason", reason.into_str())]),
+            );
         }
         let wrong = bind_labels(VerdictName::Wrong, None);
         drop(metrics.binds.get_or_create(&wrong));
@@ -177,7 +181,7 @@ impl AdmissionMetrics {
         let report = &line.report;
         self.refused.inc_by(u64::from(line.refused.is_some()));
         if let Some(unchecked) = line.unchecked {
-            let label = [("reason", unchecked.as_str())];
+            let label = [("reason", unchecked.into_str())];
             self.unchecked.get_or_create(&label).inc();
             return;
         }
@@ -189,7 +193,7 @@ impl AdmissionMetrics {
         self.count_unproven(report.unproven);
         self.problems.inc_by(report.problems.len() as u64);
         for bind in &report.binds {
-            let labels = bind_labels(bind.verdict, bind.outcome.as_deref());
+            let labels = bind_labels(bind.verdict, bind.outcome.as_ref());
             self.binds.get_or_create(&labels).inc();
         }
     }
@@ -203,7 +207,9 @@ impl AdmissionMetrics {
             UnreadLine::Newer => "newer",
             UnreadLine::Foreign => "foreign",
         };
-        self.unread.get_or_create(&[("reason", reason)]).inc();
+        self.unread
+            .get_or_create(&[("reason", reason)])
+            .inc();
     }
 }
 
