@@ -13,7 +13,6 @@ use std::path::{Path, PathBuf};
 use bindguard_core::mount_table::MountEntry;
 
 use super::CgroupHierarchy;
-use super::files::Directory;
 use super::v1::Controllers;
 use crate::step::{StepError, failed};
 
@@ -30,14 +29,26 @@ pub fn find(pid: u32) -> Result<CgroupHierarchy, StepError> {
         pid,
         mounts: OnceCell::new(),
     };
-    let found = if is_unified(is_unified_mount(Path::new(ROOT)), &memberships) {
-        search.v2(&memberships)?
+    if is_unified(is_unified_mount(Path::new(ROOT)), &memberships) {
+        if let Some(unified) = memberships.iter().find(|line| line.controllers.is_empty())
+            && let Some(directory) = search.directory(None, unified.path)?
+        {
+            return Ok(CgroupHierarchy::V2(directory));
+        }
     } else {
-        search.v1(&memberships)?
-    };
-    found.ok_or_else(|| {
-        format!("find the cgroup of process {pid}: no mounted hierarchy shows it").into()
-    })
+        let mut controllers = Controllers::default();
+        for name in Controllers::NAMES {
+            if let Some(membership) = memberships.iter().find(|line| line.has(name))
+                && let Some(directory) = search.directory(Some(name), membership.path)?
+            {
+                controllers.0.push((name, directory));
+            }
+        }
+        if !controllers.0.is_empty() {
+            return Ok(CgroupHierarchy::V1(controllers));
+        }
+    }
+    Err(format!("find the cgroup of process {pid}: no mounted hierarchy shows it").into())
 }
 
 /// A line of /proc/PID/cgroup: `4:memory:/pods/a`, `2:cpu,cpuacct:/pods/a`, `0::/pods/a`.
@@ -78,47 +89,25 @@ struct Search {
 }
 
 impl Search {
-    fn v1(&self, memberships: &[Membership<'_>]) -> Result<Option<CgroupHierarchy>, StepError> {
-        let mut controllers = Controllers::default();
-        for name in Controllers::NAMES {
-            if let Some(membership) = memberships.iter().find(|membership| membership.has(name))
-                && let Some(directory) = self.directory(Some(name), membership.path)?
-            {
-                controllers.put(name, directory);
-            }
-        }
-        Ok((controllers != Controllers::default()).then_some(CgroupHierarchy::V1(controllers)))
-    }
-
-    fn v2(&self, memberships: &[Membership<'_>]) -> Result<Option<CgroupHierarchy>, StepError> {
-        for membership in memberships {
-            if membership.controllers.is_empty() {
-                let directory = self.directory(None, membership.path)?;
-                return Ok(directory.map(CgroupHierarchy::V2));
-            }
-        }
-        Ok(None)
-    }
-
     /// The directory in the hierarchy of a controller, or in the unified hierarchy.
     fn directory(
         &self,
         controller: Option<&str>,
         path: &str,
-    ) -> Result<Option<Directory>, StepError> {
+    ) -> Result<Option<PathBuf>, StepError> {
         // Controllers that share a hierarchy have a link each: /sys/fs/cgroup/cpu is cpu,cpuacct.
         let usual = Path::new(ROOT)
             .join(controller.unwrap_or(""))
             .join(path.trim_start_matches('/'));
         if self.is_in(&usual) {
-            return Ok(Some(Directory::at(usual)));
+            return Ok(Some(usual));
         }
         for mount in self.mounts()? {
             if mount.shows(controller)
                 && let Some(directory) = mount.directory_of(path)
                 && self.is_in(&directory)
             {
-                return Ok(Some(Directory::at(directory)));
+                return Ok(Some(directory));
             }
         }
         Ok(None)

@@ -1,58 +1,21 @@
-//! The small files in a directory of a cgroup, and their formats: one number, flat keyed, nested
-//! keyed, see "Interface Files" in the kernel's admin-guide/cgroup-v2.
+//! The small files in a directory of a cgroup, and the protobuf messages that they fill.
 //!
-//! The kernel generates the files' text at each read. A missing file means that the kernel or the
-//! cgroup lacks the figure; callers leave the figure out. A line in an unknown format is skipped,
-//! since kernels add lines.
+//! The files have three formats: one number, flat keyed, nested keyed, see "Interface Files" in the
+//! kernel's admin-guide/cgroup-v2. The kernel generates the files' text at each read. A missing file
+//! means that the kernel or the cgroup lacks the figure; callers leave the figure out. A line in an
+//! unknown format is skipped, since kernels add lines.
 
 use std::collections::HashMap;
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use nix::libc;
 
-/// A directory of a cgroup hierarchy.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Directory(PathBuf);
-
-impl Directory {
-    pub fn at(path: impl Into<PathBuf>) -> Self {
-        Self(path.into())
-    }
-
-    pub fn file(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.0
-    }
-
-    /// A file's text; `None` if the cgroup lacks that file.
-    pub fn text(&self, name: &str) -> Option<String> {
-        text_of(&self.file(name))
-    }
-
-    /// The number in a file with a single number.
-    pub fn number(&self, name: &str) -> Option<u64> {
-        number(&self.text(name)?)
-    }
-
-    /// A file of `key value` lines.
-    pub fn flat_keyed(&self, name: &str) -> Option<FlatKeyed> {
-        Some(FlatKeyed::parse(&self.text(name)?))
-    }
-
-    /// The devices in a file of the RDMA controller, each as an entry of a version's own message.
-    pub fn rdma<E>(&self, name: &str, entry: impl Fn(Rdma<'_>) -> E) -> Option<Vec<E>> {
-        Some(rdma(&self.text(name)?).into_iter().map(entry).collect())
-    }
-}
-
-/// As [`Directory::text`], of any path.
-pub fn text_of(path: &Path) -> Option<String> {
-    match fs::read(path) {
+/// A file's text; `None` if the cgroup lacks that file.
+pub fn text(directory: &Path, name: &str) -> Option<String> {
+    let path = directory.join(name);
+    match fs::read(&path) {
         Ok(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
         Err(error) => {
             if !is_absent(&error) {
@@ -72,6 +35,11 @@ pub fn is_absent(error: &io::Error) -> bool {
     )
 }
 
+/// The number in a file with a single number.
+pub fn figure(directory: &Path, name: &str) -> Option<u64> {
+    number(&text(directory, name)?)
+}
+
 /// A number in the format of these files. `max`, no limit, is the largest number. A negative
 /// number, which some kernels show for a counter that ran below zero, is 0.
 pub fn number(text: &str) -> Option<u64> {
@@ -89,6 +57,10 @@ pub fn number(text: &str) -> Option<u64> {
 pub struct FlatKeyed(HashMap<String, u64>);
 
 impl FlatKeyed {
+    pub fn read(directory: &Path, name: &str) -> Option<Self> {
+        Some(Self::parse(&text(directory, name)?))
+    }
+
     pub fn parse(text: &str) -> Self {
         let mut pairs = HashMap::new();
         for line in text.lines() {
@@ -114,11 +86,13 @@ impl FlatKeyed {
     }
 }
 
+pub type Pairs<'a> = Vec<(&'a str, &'a str)>;
+
 /// `NAME key=value key=value` lines: the name and its pairs.
 ///
 /// A name without pairs is left out. In `io.stat`, some kernels forget the end of the line after a
 /// device without pairs (`7:1 7:0 rbytes=0 …`): the pairs belong to the last name.
-pub fn nested_keyed(text: &str) -> Vec<(&str, Vec<(&str, &str)>)> {
+pub fn nested_keyed(text: &str) -> Vec<(&str, Pairs<'_>)> {
     let mut found = Vec::new();
     for line in text.lines() {
         let (mut name, mut pairs) = (None, Vec::new());
@@ -138,37 +112,99 @@ pub fn nested_keyed(text: &str) -> Vec<(&str, Vec<(&str, &str)>)> {
     found
 }
 
+/// The number of a pair; 0 without this key.
+pub fn number_of(pairs: &Pairs<'_>, key: &str) -> u64 {
+    let pair = pairs.iter().find(|(name, _)| *name == key);
+    pair.and_then(|(_, value)| number(value)).unwrap_or(0)
+}
+
 /// `major:minor`.
-pub fn device(word: &str) -> Option<(u64, u64)> {
+pub fn device(word: &str) -> Option<[u64; 2]> {
     let (major, minor) = word.split_once(':')?;
-    Some((major.parse().ok()?, minor.parse().ok()?))
+    Some([major.parse().ok()?, minor.parse().ok()?])
 }
 
-/// An RDMA device's usage or limit.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Rdma<'a> {
-    pub device: &'a str,
-    pub handles: u32,
-    pub objects: u32,
-}
+/// A message of containerd's metrics.proto, as its bytes.
+///
+/// The fields are written by number. A table of a file's keys, in the order of the message's fields,
+/// is then all that a controller needs. It can name a field that the generated types lack.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Metrics(pub Vec<u8>);
 
-/// Lines of `mlx4_0 hca_handle=2 hca_object=max`, equal in cgroup v1 and v2; `max` is the largest
-/// number of the message.
-fn rdma(text: &str) -> Vec<Rdma<'_>> {
-    let mut devices = Vec::new();
-    for (device, pairs) in nested_keyed(text) {
-        let of = |key: &str| {
-            let pair = pairs.iter().find(|(name, _)| *name == key);
-            let value = pair.and_then(|(_, value)| number(value)).unwrap_or(0);
-            u32::try_from(value).unwrap_or(u32::MAX)
-        };
-        devices.push(Rdma {
-            device,
-            handles: of("hca_handle"),
-            objects: of("hca_object"),
-        });
+impl Metrics {
+    /// Adds numbers to consecutive fields. As every field of proto3, 0 is not sent.
+    pub fn numbers(&mut self, first: u64, numbers: &[u64]) {
+        for (field, number) in (first..).zip(numbers) {
+            if *number != 0 {
+                self.varint(field << 3);
+                self.varint(*number);
+            }
+        }
     }
-    devices
+
+    pub fn percent(&mut self, field: u64, percent: f64) {
+        if percent != 0.0 {
+            self.varint(field << 3 | 1);
+            self.0.extend(percent.to_le_bytes());
+        }
+    }
+
+    /// Adds a text, or packed numbers.
+    pub fn bytes(&mut self, field: u64, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            self.delimited(field, bytes);
+        }
+    }
+
+    /// Adds a message, even if it is empty: its presence is a fact.
+    pub fn part(&mut self, field: u64, part: Option<Self>) {
+        if let Some(part) = part {
+            self.delimited(field, &part.0);
+        }
+    }
+
+    fn delimited(&mut self, field: u64, bytes: &[u8]) {
+        self.varint(field << 3 | 2);
+        self.varint(bytes.len() as u64);
+        self.0.extend_from_slice(bytes);
+    }
+
+    /// See "Base 128 Varints" in protobuf's encoding.
+    pub fn varint(&mut self, mut number: u64) {
+        while number >= 0x80 {
+            self.0.push(number as u8 | 0x80);
+            number >>= 7;
+        }
+        self.0.push(number as u8);
+    }
+}
+
+/// The `PidsStat` of either version. `unlimited` is the limit that means no limit.
+pub fn pids(directory: &Path, unlimited: u64) -> Option<Metrics> {
+    let mut limit = figure(directory, "pids.max").unwrap_or(0);
+    if limit == u64::MAX {
+        limit = unlimited;
+    }
+    let mut stat = Metrics::default();
+    stat.numbers(1, &[figure(directory, "pids.current")?, limit]);
+    Some(stat)
+}
+
+/// The `RdmaStat` of either version, from lines of `mlx4_0 hca_handle=2 hca_object=max`; `max` is
+/// the largest number of the message.
+pub fn rdma(directory: &Path) -> Option<Metrics> {
+    let mut stat = Metrics::default();
+    for (field, file) in [(1, "rdma.current"), (2, "rdma.max")] {
+        for (device, pairs) in nested_keyed(&text(directory, file)?) {
+            let mut entry = Metrics::default();
+            entry.bytes(1, device.as_bytes());
+            let numbers = ["hca_handle", "hca_object"]
+                .map(|key| number_of(&pairs, key).min(u64::from(u32::MAX)));
+            entry.numbers(2, &numbers);
+            stat.part(field, Some(entry));
+        }
+    }
+    Some(stat)
 }
 
 /// The sizes of this kernel's huge pages, as they are written in the names of a cgroup's files
@@ -176,11 +212,8 @@ fn rdma(text: &str) -> Vec<Rdma<'_>> {
 /// third.
 pub fn huge_page_sizes() -> Vec<String> {
     let mut sizes = Vec::new();
-    for entry in fs::read_dir("/sys/kernel/mm/hugepages")
-        .into_iter()
-        .flatten()
-        .flatten()
-    {
+    let entries = fs::read_dir("/sys/kernel/mm/hugepages");
+    for entry in entries.into_iter().flatten().flatten() {
         sizes.extend(huge_page_size(&entry.file_name().to_string_lossy()));
     }
     sizes.sort_unstable();
@@ -201,9 +234,12 @@ fn huge_page_size(name: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use containerd_shim_protos::cgroups::metrics::RdmaStat;
     use proptest::prelude::*;
+    use protobuf::Message;
 
     use super::*;
+    use crate::cgroup::live::Fixture;
 
     #[test]
     fn numbers() {
@@ -245,26 +281,22 @@ mod tests {
     #[test]
     fn rdma_devices() {
         let text = "mlx4_0 hca_handle=2 hca_object=2000\nocrdma1 hca_handle=3 hca_object=max\n";
-        let expected = [
-            Rdma {
-                device: "mlx4_0",
-                handles: 2,
-                objects: 2000,
-            },
-            Rdma {
-                device: "ocrdma1",
-                handles: 3,
-                objects: u32::MAX,
-            },
-        ];
-        assert_eq!(rdma(text), expected);
+        let fixture = Fixture::of(&[("rdma.current", text), ("rdma.max", "")]);
+        let stat = rdma(fixture.directory()).unwrap();
+        let stat = RdmaStat::parse_from_bytes(&stat.0).unwrap();
+        let devices: Vec<_> = stat
+            .current
+            .iter()
+            .map(|entry| (&*entry.device, entry.hca_handles, entry.hca_objects))
+            .collect();
+        assert_eq!(devices, [("mlx4_0", 2, 2000), ("ocrdma1", 3, u32::MAX)]);
     }
 
     proptest! {
         #[test]
         fn any_bytes_are_read_without_panic(bytes: Vec<u8>) {
             let text = String::from_utf8_lossy(&bytes);
-            let _ = (number(&text), FlatKeyed::parse(&text), rdma(&text), device(&text));
+            let _ = (number(&text), FlatKeyed::parse(&text), device(&text));
             for (name, pairs) in nested_keyed(&text) {
                 prop_assert!(!name.contains('=') && !pairs.is_empty());
             }

@@ -37,13 +37,13 @@ const USUAL_SLICE: &str = "system.slice";
 /// by `cgroupsPath`, in every hierarchy. With a path in systemd's form it stops the scope. `state`
 /// is the runtime's directory for the container.
 pub async fn remove_leftover_cgroup(cgroups_path: &str, state: &Path) {
-    let scope = SystemdScope::of(cgroups_path);
+    let scope = systemd_scope(cgroups_path);
     let path = match &scope {
-        Some(scope) => Some(&*scope.path),
-        None => below_the_root(cgroups_path),
-    };
-    let Some(path) = path else {
-        return;
+        Some((_, path)) => path,
+        None => match below_the_root(cgroups_path) {
+            Some(path) => path,
+            None => return,
+        },
     };
     let mut cgroups = hierarchies();
     for cgroup in &mut cgroups {
@@ -53,16 +53,12 @@ pub async fn remove_leftover_cgroup(cgroups_path: &str, state: &Path) {
     if let Err(error) = run_blocking(move || end_waiting_init(&within, &state)).await {
         tracing::warn!(%error, "the init of an interrupted create may stay");
     }
-    match scope {
-        Some(scope) => stop_if_empty(scope.unit, &cgroups).await,
-        None => remove_empty(&cgroups).await,
+    if let Some((unit, _)) = scope {
+        return stop_if_empty(unit, &cgroups).await;
     }
-}
-
-async fn remove_empty(cgroups: &[PathBuf]) {
     for cgroup in cgroups {
         for _ in 0..TRIES {
-            match fs::remove_dir(cgroup) {
+            match fs::remove_dir(&cgroup) {
                 Ok(()) => {
                     tracing::debug!(cgroup = %cgroup.display(), "removed what a killed runtime left")
                 }
@@ -80,9 +76,8 @@ async fn remove_empty(cgroups: &[PathBuf]) {
 /// Only an absolute path without `..` is the same folder for the runtime and for the shim.
 fn below_the_root(cgroups_path: &str) -> Option<&Path> {
     let path = Path::new(cgroups_path).strip_prefix("/").ok()?;
-    let mut parts = path.components();
-    let is_plain = parts.all(|part| matches!(part, Component::Normal(_)));
-    (is_plain && !path.as_os_str().is_empty()).then_some(path)
+    let is_plain = |part| matches!(part, Component::Normal(_));
+    (path.components().all(is_plain) && !path.as_os_str().is_empty()).then_some(path)
 }
 
 /// Ends the processes in or below these cgroups that wait for the start of the container with this
@@ -99,15 +94,16 @@ fn below_the_root(cgroups_path: &str) -> Option<&Path> {
 /// Only links are read, by a thread that can be left behind: a process can block its readers for
 /// ever.
 fn end_waiting_init(cgroups: &[PathBuf], state: &Path) {
-    let mut pids = HashSet::new();
-    for cgroup in cgroups {
-        pids.extend(pids_within(cgroup));
-    }
-    if pids.is_empty() {
-        return;
-    }
     let fifo = resolved(state).join(START_FIFO);
-    let waits: Vec<(Pid, PathBuf)> = pids.into_iter().map(|pid| (pid, fifo.clone())).collect();
+    let mut waits = HashSet::new();
+    for line in cgroups.iter().flat_map(|cgroup| processes_within(cgroup)) {
+        if let Ok(line) = line
+            && let Some(pid) = line.parse().ok().and_then(Pid::from_raw)
+        {
+            waits.insert((pid, fifo.clone()));
+        }
+    }
+    let waits = Vec::from_iter(waits);
     let read = read_each(&waits, |(pid, fifo)| waiting(*pid, fifo));
     for ((pid, _), waiting) in waits.iter().zip(read) {
         let waiting = waiting.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()));
@@ -138,12 +134,6 @@ fn resolved(state: &Path) -> PathBuf {
     }
 }
 
-/// The processes in a cgroup and below it, as far as they can be read.
-fn pids_within(cgroup: &Path) -> impl Iterator<Item = Pid> {
-    let lines = processes_within(cgroup).into_iter().flatten();
-    lines.filter_map(|pid| Pid::from_raw(pid.parse().ok()?))
-}
-
 /// The process, if it has the fifo open. The pidfd is opened before the links are read: a signal
 /// then reaches the process with these links, or fails.
 fn waiting(pid: Pid, fifo: &Path) -> io::Result<Option<OwnedFd>> {
@@ -166,52 +156,44 @@ fn waiting(pid: Pid, fifo: &Path) -> io::Result<Option<OwnedFd>> {
 fn processes_within(cgroup: &Path) -> Vec<Result<String, StepError>> {
     let (mut found, mut left) = (Vec::new(), vec![cgroup.to_owned()]);
     while let Some(path) = left.pop() {
-        let below = add_below(&path, &mut left);
-        match below.and(fs::read_to_string(path.join("cgroup.procs"))) {
+        let mut read = || {
+            for entry in fs::read_dir(&path)? {
+                let entry = entry?;
+                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                    left.push(entry.path());
+                }
+            }
+            fs::read_to_string(path.join("cgroup.procs"))
+        };
+        match read() {
             Ok(own) => found.extend(own.lines().map(|line| Ok(line.to_owned()))),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            // The cgroup was removed while its file was open.
-            Err(error) if error.raw_os_error() == Some(nix::libc::ENODEV) => {}
+            // ENODEV: the cgroup was removed while its file was open.
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(nix::libc::ENOENT | nix::libc::ENODEV)
+                ) => {}
             Err(error) => found.push(Err(failed(format!("read {}", path.display()))(error))),
         }
     }
     found
 }
 
-fn add_below(cgroup: &Path, left: &mut Vec<PathBuf>) -> io::Result<()> {
-    for entry in fs::read_dir(cgroup)? {
-        let entry = entry?;
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            left.push(entry.path());
-        }
+/// The unit that a runtime makes for `cgroupsPath` in systemd's form, `slice:prefix:name`, and its
+/// cgroup below each hierarchy.
+fn systemd_scope(cgroups_path: &str) -> Option<(String, PathBuf)> {
+    let parts: Vec<&str> = cgroups_path.split(':').collect();
+    let [slice, prefix, name] = parts[..] else {
+        return None;
+    };
+    let is_plain = |text: &str| !text.contains('/') && !text.is_empty();
+    if !is_plain(prefix) || !is_plain(name) || name.ends_with(".slice") {
+        return None;
     }
-    Ok(())
-}
-
-#[derive(Debug, PartialEq, Eq)]
-struct SystemdScope {
-    unit: String,
-    /// Its cgroup below each hierarchy.
-    path: PathBuf,
-}
-
-impl SystemdScope {
-    /// The scope that a runtime makes for `cgroupsPath` in systemd's form, `slice:prefix:name`.
-    fn of(cgroups_path: &str) -> Option<Self> {
-        let parts: Vec<&str> = cgroups_path.split(':').collect();
-        let [slice, prefix, name] = parts[..] else {
-            return None;
-        };
-        let is_plain = |text: &str| !text.contains('/') && !text.is_empty();
-        if !is_plain(prefix) || !is_plain(name) || name.ends_with(".slice") {
-            return None;
-        }
-        let unit = format!("{prefix}-{name}.scope");
-        Some(Self {
-            path: path_of_slice(if slice.is_empty() { USUAL_SLICE } else { slice })?.join(&unit),
-            unit,
-        })
-    }
+    let unit = format!("{prefix}-{name}.scope");
+    let slice = if slice.is_empty() { USUAL_SLICE } else { slice };
+    let path = path_of_slice(slice)?.join(&unit);
+    Some((unit, path))
 }
 
 /// `a-b.slice` lies in `a.slice`: systemd.slice(5).
@@ -257,23 +239,24 @@ async fn stop_if_empty(unit: String, cgroups: &[PathBuf]) {
         }
     }
     tracing::debug!(unit, "stopping the scope that a killed runtime left");
-    if let Err(error) = run_blocking(move || stop(&unit)).await {
+    let stop = move || {
+        let mut command = Command::new("systemctl");
+        command
+            .args(["stop", "--no-block", "--quiet", "--", &unit])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        kernel::with_default_signals(&mut command);
+        match command.status() {
+            Ok(status) if status.success() => {}
+            Ok(status) => {
+                tracing::warn!(unit, %status, "an empty scope stays: systemctl stop failed")
+            }
+            Err(error) => tracing::warn!(unit, %error, "an empty scope stays: run systemctl"),
+        }
+    };
+    if let Err(error) = run_blocking(stop).await {
         tracing::warn!(%error, "an empty scope stays: run systemctl");
-    }
-}
-
-fn stop(unit: &str) {
-    let mut command = Command::new("systemctl");
-    command.args(["stop", "--no-block", "--quiet", "--", unit]);
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    kernel::with_default_signals(&mut command);
-    match command.status() {
-        Ok(status) if status.success() => {}
-        Ok(status) => tracing::warn!(unit, %status, "an empty scope stays: systemctl stop failed"),
-        Err(error) => tracing::warn!(unit, %error, "an empty scope stays: run systemctl"),
     }
 }
 
@@ -355,7 +338,7 @@ mod tests {
         let mut init = waiting_for(&web);
         let mut others = [waiting_for(&longer), waiting_for(&other)];
         let cgroup = cgroup_of(&[others[0].id(), others[1].id(), init.id()]);
-        assert_eq!(pids_within(cgroup.path()).count(), 3);
+        assert_eq!(processes_within(cgroup.path()).len(), 3);
 
         // The runtime's root may be named through a link, as /var/run is.
         let link = root.path().join("link");
@@ -429,7 +412,7 @@ mod tests {
 
     #[test]
     fn a_cgroup_that_is_gone_has_no_processes() {
-        assert_eq!(pids_within(Path::new("/no/such/cgroup")).next(), None);
+        assert!(processes_within(Path::new("/no/such/cgroup")).is_empty());
     }
 
     #[test]
@@ -454,28 +437,25 @@ mod tests {
         assert!(processes_within(dir.path())[0].is_err());
     }
 
-    fn scope(unit: &str, path: &str) -> Option<SystemdScope> {
-        Some(SystemdScope {
-            unit: unit.to_owned(),
-            path: path.into(),
-        })
+    fn scope(unit: &str, path: &str) -> Option<(String, PathBuf)> {
+        Some((unit.to_owned(), path.into()))
     }
 
     #[test]
     fn a_path_in_systemds_form_names_a_scope_in_its_slices() {
         assert_eq!(
-            SystemdScope::of(":cri:web"),
+            systemd_scope(":cri:web"),
             scope("cri-web.scope", "system.slice/cri-web.scope")
         );
         assert_eq!(
-            SystemdScope::of("kubepods-burstable-pod1_2.slice:cri-containerd:7"),
+            systemd_scope("kubepods-burstable-pod1_2.slice:cri-containerd:7"),
             scope(
                 "cri-containerd-7.scope",
                 "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1_2.slice/cri-containerd-7.scope"
             )
         );
         assert_eq!(
-            SystemdScope::of("-.slice:cri:web"),
+            systemd_scope("-.slice:cri:web"),
             scope("cri-web.scope", "cri-web.scope")
         );
         for other in [
@@ -487,14 +467,14 @@ mod tests {
             "a/b.slice:c:d",
             "a:b:c",
         ] {
-            assert_eq!(SystemdScope::of(other), None, "{other}");
+            assert_eq!(systemd_scope(other), None, "{other}");
         }
         for slice in [
             "a--b.slice:cri:web",
             "-a.slice:cri:web",
             "a.slice:../cri:web",
         ] {
-            assert_eq!(SystemdScope::of(slice), None, "{slice}");
+            assert_eq!(systemd_scope(slice), None, "{slice}");
         }
     }
 }

@@ -24,8 +24,8 @@ mod v1;
 mod v2;
 
 use std::fs;
+use std::path::PathBuf;
 
-use protobuf::Message;
 use protobuf::well_known_types::any::Any;
 
 pub use discovery::hierarchies_with_controllers;
@@ -33,6 +33,7 @@ pub use leftover::remove_leftover_cgroup;
 pub use oom::OomWatch;
 
 use crate::step::StepError;
+use files::Metrics;
 
 /// The messages' names in Go's typeurl: the full name alone, without `type.googleapis.com/`.
 const V1_NAME: &str = "io.containerd.cgroups.v1.Metrics";
@@ -48,7 +49,7 @@ pub struct Cgroup(CgroupHierarchy);
 #[derive(Debug, Clone)]
 enum CgroupHierarchy {
     V1(v1::Controllers),
-    V2(files::Directory),
+    V2(PathBuf),
 }
 
 impl Cgroup {
@@ -61,18 +62,23 @@ impl Cgroup {
     /// for a disk.
     ///
     /// `None` after the container's end, when the cgroup has been removed.
-    pub fn metrics(&self) -> protobuf::Result<Option<Any>> {
-        match &self.0 {
-            CgroupHierarchy::V1(controllers) => any(V1_NAME, &v1::metrics(controllers)),
-            CgroupHierarchy::V2(directory) => any(V2_NAME, &v2::metrics(directory)),
-        }
+    pub fn metrics(&self) -> Option<Any> {
+        let (name, metrics) = match &self.0 {
+            CgroupHierarchy::V1(controllers) => (V1_NAME, v1::metrics(controllers)),
+            CgroupHierarchy::V2(directory) => (V2_NAME, v2::metrics(directory)),
+        };
+        (metrics != Metrics::default()).then(|| Any {
+            type_url: name.to_owned(),
+            value: metrics.0,
+            ..Default::default()
+        })
     }
 
     /// Enables all controllers of the node for it, as Go's shim does. Only the unified hierarchy
     /// needs that.
     pub fn enable_controllers(&self) {
         if let CgroupHierarchy::V2(directory) = &self.0 {
-            v2::enable_controllers(directory.path());
+            v2::enable_controllers(directory);
         }
     }
 
@@ -81,18 +87,6 @@ impl Cgroup {
     pub fn watch_oom(&self) -> Result<OomWatch, StepError> {
         OomWatch::open(&self.0)
     }
-}
-
-/// `None` for a message without any figure.
-fn any<M: Message>(name: &str, message: &M) -> protobuf::Result<Option<Any>> {
-    if *message == M::new() {
-        return Ok(None);
-    }
-    Ok(Some(Any {
-        type_url: name.to_owned(),
-        value: message.write_to_bytes()?,
-        ..Default::default()
-    }))
 }
 
 /// True if systemd makes the container's cgroups, and not the runtime itself.
@@ -126,9 +120,8 @@ mod tests {
 
     #[test]
     fn a_cgroup_without_a_file_is_gone() {
-        let directory = files::Directory::at("/nowhere/at/all");
-        let cgroup = Cgroup(CgroupHierarchy::V2(directory));
-        assert_eq!(cgroup.metrics().unwrap(), None);
+        let cgroup = Cgroup(CgroupHierarchy::V2("/nowhere/at/all".into()));
+        assert_eq!(cgroup.metrics(), None);
     }
 
     #[test]

@@ -25,7 +25,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -33,7 +33,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::CgroupHierarchy;
-use super::files::{Directory, FlatKeyed, is_absent};
+use super::files::{FlatKeyed, is_absent};
 use crate::step::{StepError, failed};
 
 const WATCH: &str = "watch for out-of-memory kills";
@@ -45,11 +45,39 @@ const CHECK_PAUSES: [u64; 6] = [2, 8, 30, 100, 300, 1000];
 /// The files of a [`PolledFile`] have a dozen short lines.
 const MAX_CONTENT: usize = 4096;
 
+const CONTROL: &str = "memory.oom_control";
+
 /// A container's memory under watch. Kills from before it was opened are not reported.
 #[derive(Debug)]
-pub enum OomWatch {
-    V1(V1Watch),
-    V2(V2Watch),
+pub struct OomWatch {
+    source: KillSource,
+    /// The kills seen so far.
+    kills: u64,
+    /// The cgroup is empty or gone: no process is left that the kernel could kill.
+    has_ended: bool,
+}
+
+#[derive(Debug)]
+enum KillSource {
+    /// Version 1: an eventfd that the kernel raises when memory runs out, and the count of kills in
+    /// `memory.oom_control`, see "OOM Control" in admin-guide/cgroup-v1/memory.
+    ///
+    /// The eventfd alone reports too much and too early. The kernel raises it in every cgroup below
+    /// the limit that was reached (a pod's limit: all of its containers), before choosing a process
+    /// to kill. A removal of the cgroup raises it too. So the eventfd is only the alarm. The count
+    /// of kills decides, and is read repeatedly until the kill has happened.
+    V1 {
+        directory: PathBuf,
+        alarm: AsyncFd<OwnedFd>,
+        /// The remaining pauses: the last elements of [`CHECK_PAUSES`].
+        checks_left: usize,
+    },
+    /// Version 2: `memory.events` counts the kills in the whole tree, and `cgroup.events` reports
+    /// when the tree has no process left.
+    V2 {
+        memory: PolledFile,
+        population: PolledFile,
+    },
 }
 
 fn watch_failed(what: &str, path: &Path) -> impl FnOnce(io::Error) -> StepError {
@@ -61,20 +89,91 @@ impl OomWatch {
     pub(super) fn open(version: &CgroupHierarchy) -> Result<Self, StepError> {
         let opened = match version {
             CgroupHierarchy::V1(controllers) => match controllers.get("memory") {
-                Some(memory) => Some(Self::V1(V1Watch::open(memory.clone())?)),
+                Some(memory) => Some(Self::open_v1(memory)?),
                 None => None,
             },
-            CgroupHierarchy::V2(directory) => V2Watch::open(directory)?.map(Self::V2),
+            CgroupHierarchy::V2(directory) => Self::open_v2(directory)?,
         };
-        opened.ok_or_else(|| format!("{WATCH}: the cgroup has no memory controller").into())
+        let (source, kills) =
+            opened.ok_or_else(|| format!("{WATCH}: the cgroup has no memory controller"))?;
+        Ok(Self {
+            source,
+            kills,
+            has_ended: false,
+        })
+    }
+
+    fn open_v1(directory: &Path) -> Result<(KillSource, u64), StepError> {
+        let path = directory.join(CONTROL);
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| watch_failed("make an eventfd for", &path)(errno.into()))?;
+        // Counted before the registration: a kill between the two raises no alarm but is seen at
+        // the next check.
+        let control = read_control(directory).map_err(watch_failed("read", &path))?;
+        let kills = kills_if_counted(directory, &control).unwrap_or(0);
+        // The kernel keeps neither descriptor: dropping the eventfd ends the registration.
+        let control = File::open(&path).map_err(watch_failed("open", &path))?;
+        let registry = directory.join("cgroup.event_control");
+        let line = format!("{} {}", event.as_raw_fd(), control.as_raw_fd());
+        fs::write(&registry, line).map_err(watch_failed("write", &registry))?;
+        let source = KillSource::V1 {
+            directory: directory.to_owned(),
+            alarm: crate::kernel::watch(event, Interest::READABLE)
+                .map_err(watch_failed("wait for", &path))?,
+            checks_left: 0,
+        };
+        Ok((source, kills))
+    }
+
+    /// `None` if the cgroup has no memory controller.
+    fn open_v2(directory: &Path) -> Result<Option<(KillSource, u64)>, StepError> {
+        let path = directory.join("memory.events");
+        let memory = match PolledFile::open(&path) {
+            Err(error) if is_absent(&error) => return Ok(None),
+            opened => opened.map_err(watch_failed("open", &path))?,
+        };
+        let kills = kills(&memory.read().map_err(watch_failed("read", &path))?);
+        let path = directory.join("cgroup.events");
+        let population = PolledFile::open(&path).map_err(watch_failed("open", &path))?;
+        Ok(Some((KillSource::V2 { memory, population }, kills)))
     }
 
     /// Waits for the next kill. Returns false from the moment that the cgroup is gone, or empty for
     /// good. The future may be dropped at any time and created again: no kill is lost.
     pub async fn next(&mut self) -> bool {
-        match self {
-            Self::V1(watch) => watch.next().await,
-            Self::V2(watch) => watch.next().await,
+        loop {
+            if let KillSource::V2 { population, .. } = &self.source {
+                // The population is read first: a kill that emptied the cgroup has been counted by
+                // then.
+                let population = population.read();
+                self.has_ended |=
+                    !population.is_ok_and(|events| events.get("populated") != Some(0));
+            }
+            if self.take_unreported() {
+                return true;
+            }
+            if self.has_ended {
+                return false;
+            }
+            let changed = match &mut self.source {
+                KillSource::V1 { checks_left, .. } if *checks_left > 0 => {
+                    let pause = CHECK_PAUSES[CHECK_PAUSES.len() - *checks_left];
+                    tokio::time::sleep(Duration::from_millis(pause)).await;
+                    // Decremented after the pause: a cancelled pause is repeated.
+                    *checks_left -= 1;
+                    Ok(())
+                }
+                // Cleared before the eventfd is read: an alarm in between wakes the task again.
+                KillSource::V1 { alarm, .. } => {
+                    let ready = alarm.readable().await;
+                    ready.map(|mut ready| ready.clear_ready())
+                }
+                KillSource::V2 { memory, population } => tokio::select! {
+                    changed = memory.changed() => changed,
+                    changed = population.changed() => changed,
+                },
+            };
+            self.has_ended |= changed.is_err();
         }
     }
 
@@ -85,230 +184,89 @@ impl OomWatch {
     /// visible. A cgroup that is gone has no count any more, and systemd removes a scope as soon as
     /// it is empty: call this before anything else.
     pub fn take_unreported(&mut self) -> bool {
-        match self {
-            Self::V1(watch) => watch.take_unreported(),
-            Self::V2(watch) => watch.take_unreported(),
-        }
-    }
-}
-
-/// The kills seen so far.
-#[derive(Debug, PartialEq, Eq)]
-struct KillCount(u64);
-
-impl KillCount {
-    /// Records the current count; true if it is more than before. It may be less, after a cgroup
-    /// below was removed.
-    fn has_grown_to(&mut self, kills: u64) -> bool {
-        kills > std::mem::replace(&mut self.0, kills)
-    }
-}
-
-/// Version 1: an eventfd that the kernel raises when memory runs out, and the count of kills in
-/// `memory.oom_control`, see "OOM Control" in admin-guide/cgroup-v1/memory.
-///
-/// The eventfd alone reports too much and too early. The kernel raises it in every cgroup below the
-/// limit that was reached (a pod's limit: all of its containers), before choosing a process to
-/// kill. A removal of the cgroup raises it too. So the eventfd is only the alarm. The count of
-/// kills decides, and is read repeatedly until the kill has happened.
-#[derive(Debug)]
-pub struct V1Watch {
-    directory: Directory,
-    alarm: AsyncFd<OwnedFd>,
-    kill_count: KillCount,
-    /// The remaining pauses: the last elements of [`CHECK_PAUSES`].
-    checks_left: usize,
-    has_ended: bool,
-}
-
-impl V1Watch {
-    fn open(directory: Directory) -> Result<Self, StepError> {
-        let path = directory.file("memory.oom_control");
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|errno| watch_failed("make an eventfd for", &path)(errno.into()))?;
-        // Counted before the registration: a kill between the two raises no alarm but is seen at
-        // the next check.
-        let control = Control::read(directory.path()).map_err(watch_failed("read", &path))?;
-        let kills = control.kills.map_or(0, |_| kills_below(directory.path()));
-        // The kernel keeps neither descriptor: dropping the eventfd ends the registration.
-        let control = File::open(&path).map_err(watch_failed("open", &path))?;
-        let registry = directory.file("cgroup.event_control");
-        let line = format!("{} {}", event.as_raw_fd(), control.as_raw_fd());
-        fs::write(&registry, line).map_err(watch_failed("write", &registry))?;
-        let alarm = crate::kernel::watch(event, Interest::READABLE)
-            .map_err(watch_failed("wait for", &path))?;
-        Ok(Self {
-            directory,
-            alarm,
-            kill_count: KillCount(kills),
-            checks_left: 0,
-            has_ended: false,
-        })
-    }
-
-    async fn next(&mut self) -> bool {
-        loop {
-            if self.take_unreported() {
-                return true;
+        let (directory, alarm, checks_left) = match &mut self.source {
+            KillSource::V1 {
+                directory,
+                alarm,
+                checks_left,
+            } => (directory, alarm, checks_left),
+            KillSource::V2 { memory, .. } => {
+                return match memory.read() {
+                    Ok(events) => has_grown(&mut self.kills, kills(&events)),
+                    Err(error) => {
+                        if !is_absent(&error) {
+                            tracing::warn!(%error, "memory.events cannot be read");
+                        }
+                        self.has_ended = true;
+                        false
+                    }
+                };
             }
-            if self.has_ended {
-                return false;
-            }
-            if self.checks_left > 0 {
-                let pause = CHECK_PAUSES[CHECK_PAUSES.len() - self.checks_left];
-                tokio::time::sleep(Duration::from_millis(pause)).await;
-                // Decremented after the pause: a cancelled pause is repeated.
-                self.checks_left -= 1;
-                continue;
-            }
-            match self.alarm.readable().await {
-                // Cleared before the eventfd is read: an alarm in between wakes the task again.
-                Ok(mut ready) => ready.clear_ready(),
-                Err(_) => self.has_ended = true,
-            }
-        }
-    }
-
-    fn take_unreported(&mut self) -> bool {
+        };
         // The count since the last read, see eventfd(2). EAGAIN: no alarm since.
         let mut count = [0; 8];
-        let alarms = rustix::io::read(self.alarm.get_ref(), &mut count)
-            .map_or(0, |_| u64::from_ne_bytes(count));
-        let path = self.directory.path();
-        let is_new = match Control::read(path) {
+        let alarms =
+            rustix::io::read(alarm.get_ref(), &mut count).map_or(0, |_| u64::from_ne_bytes(count));
+        let is_new = match read_control(directory) {
             Ok(control) => {
-                let grew =
-                    control.kills.is_some() && self.kill_count.has_grown_to(kills_below(path));
-                grew || (alarms > 0 && control.alarm_is_enough())
+                let grew = kills_if_counted(directory, &control)
+                    .is_some_and(|kills| has_grown(&mut self.kills, kills));
+                grew || (alarms > 0 && alarm_is_enough(&control))
             }
             // If the cgroup is gone, its removal has raised the alarm, or soon will. More than one
             // alarm means that memory had run out, and no file shows any more which process was
             // killed.
             Err(error) if is_absent(&error) => {
-                let pending = u64::from(self.checks_left > 0);
-                (self.has_ended, self.checks_left) = (true, 0);
+                let pending = u64::from(*checks_left > 0);
+                (self.has_ended, *checks_left) = (true, 0);
                 return alarms + pending > 1;
             }
             Err(error) => {
-                tracing::warn!(%error, path = %path.display(), "memory.oom_control cannot be read");
+                tracing::warn!(%error, path = %directory.display(), "memory.oom_control cannot be read");
                 false
             }
         };
         if is_new {
-            self.checks_left = 0;
+            *checks_left = 0;
         } else if alarms > 0 {
-            self.checks_left = CHECK_PAUSES.len();
+            *checks_left = CHECK_PAUSES.len();
         }
         is_new
     }
 }
 
-/// The content of `memory.oom_control`.
-#[derive(Debug, PartialEq, Eq)]
-struct Control {
-    /// The kills in this very cgroup; kernels before 4.13 do not count them.
-    kills: Option<u64>,
-    kills_disabled: bool,
+/// Records the current count; true if it is more than before. It may be less, after a cgroup below
+/// was removed.
+fn has_grown(count: &mut u64, kills: u64) -> bool {
+    kills > std::mem::replace(count, kills)
 }
 
-impl Control {
-    fn read(directory: &Path) -> io::Result<Self> {
-        let text = fs::read(directory.join("memory.oom_control"))?;
-        Ok(Self::parse(&String::from_utf8_lossy(&text)))
-    }
+fn read_control(directory: &Path) -> io::Result<FlatKeyed> {
+    let text = fs::read(directory.join(CONTROL))?;
+    Ok(FlatKeyed::parse(&String::from_utf8_lossy(&text)))
+}
 
-    fn parse(text: &str) -> Self {
-        let lines = FlatKeyed::parse(text);
-        Self {
-            kills: lines.get("oom_kill"),
-            kills_disabled: lines.of("oom_kill_disable") != 0,
-        }
-    }
+/// True if kills are never counted: the kernel cannot (before 4.13), or may not kill and lets the
+/// container wait for memory for ever.
+fn alarm_is_enough(control: &FlatKeyed) -> bool {
+    control.get("oom_kill").is_none() || control.of("oom_kill_disable") != 0
+}
 
-    /// True if kills are never counted: the kernel cannot, or may not kill and lets the container
-    /// wait for memory for ever.
-    fn alarm_is_enough(&self) -> bool {
-        self.kills.is_none() || self.kills_disabled
-    }
+/// The kills in a cgroup and below, if this kernel counts the kills of the cgroup itself.
+fn kills_if_counted(directory: &Path, control: &FlatKeyed) -> Option<u64> {
+    control.get("oom_kill").map(|_| kills_below(directory))
 }
 
 /// The kills in a cgroup and its descendants: version 1 does not add them up. The kills of a cgroup
 /// that is removed meanwhile are lost.
 fn kills_below(directory: &Path) -> u64 {
-    let own = Control::read(directory).ok();
-    let mut kills = own.and_then(|control| control.kills).unwrap_or(0);
+    let mut sum = read_control(directory).map_or(0, |control| kills(&control));
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            kills = kills.saturating_add(kills_below(&entry.path()));
+            sum = sum.saturating_add(kills_below(&entry.path()));
         }
     }
-    kills
-}
-
-/// Version 2: `memory.events` counts the kills in the whole tree, and `cgroup.events` reports when
-/// the tree has no process left.
-#[derive(Debug)]
-pub struct V2Watch {
-    memory: PolledFile,
-    population: PolledFile,
-    kill_count: KillCount,
-    /// Empty or gone: no process is left that the kernel could kill.
-    has_ended: bool,
-}
-
-impl V2Watch {
-    /// `None` if the cgroup has no memory controller.
-    fn open(directory: &Directory) -> Result<Option<Self>, StepError> {
-        let path = directory.file("memory.events");
-        let memory = match PolledFile::open(&path) {
-            Err(error) if is_absent(&error) => return Ok(None),
-            opened => opened.map_err(watch_failed("open", &path))?,
-        };
-        let kill_count = KillCount(kills(&memory.read().map_err(watch_failed("read", &path))?));
-        let path = directory.file("cgroup.events");
-        Ok(Some(Self {
-            memory,
-            population: PolledFile::open(&path).map_err(watch_failed("open", &path))?,
-            kill_count,
-            has_ended: false,
-        }))
-    }
-
-    async fn next(&mut self) -> bool {
-        loop {
-            // The population is read first: a kill that emptied the cgroup has been counted by
-            // then.
-            let population = self.population.read();
-            self.has_ended |= !population.is_ok_and(|events| events.get("populated") != Some(0));
-            if self.take_unreported() {
-                return true;
-            }
-            if self.has_ended {
-                return false;
-            }
-            let changed = tokio::select! {
-                changed = self.memory.changed() => changed,
-                changed = self.population.changed() => changed,
-            };
-            if changed.is_err() {
-                self.has_ended = true;
-                return false;
-            }
-        }
-    }
-
-    fn take_unreported(&mut self) -> bool {
-        match self.memory.read() {
-            Ok(events) => self.kill_count.has_grown_to(kills(&events)),
-            Err(error) => {
-                if !is_absent(&error) {
-                    tracing::warn!(%error, "memory.events cannot be read");
-                }
-                self.has_ended = true;
-                false
-            }
-        }
-    }
+    sum
 }
 
 fn kills(events: &FlatKeyed) -> u64 {
@@ -356,27 +314,27 @@ mod tests {
 
     #[test]
     fn each_kill_is_reported_once() {
-        let mut kill_count = KillCount(2);
-        assert!(!kill_count.has_grown_to(2));
-        assert!(kill_count.has_grown_to(3));
-        assert!(!kill_count.has_grown_to(3));
-        assert!(!kill_count.has_grown_to(0));
-        assert!(kill_count.has_grown_to(1));
+        let mut count = 2;
+        assert!(!has_grown(&mut count, 2));
+        assert!(has_grown(&mut count, 3));
+        assert!(!has_grown(&mut count, 3));
+        assert!(!has_grown(&mut count, 0));
+        assert!(has_grown(&mut count, 1));
     }
 
     #[test]
     fn the_alarm_alone_counts_where_kills_are_not_counted() {
-        let newer = Control::parse("oom_kill_disable 0\nunder_oom 1\noom_kill 3\n");
-        assert_eq!((newer.kills, newer.alarm_is_enough()), (Some(3), false));
-        assert!(Control::parse("oom_kill_disable 0\nunder_oom 1\n").alarm_is_enough());
-        assert!(Control::parse("oom_kill_disable 1\nunder_oom 1\noom_kill 0\n").alarm_is_enough());
+        let is_enough = |text| alarm_is_enough(&FlatKeyed::parse(text));
+        assert!(!is_enough("oom_kill_disable 0\nunder_oom 1\noom_kill 3\n"));
+        assert!(is_enough("oom_kill_disable 0\nunder_oom 1\n"));
+        assert!(is_enough("oom_kill_disable 1\nunder_oom 1\noom_kill 0\n"));
     }
 
     #[test]
     fn kills_are_added_up_over_the_tree() {
         let fixture = Fixture::of(&[("memory.oom_control", "oom_kill 1\n")]);
         for (name, kills) in [("a", 2), ("a/b", 4), ("c", 8)] {
-            let directory = fixture.directory().file(name);
+            let directory = fixture.directory().join(name);
             fs::create_dir(&directory).unwrap();
             fs::write(
                 directory.join("memory.oom_control"),
@@ -384,7 +342,7 @@ mod tests {
             )
             .unwrap();
         }
-        assert_eq!(kills_below(fixture.directory().path()), 15);
+        assert_eq!(kills_below(fixture.directory()), 15);
         assert_eq!(kills_below(Path::new("/nowhere/at/all")), 0);
     }
 
@@ -392,12 +350,14 @@ mod tests {
 
     /// The unified hierarchy of a hybrid node has no memory controller: a file without a count
     /// replaces its file.
-    fn watch(cgroup: &RealCgroup) -> V2Watch {
+    fn watch(cgroup: &RealCgroup) -> OomWatch {
         let open = || PolledFile::open(&cgroup.path().join("cgroup.events")).unwrap();
-        V2Watch {
-            memory: open(),
-            population: open(),
-            kill_count: KillCount(0),
+        OomWatch {
+            source: KillSource::V2 {
+                memory: open(),
+                population: open(),
+            },
+            kills: 0,
             has_ended: false,
         }
     }

@@ -6,22 +6,52 @@
 
 use std::cell::LazyCell;
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use containerd_shim_protos::cgroups::metrics::{
-    BlkIOEntry, BlkIOStat, CPUStat, CPUUsage, HugetlbStat, MemoryEntry, MemoryOomControl,
-    MemoryStat, Metrics, PidsStat, RdmaEntry, RdmaStat, Throttle,
-};
-use protobuf::MessageField;
-
-use super::files::{Directory, device, huge_page_sizes, number, text_of};
+use super::files::{FlatKeyed, Metrics, device, figure, huge_page_sizes, number, pids, rdma, text};
 
 /// cpuacct.stat counts in USER_HZ, which is 100 on every architecture that containers run on.
 const NANOSECONDS_PER_TICK: u64 = 10_000_000;
 
+/// The keys of memory.stat in the order of the fields of `MemoryStat`, from field 1.
+const MEMORY: [&str; 32] = [
+    "cache",
+    "rss",
+    "rss_huge",
+    "mapped_file",
+    "dirty",
+    "writeback",
+    "pgpgin",
+    "pgpgout",
+    "pgfault",
+    "pgmajfault",
+    "inactive_anon",
+    "active_anon",
+    "inactive_file",
+    "active_file",
+    "unevictable",
+    "hierarchical_memory_limit",
+    "hierarchical_memsw_limit",
+    "total_cache",
+    "total_rss",
+    "total_rss_huge",
+    "total_mapped_file",
+    "total_dirty",
+    "total_writeback",
+    "total_pgpgin",
+    "total_pgpgout",
+    "total_pgfault",
+    "total_pgmajfault",
+    "total_inactive_anon",
+    "total_active_anon",
+    "total_inactive_file",
+    "total_active_file",
+    "total_unevictable",
+];
+
 /// The cgroup's directory in each mounted controller.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Controllers(Vec<(&'static str, Directory)>);
+pub struct Controllers(pub Vec<(&'static str, PathBuf)>);
 
 impl Controllers {
     /// The controllers that count something.
@@ -29,11 +59,7 @@ impl Controllers {
         "cpu", "cpuacct", "memory", "pids", "blkio", "hugetlb", "rdma",
     ];
 
-    pub fn put(&mut self, name: &'static str, directory: Directory) {
-        self.0.push((name, directory));
-    }
-
-    pub fn get(&self, wanted: &str) -> Option<&Directory> {
+    pub fn get(&self, wanted: &str) -> Option<&Path> {
         let (_, directory) = self.0.iter().find(|(name, _)| *name == wanted)?;
         Some(directory)
     }
@@ -41,97 +67,62 @@ impl Controllers {
 
 /// All figures of the controllers' files.
 pub fn metrics(controllers: &Controllers) -> Metrics {
-    let memory = controllers.get("memory");
-    Metrics {
-        hugetlb: controllers.get("hugetlb").map(hugetlb).unwrap_or_default(),
-        pids: controllers.get("pids").and_then(pids).into(),
-        cpu: cpu_stat(controllers.get("cpuacct"), controllers.get("cpu")).into(),
-        memory: memory.and_then(memory_stat).into(),
-        blkio: controllers.get("blkio").and_then(blkio_stat).into(),
-        rdma: controllers.get("rdma").and_then(rdma).into(),
-        memory_oom_control: memory.and_then(oom_control).into(),
-        ..Default::default()
-    }
-}
-
-fn pids(directory: &Directory) -> Option<PidsStat> {
-    let limit = directory.number("pids.max").unwrap_or(0);
-    Some(PidsStat {
-        current: directory.number("pids.current")?,
-        // In this version's message, unlike in version 2's, 0 means no limit.
-        limit: if limit == u64::MAX { 0 } else { limit },
-        ..Default::default()
-    })
-}
-
-fn hugetlb(directory: &Directory) -> Vec<HugetlbStat> {
-    let mut all = Vec::new();
+    let mut metrics = Metrics::default();
     for pagesize in huge_page_sizes() {
-        let figure = |name: &str| directory.number(&format!("hugetlb.{pagesize}.{name}"));
-        if let Some(usage) = figure("usage_in_bytes") {
-            all.push(HugetlbStat {
-                usage,
-                max: figure("max_usage_in_bytes").unwrap_or(0),
-                failcnt: figure("failcnt").unwrap_or(0),
-                pagesize,
-                ..Default::default()
-            });
+        let hugetlb = controllers.get("hugetlb");
+        let file = |name| figure(hugetlb?, &format!("hugetlb.{pagesize}.{name}"));
+        if let Some(usage) = file("usage_in_bytes") {
+            let [max, failcnt] = ["max_usage_in_bytes", "failcnt"].map(file);
+            let mut stat = Metrics::default();
+            stat.numbers(1, &[usage, max.unwrap_or(0), failcnt.unwrap_or(0)]);
+            stat.bytes(4, pagesize.as_bytes());
+            metrics.part(1, Some(stat));
         }
     }
-    all
-}
-
-fn rdma(directory: &Directory) -> Option<RdmaStat> {
-    let entries = |file| {
-        directory.rdma(file, |rdma| RdmaEntry {
-            device: rdma.device.to_owned(),
-            hca_handles: rdma.handles,
-            hca_objects: rdma.objects,
-            ..Default::default()
-        })
-    };
-    Some(RdmaStat {
-        current: entries("rdma.current")?,
-        limit: entries("rdma.max")?,
-        ..Default::default()
-    })
+    // In this version's message, unlike in version 2's, 0 means no limit.
+    metrics.part(2, controllers.get("pids").and_then(|at| pids(at, 0)));
+    metrics.part(
+        3,
+        cpu_stat(controllers.get("cpuacct"), controllers.get("cpu")),
+    );
+    let memory = controllers.get("memory");
+    metrics.part(4, memory.and_then(memory_stat));
+    metrics.part(5, controllers.get("blkio").and_then(blkio_stat));
+    metrics.part(6, controllers.get("rdma").and_then(rdma));
+    metrics.part(9, memory.and_then(oom_control));
+    metrics
 }
 
 /// Processor time, from the controllers cpuacct (usage) and cpu (throttling), see
 /// admin-guide/cgroup-v1/cpuacct and scheduler/sched-bwc; `None` if both lack figures.
-fn cpu_stat(cpuacct: Option<&Directory>, cpu: Option<&Directory>) -> Option<CPUStat> {
-    let usage = cpuacct.and_then(|directory| {
-        let ticks = directory.flat_keyed("cpuacct.stat");
-        let nanoseconds = |key| {
+fn cpu_stat(cpuacct: Option<&Path>, cpu: Option<&Path>) -> Option<Metrics> {
+    let (mut usage, mut throttling) = (Metrics::default(), Metrics::default());
+    let total = cpuacct.and_then(|directory| figure(directory, "cpuacct.usage"));
+    if let (Some(directory), Some(total)) = (cpuacct, total) {
+        let ticks = FlatKeyed::read(directory, "cpuacct.stat");
+        let [kernel, user] = ["system", "user"].map(|key| {
             let ticks = ticks.as_ref().map_or(0, |ticks| ticks.of(key));
             ticks.saturating_mul(NANOSECONDS_PER_TICK)
-        };
-        let of_each = directory.text("cpuacct.usage_percpu").unwrap_or_default();
-        Some(CPUUsage {
-            total: directory.number("cpuacct.usage")?,
-            kernel: nanoseconds("system"),
-            user: nanoseconds("user"),
-            per_cpu: per_cpu(&of_each),
-            ..Default::default()
-        })
-    });
-    let throttling = cpu.and_then(|directory| {
-        let stat = directory.flat_keyed("cpu.stat")?;
-        Some(Throttle {
-            periods: stat.of("nr_periods"),
-            throttled_periods: stat.of("nr_throttled"),
-            throttled_time: stat.of("throttled_time"),
-            ..Default::default()
-        })
-    });
-    if usage.is_none() && throttling.is_none() {
+        });
+        usage.numbers(1, &[total, kernel, user]);
+        let mut packed = Metrics::default();
+        for figure in per_cpu(&text(directory, "cpuacct.usage_percpu").unwrap_or_default()) {
+            packed.varint(figure);
+        }
+        usage.bytes(4, &packed.0);
+    }
+    let stat = cpu.and_then(|directory| FlatKeyed::read(directory, "cpu.stat"));
+    if let Some(stat) = &stat {
+        let keys = ["nr_periods", "nr_throttled", "throttled_time"];
+        throttling.numbers(1, &keys.map(|key| stat.of(key)));
+    }
+    if total.is_none() && stat.is_none() {
         return None;
     }
-    Some(CPUStat {
-        usage: MessageField::some(usage.unwrap_or_default()),
-        throttling: MessageField::some(throttling.unwrap_or_default()),
-        ..Default::default()
-    })
+    let mut both = Metrics::default();
+    both.part(1, Some(usage));
+    both.part(2, Some(throttling));
+    Some(both)
 }
 
 /// A single line, a number per processor. A bad number discards all: the next numbers would be
@@ -142,69 +133,37 @@ fn per_cpu(text: &str) -> Vec<u64> {
 }
 
 /// The counters and the four accounts, see admin-guide/cgroup-v1/memory.
-fn memory_stat(directory: &Directory) -> Option<MemoryStat> {
-    let stat = directory.flat_keyed("memory.stat")?;
-    let account = |account: &str| {
-        let figure = |name: &str| directory.number(&format!("{account}.{name}")).unwrap_or(0);
-        MessageField::some(MemoryEntry {
-            limit: figure("limit_in_bytes"),
-            usage: figure("usage_in_bytes"),
-            max: figure("max_usage_in_bytes"),
-            failcnt: figure("failcnt"),
-            ..Default::default()
-        })
-    };
-    Some(MemoryStat {
-        cache: stat.of("cache"),
-        rss: stat.of("rss"),
-        rss_huge: stat.of("rss_huge"),
-        mapped_file: stat.of("mapped_file"),
-        dirty: stat.of("dirty"),
-        writeback: stat.of("writeback"),
-        pg_pg_in: stat.of("pgpgin"),
-        pg_pg_out: stat.of("pgpgout"),
-        pg_fault: stat.of("pgfault"),
-        pg_maj_fault: stat.of("pgmajfault"),
-        inactive_anon: stat.of("inactive_anon"),
-        active_anon: stat.of("active_anon"),
-        inactive_file: stat.of("inactive_file"),
-        active_file: stat.of("active_file"),
-        unevictable: stat.of("unevictable"),
-        hierarchical_memory_limit: stat.of("hierarchical_memory_limit"),
-        hierarchical_swap_limit: stat.of("hierarchical_memsw_limit"),
-        total_cache: stat.of("total_cache"),
-        total_rss: stat.of("total_rss"),
-        total_rss_huge: stat.of("total_rss_huge"),
-        total_mapped_file: stat.of("total_mapped_file"),
-        total_dirty: stat.of("total_dirty"),
-        total_writeback: stat.of("total_writeback"),
-        total_pg_pg_in: stat.of("total_pgpgin"),
-        total_pg_pg_out: stat.of("total_pgpgout"),
-        total_pg_fault: stat.of("total_pgfault"),
-        total_pg_maj_fault: stat.of("total_pgmajfault"),
-        total_inactive_anon: stat.of("total_inactive_anon"),
-        total_active_anon: stat.of("total_active_anon"),
-        total_inactive_file: stat.of("total_inactive_file"),
-        total_active_file: stat.of("total_active_file"),
-        total_unevictable: stat.of("total_unevictable"),
-        usage: account("memory"),
-        // Missing without swap accounting (swapaccount=0); the entry stays, with zeroes.
-        swap: account("memory.memsw"),
-        kernel: account("memory.kmem"),
-        kernel_tcp: account("memory.kmem.tcp"),
-        ..Default::default()
-    })
+fn memory_stat(directory: &Path) -> Option<Metrics> {
+    let counters = FlatKeyed::read(directory, "memory.stat")?;
+    let mut stat = Metrics::default();
+    stat.numbers(1, &MEMORY.map(|key| counters.of(key)));
+    // The files of memsw are missing without swap accounting (swapaccount=0); the entry stays, with
+    // zeroes.
+    let accounts = ["memory", "memory.memsw", "memory.kmem", "memory.kmem.tcp"];
+    for (field, account) in (33..).zip(accounts) {
+        let files = [
+            "limit_in_bytes",
+            "usage_in_bytes",
+            "max_usage_in_bytes",
+            "failcnt",
+        ];
+        let mut entry = Metrics::default();
+        entry.numbers(
+            1,
+            &files.map(|file| figure(directory, &format!("{account}.{file}")).unwrap_or(0)),
+        );
+        stat.part(field, Some(entry));
+    }
+    Some(stat)
 }
 
 /// The reaction to running out of memory, and the count.
-fn oom_control(directory: &Directory) -> Option<MemoryOomControl> {
-    let control = directory.flat_keyed("memory.oom_control")?;
-    Some(MemoryOomControl {
-        oom_kill_disable: control.of("oom_kill_disable"),
-        under_oom: control.of("under_oom"),
-        oom_kill: control.of("oom_kill"),
-        ..Default::default()
-    })
+fn oom_control(directory: &Path) -> Option<Metrics> {
+    let control = FlatKeyed::read(directory, "memory.oom_control")?;
+    let mut message = Metrics::default();
+    let keys = ["oom_kill_disable", "under_oom", "oom_kill"];
+    message.numbers(1, &keys.map(|key| control.of(key)));
+    Some(message)
 }
 
 /// Block devices, see admin-guide/cgroup-v1/blkio-controller; `None` without a file of transferred
@@ -214,78 +173,83 @@ fn oom_control(directory: &Directory) -> Option<MemoryOomControl> {
 /// devices that it schedules. The throttling layer always counts, for every device, but only bytes
 /// and operations. Each list of the message is from the first source with entries. BFQ is read only
 /// for figures that CFQ and the throttling layer lack.
-fn blkio_stat(directory: &Directory) -> Option<BlkIOStat> {
+fn blkio_stat(directory: &Path) -> Option<Metrics> {
+    let partitions = || text(Path::new("/proc"), "partitions").unwrap_or_default();
     // Read for the first entry.
-    let devices =
-        LazyCell::new(|| device_names(&text_of(Path::new("/proc/partitions")).unwrap_or_default()));
-    // The entries of the first file that has any; an empty list if all are empty, none if there is
-    // no such file.
-    let first = |files: &[String]| {
-        let mut found = None;
+    let devices = LazyCell::new(|| device_names(&partitions()));
+    let mut stat = Metrics::default();
+    // Adds the entries of the first file that has any. Returns false if there is no such file.
+    let mut add = |field, files: &[String]| {
+        let mut exists = false;
         for file in files {
-            let Some(text) = directory.text(&format!("blkio.{file}")) else {
-                continue;
-            };
-            let mut entries: Vec<_> = text.lines().filter_map(blkio_entry).collect();
-            if entries.is_empty() {
-                found = Some(entries);
-                continue;
+            let text = text(directory, &format!("blkio.{file}"));
+            exists |= text.is_some();
+            let mut has_entries = false;
+            for line in text.iter().flat_map(|text| text.lines()) {
+                if let Some((at, mut entry)) = blkio_entry(line) {
+                    let name = devices.get(&at).map_or("", String::as_str);
+                    entry.bytes(2, name.as_bytes());
+                    stat.part(field, Some(entry));
+                    has_entries = true;
+                }
             }
-            for entry in &mut entries {
-                let name = devices.get(&(entry.major, entry.minor));
-                entry.device = name.cloned().unwrap_or_default();
+            if has_entries {
+                break;
             }
-            return Some(entries);
         }
-        found
+        exists
     };
-    // Older kernels count per cgroup only, without the cgroups below; containers seldom have any.
-    let throttled = |name: &str| {
-        first(&[
-            format!("{name}_recursive"),
-            format!("throttle.{name}_recursive"),
-            format!("throttle.{name}"),
-        ])
-    };
-    let scheduled = |name: &str| {
-        let files = [format!("{name}_recursive"), format!("bfq.{name}_recursive")];
-        first(&files).unwrap_or_default()
-    };
-    Some(BlkIOStat {
-        io_service_bytes_recursive: throttled("io_service_bytes")?,
-        io_serviced_recursive: throttled("io_serviced").unwrap_or_default(),
-        io_queued_recursive: scheduled("io_queued"),
-        io_service_time_recursive: scheduled("io_service_time"),
-        io_wait_time_recursive: scheduled("io_wait_time"),
-        io_merged_recursive: scheduled("io_merged"),
-        io_time_recursive: scheduled("time"),
-        sectors_recursive: scheduled("sectors"),
-        ..Default::default()
-    })
+    for (field, name) in [(1, "io_service_bytes"), (2, "io_serviced")] {
+        let exists = add(
+            field,
+            &[
+                format!("{name}_recursive"),
+                format!("throttle.{name}_recursive"),
+                // Older kernels count per cgroup only, without the cgroups below; containers seldom
+                // have any.
+                format!("throttle.{name}"),
+            ],
+        );
+        if field == 1 && !exists {
+            return None;
+        }
+    }
+    let scheduled = [
+        "io_queued",
+        "io_service_time",
+        "io_wait_time",
+        "io_merged",
+        "time",
+        "sectors",
+    ];
+    for (field, name) in (3..).zip(scheduled) {
+        add(
+            field,
+            &[format!("{name}_recursive"), format!("bfq.{name}_recursive")],
+        );
+    }
+    Some(stat)
 }
 
-/// `254:0 Read 4096`, or `254:0 4096` for time and sectors. The line `Total 8192` names no device
-/// and is left out.
-fn blkio_entry(line: &str) -> Option<BlkIOEntry> {
+/// `254:0 Read 4096`, or `254:0 4096` for time and sectors, as the device and a `BlkIOEntry` without
+/// its name. The line `Total 8192` names no device and is left out.
+fn blkio_entry(line: &str) -> Option<([u64; 2], Metrics)> {
     let mut words = line.split_ascii_whitespace();
-    let (major, minor) = device(words.next()?)?;
+    let at @ [major, minor] = device(words.next()?)?;
     let (op, value) = match (words.next()?, words.next(), words.next()) {
         (value, None, None) => ("", value),
         (op, Some(value), None) => (op, value),
         _ => return None,
     };
-    Some(BlkIOEntry {
-        op: op.to_owned(),
-        major,
-        minor,
-        value: number(value)?,
-        ..Default::default()
-    })
+    let mut entry = Metrics::default();
+    entry.bytes(1, op.as_bytes());
+    entry.numbers(3, &[major, minor, number(value)?]);
+    Some((at, entry))
 }
 
 /// The lines of /proc/partitions: `major minor  #blocks  name`, after a heading. The first of two
 /// names is used.
-fn device_names(partitions: &str) -> HashMap<(u64, u64), String> {
+fn device_names(partitions: &str) -> HashMap<[u64; 2], String> {
     let mut names = HashMap::new();
     for line in partitions.lines() {
         let words: Vec<&str> = line.split_ascii_whitespace().collect();
@@ -293,7 +257,7 @@ fn device_names(partitions: &str) -> HashMap<(u64, u64), String> {
             && let (Ok(major), Ok(minor)) = (major.parse(), minor.parse())
         {
             names
-                .entry((major, minor))
+                .entry([major, minor])
                 .or_insert_with(|| format!("/dev/{name}"));
         }
     }
@@ -302,20 +266,31 @@ fn device_names(partitions: &str) -> HashMap<(u64, u64), String> {
 
 #[cfg(test)]
 mod tests {
+    use containerd_shim_protos::cgroups::metrics as messages;
+    use messages::{BlkIOEntry, BlkIOStat, CPUStat, MemoryOomControl, MemoryStat};
     use proptest::prelude::*;
-    use protobuf::MessageFull;
     use protobuf::reflect::ReflectValueRef;
+    use protobuf::{Message, MessageFull};
 
     use super::*;
     use crate::cgroup::live::Fixture;
 
-    fn of(controllers: &[&'static str], files: &[(&str, &str)]) -> Metrics {
+    fn of(controllers: &[&'static str], files: &[(&str, &str)]) -> messages::Metrics {
         let fixture = Fixture::of(files);
         let mut all = Controllers::default();
-        controllers
-            .iter()
-            .for_each(|name| all.put(name, fixture.directory()));
-        metrics(&all)
+        for name in controllers {
+            all.0.push((name, fixture.directory().to_owned()));
+        }
+        read(Some(metrics(&all)))
+    }
+
+    /// The message as its readers see it.
+    fn read<M: Message>(metrics: Option<Metrics>) -> M {
+        M::parse_from_bytes(&metrics.unwrap().0).unwrap()
+    }
+
+    fn entry(line: &str) -> BlkIOEntry {
+        read(blkio_entry(line).map(|(_, entry)| entry))
     }
 
     #[test]
@@ -391,7 +366,7 @@ mod tests {
             "cpu.stat",
             "nr_periods 5\nnr_throttled 2\nthrottled_time 9\nnr_bursts 0\nburst_time 0\n",
         )]);
-        let stat = cpu_stat(Some(&used.directory()), Some(&withheld.directory())).unwrap();
+        let stat: CPUStat = read(cpu_stat(Some(used.directory()), Some(withheld.directory())));
         assert_eq!(stat.usage.total, 2_589_794_180_066);
         assert_eq!(
             (stat.usage.user, stat.usage.kernel),
@@ -412,9 +387,9 @@ mod tests {
     #[test]
     fn one_controller_is_enough_and_the_other_part_is_there_but_empty() {
         let used = Fixture::of(&[("cpuacct.usage", "7\n")]);
-        let stat = cpu_stat(Some(&used.directory()), None).unwrap();
+        let stat: CPUStat = read(cpu_stat(Some(used.directory()), None));
         assert_eq!((stat.usage.total, stat.throttling.is_some()), (7, true));
-        assert!(cpu_stat(None, Some(&Fixture::of(&[]).directory())).is_none());
+        assert!(cpu_stat(None, Some(Fixture::of(&[]).directory())).is_none());
     }
 
     #[test]
@@ -435,7 +410,8 @@ mod tests {
 
     #[test]
     fn every_counter_is_in_its_field() {
-        let stat = memory_stat(&Fixture::of(&[("memory.stat", STAT)]).directory()).unwrap();
+        let fixture = Fixture::of(&[("memory.stat", STAT)]);
+        let stat: MemoryStat = read(memory_stat(fixture.directory()));
         // Each figure above is the number of its field.
         for number in 1..=32 {
             let field = MemoryStat::descriptor().field_by_number(number).unwrap();
@@ -458,7 +434,7 @@ mod tests {
             ("memory.failcnt", "3\n"),
             ("memory.kmem.tcp.usage_in_bytes", "4\n"),
         ]);
-        let stat = memory_stat(&fixture.directory()).unwrap();
+        let stat: MemoryStat = read(memory_stat(fixture.directory()));
         assert_eq!(
             (stat.usage.limit, stat.usage.usage),
             (9_223_372_036_854_771_712, 1)
@@ -473,7 +449,7 @@ mod tests {
     #[test]
     fn oom_control_of_an_old_kernel_has_no_count() {
         let fixture = Fixture::of(&[("memory.oom_control", "oom_kill_disable 1\nunder_oom 1\n")]);
-        let control = oom_control(&fixture.directory()).unwrap();
+        let control: MemoryOomControl = read(oom_control(fixture.directory()));
         assert_eq!(
             (
                 control.oom_kill_disable,
@@ -486,12 +462,12 @@ mod tests {
 
     #[test]
     fn lines_with_and_without_an_operation() {
-        let read = blkio_entry("254:0 Read 4096").unwrap();
+        let read = entry("254:0 Read 4096");
         assert_eq!(
             (read.major, read.minor, read.op.as_str(), read.value),
             (254, 0, "Read", 4096)
         );
-        let time = blkio_entry("8:16 17").unwrap();
+        let time = entry("8:16 17");
         assert_eq!((time.minor, time.op.as_str(), time.value), (16, "", 17));
         for odd in [
             "Total 4096",
@@ -508,8 +484,8 @@ mod tests {
     #[test]
     fn the_throttling_layer_counts_where_no_scheduler_does() {
         // From Linux 6.18 with a disk that BFQ does not schedule.
-        let stat = blkio_stat(
-            &Fixture::of(&[
+        let stat: BlkIOStat = read(blkio_stat(
+            Fixture::of(&[
                 ("blkio.bfq.io_service_bytes_recursive", "Total 0\n"),
                 (
                     "blkio.throttle.io_service_bytes_recursive",
@@ -520,8 +496,7 @@ mod tests {
                 ("blkio.bfq.sectors_recursive", "254:0 8\nTotal 8\n"),
             ])
             .directory(),
-        )
-        .unwrap();
+        ));
         let ops: Vec<_> = stat
             .io_service_bytes_recursive
             .iter()
@@ -540,9 +515,9 @@ mod tests {
 
     #[test]
     fn no_file_at_all_is_no_message_and_an_empty_one_is_an_empty_message() {
-        assert!(blkio_stat(&Fixture::of(&[]).directory()).is_none());
+        assert!(blkio_stat(Fixture::of(&[]).directory()).is_none());
         let idle = Fixture::of(&[("blkio.throttle.io_service_bytes_recursive", "Total 0\n")]);
-        assert_eq!(blkio_stat(&idle.directory()), Some(BlkIOStat::default()));
+        assert_eq!(blkio_stat(idle.directory()), Some(Metrics::default()));
     }
 
     #[test]
@@ -552,8 +527,8 @@ mod tests {
         assert_eq!(
             (
                 names.len(),
-                names[&(254, 0)].as_str(),
-                names[&(8, 16)].as_str()
+                names[&[254, 0]].as_str(),
+                names[&[8, 16]].as_str()
             ),
             (2, "/dev/vda", "/dev/sdb")
         );
@@ -567,7 +542,7 @@ mod tests {
 
         #[test]
         fn entries_survive(major: u32, minor: u32, value: u64, op in "[A-Z][a-z]{0,8}") {
-            let entry = blkio_entry(&format!("{major}:{minor} {op} {value}")).unwrap();
+            let entry = entry(&format!("{major}:{minor} {op} {value}"));
             prop_assert_eq!((entry.major, entry.minor), (u64::from(major), u64::from(minor)));
             prop_assert_eq!((entry.op, entry.value), (op, value));
         }

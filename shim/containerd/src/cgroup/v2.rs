@@ -8,250 +8,188 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 
-use containerd_shim_protos::cgroups_v2::metrics::{
-    CPUStat, HugeTlbStat, IOEntry, IOStat, MemoryEvents, MemoryStat, Metrics, PSIData, PSIStats,
-    PidsStat, RdmaEntry, RdmaStat,
+use super::files::{
+    FlatKeyed, Metrics, Pairs, device, figure, huge_page_sizes, nested_keyed, number_of, pids,
+    rdma, text,
 };
-
-use super::files::{Directory, FlatKeyed, device, huge_page_sizes, nested_keyed};
 
 const CONTROLLERS: &str = "cgroup.controllers";
 const SUBTREE_CONTROL: &str = "cgroup.subtree_control";
 
+/// The keys of memory.stat in the order of the fields of `MemoryStat`, from field 1.
+const MEMORY: [&str; 31] = [
+    "anon",
+    "file",
+    "kernel_stack",
+    "slab",
+    "sock",
+    "shmem",
+    "file_mapped",
+    "file_dirty",
+    "file_writeback",
+    "anon_thp",
+    "inactive_anon",
+    "active_anon",
+    "inactive_file",
+    "active_file",
+    "unevictable",
+    "slab_reclaimable",
+    "slab_unreclaimable",
+    "pgfault",
+    "pgmajfault",
+    "workingset_refault",
+    "workingset_activate",
+    "workingset_nodereclaim",
+    "pgrefill",
+    "pgscan",
+    "pgsteal",
+    "pgactivate",
+    "pgdeactivate",
+    "pglazyfree",
+    "pglazyfreed",
+    "thp_fault_alloc",
+    "thp_collapse_alloc",
+];
+/// The files for the fields from 32.
+const MEMORY_FILES: [&str; 6] = [
+    "memory.current",
+    "memory.max",
+    "memory.swap.current",
+    "memory.swap.max",
+    "memory.peak",
+    "memory.swap.peak",
+];
+
 /// All figures of the cgroup's files.
-pub fn metrics(directory: &Directory) -> Metrics {
-    Metrics {
-        pids: pids(directory).into(),
-        cpu: cpu(directory).into(),
-        memory: memory_stat(directory).into(),
-        rdma: rdma(directory).into(),
-        io: io_stat(directory).into(),
-        hugetlb: hugetlb(directory),
-        memory_events: memory_events(directory).into(),
-        ..Default::default()
-    }
-}
-
-fn pids(directory: &Directory) -> Option<PidsStat> {
-    Some(PidsStat {
-        current: directory.number("pids.current")?,
-        limit: directory.number("pids.max").unwrap_or(0),
-        ..Default::default()
-    })
-}
-
-fn cpu(directory: &Directory) -> Option<CPUStat> {
-    let stat = directory.flat_keyed("cpu.stat")?;
-    Some(CPUStat {
-        usage_usec: stat.of("usage_usec"),
-        user_usec: stat.of("user_usec"),
-        system_usec: stat.of("system_usec"),
-        nr_periods: stat.of("nr_periods"),
-        nr_throttled: stat.of("nr_throttled"),
-        throttled_usec: stat.of("throttled_usec"),
-        psi: pressure(directory, "cpu.pressure").into(),
-        nr_bursts: stat.of("nr_bursts"),
-        burst_usec: stat.of("burst_usec"),
-        ..Default::default()
-    })
-}
-
-fn hugetlb(directory: &Directory) -> Vec<HugeTlbStat> {
-    let mut all = Vec::new();
+pub fn metrics(directory: &Path) -> Metrics {
+    let mut metrics = Metrics::default();
+    metrics.part(1, pids(directory, u64::MAX));
+    metrics.part(2, cpu(directory));
+    metrics.part(4, memory_stat(directory));
+    metrics.part(5, rdma(directory));
+    metrics.part(6, io_stat(directory));
     for pagesize in huge_page_sizes() {
-        let file = |name: &str| format!("hugetlb.{pagesize}.{name}");
-        if let Some(current) = directory.number(&file("current")) {
-            let events = directory.flat_keyed(&file("events"));
-            all.push(HugeTlbStat {
-                current,
-                max: directory.number(&file("max")).unwrap_or(0),
-                failcnt: events.map_or(0, |events| events.of("max")),
-                pagesize,
-                ..Default::default()
-            });
+        let file = |name| format!("hugetlb.{pagesize}.{name}");
+        if let Some(current) = figure(directory, &file("current")) {
+            let events = FlatKeyed::read(directory, &file("events"));
+            let mut stat = Metrics::default();
+            stat.numbers(1, &[current, figure(directory, &file("max")).unwrap_or(0)]);
+            stat.bytes(3, pagesize.as_bytes());
+            stat.numbers(4, &[events.map_or(0, |events| events.of("max"))]);
+            metrics.part(7, Some(stat));
         }
     }
-    all
+    metrics.part(8, memory_events(directory));
+    metrics
 }
 
-fn rdma(directory: &Directory) -> Option<RdmaStat> {
-    let entries = |file| {
-        directory.rdma(file, |rdma| RdmaEntry {
-            device: rdma.device.to_owned(),
-            hca_handles: rdma.handles,
-            hca_objects: rdma.objects,
-            ..Default::default()
-        })
-    };
-    Some(RdmaStat {
-        current: entries("rdma.current")?,
-        limit: entries("rdma.max")?,
-        ..Default::default()
-    })
+fn cpu(directory: &Path) -> Option<Metrics> {
+    let stat = FlatKeyed::read(directory, "cpu.stat")?;
+    let used = ["usage_usec", "user_usec", "system_usec"];
+    let throttled = ["nr_periods", "nr_throttled", "throttled_usec"];
+    let mut cpu = Metrics::default();
+    cpu.numbers(1, &used.map(|key| stat.of(key)));
+    cpu.numbers(4, &throttled.map(|key| stat.of(key)));
+    cpu.part(7, pressure(directory, "cpu.pressure"));
+    cpu.numbers(8, &["nr_bursts", "burst_usec"].map(|key| stat.of(key)));
+    Some(cpu)
 }
 
 /// The counters, the usage and the limits, see "Memory Interface Files" in admin-guide/cgroup-v2. No
 /// limit (`max`) is the largest number.
-fn memory_stat(directory: &Directory) -> Option<MemoryStat> {
-    let stat = directory.flat_keyed("memory.stat")?;
-    let figure = |file| directory.number(file).unwrap_or(0);
-    let mut memory = MemoryStat {
-        anon: stat.of("anon"),
-        file: stat.of("file"),
-        kernel_stack: stat.of("kernel_stack"),
-        slab: stat.of("slab"),
-        sock: stat.of("sock"),
-        shmem: stat.of("shmem"),
-        file_mapped: stat.of("file_mapped"),
-        file_dirty: stat.of("file_dirty"),
-        file_writeback: stat.of("file_writeback"),
-        anon_thp: stat.of("anon_thp"),
-        inactive_anon: stat.of("inactive_anon"),
-        active_anon: stat.of("active_anon"),
-        inactive_file: stat.of("inactive_file"),
-        active_file: stat.of("active_file"),
-        unevictable: stat.of("unevictable"),
-        slab_reclaimable: stat.of("slab_reclaimable"),
-        slab_unreclaimable: stat.of("slab_unreclaimable"),
-        pgfault: stat.of("pgfault"),
-        pgmajfault: stat.of("pgmajfault"),
-        workingset_refault: whole(&stat, "workingset_refault"),
-        workingset_activate: whole(&stat, "workingset_activate"),
-        workingset_nodereclaim: stat.of("workingset_nodereclaim"),
-        pgrefill: stat.of("pgrefill"),
-        pgscan: stat.of("pgscan"),
-        pgsteal: stat.of("pgsteal"),
-        pgactivate: stat.of("pgactivate"),
-        pgdeactivate: stat.of("pgdeactivate"),
-        pglazyfree: stat.of("pglazyfree"),
-        pglazyfreed: stat.of("pglazyfreed"),
-        thp_fault_alloc: stat.of("thp_fault_alloc"),
-        thp_collapse_alloc: stat.of("thp_collapse_alloc"),
-        usage: figure("memory.current"),
-        usage_limit: figure("memory.max"),
-        max_usage: figure("memory.peak"),
-        swap_usage: figure("memory.swap.current"),
-        swap_limit: figure("memory.swap.max"),
-        swap_max_usage: figure("memory.swap.peak"),
-        psi: pressure(directory, "memory.pressure").into(),
-        ..Default::default()
-    };
-    // The newest message of containerd's cgroups library has fields for the parts of the working
-    // set. The crate lacks the fields, so the parts are sent by field number. Older readers skip
-    // unknown fields.
-    let unknown = memory.special_fields.mut_unknown_fields();
-    for (number, key) in [
-        (39, "workingset_refault_anon"),
-        (40, "workingset_refault_file"),
-        (41, "workingset_activate_anon"),
-        (42, "workingset_activate_file"),
+fn memory_stat(directory: &Path) -> Option<Metrics> {
+    let stat = FlatKeyed::read(directory, "memory.stat")?;
+    let mut memory = Metrics::default();
+    memory.numbers(1, &MEMORY.map(|key| stat.of(key)));
+    memory.numbers(
+        32,
+        &MEMORY_FILES.map(|file| figure(directory, file).unwrap_or(0)),
+    );
+    memory.part(38, pressure(directory, "memory.pressure"));
+    // Since 5.9 the kernel counts anonymous memory and files separately. The newest message of
+    // containerd's cgroups library has fields for both parts; the older field is their sum.
+    for (sum, parts, key) in [
+        (20, 39, "workingset_refault"),
+        (21, 41, "workingset_activate"),
     ] {
-        // Like every field of proto3, 0 is not sent.
-        if stat.of(key) != 0 {
-            unknown.add_varint(number, stat.of(key));
+        let [anon, file] = ["anon", "file"].map(|kind| stat.of(&format!("{key}_{kind}")));
+        if stat.get(key).is_none() {
+            memory.numbers(sum, &[anon.saturating_add(file)]);
         }
+        memory.numbers(parts, &[anon, file]);
     }
     Some(memory)
 }
 
-/// Since 5.9 the kernel counts anonymous memory and files separately; the field is their sum.
-fn whole(stat: &FlatKeyed, key: &str) -> u64 {
-    let part = |kind: &str| stat.of(&format!("{key}_{kind}"));
-    stat.get(key)
-        .unwrap_or_else(|| part("anon").saturating_add(part("file")))
-}
-
 /// Counts of limits reached, and their effects, over the whole tree below.
-fn memory_events(directory: &Directory) -> Option<MemoryEvents> {
-    let events = directory.flat_keyed("memory.events")?;
-    Some(MemoryEvents {
-        low: events.of("low"),
-        high: events.of("high"),
-        max: events.of("max"),
-        oom: events.of("oom"),
-        oom_kill: events.of("oom_kill"),
-        oom_group_kill: events.of("oom_group_kill"),
-        ..Default::default()
-    })
+fn memory_events(directory: &Path) -> Option<Metrics> {
+    let events = FlatKeyed::read(directory, "memory.events")?;
+    let keys = ["low", "high", "max", "oom", "oom_kill", "oom_group_kill"];
+    let mut message = Metrics::default();
+    message.numbers(1, &keys.map(|key| events.of(key)));
+    Some(message)
 }
 
 /// Bytes read and written by block devices, and pressure; none if neither exists. See "IO Interface
-/// Files" in admin-guide/cgroup-v2.
-fn io_stat(directory: &Directory) -> Option<IOStat> {
-    let usage = directory.text("io.stat");
+/// Files" in admin-guide/cgroup-v2. A line is
+/// `254:0 rbytes=1 wbytes=2 rios=3 wios=4 dbytes=0 dios=0`.
+fn io_stat(directory: &Path) -> Option<Metrics> {
+    let usage = text(directory, "io.stat");
     let psi = pressure(directory, "io.pressure");
     if usage.is_none() && psi.is_none() {
         return None;
     }
-    Some(IOStat {
-        usage: usage.map(|text| entries(&text)).unwrap_or_default(),
-        psi: psi.into(),
-        ..Default::default()
-    })
-}
-
-/// `254:0 rbytes=1 wbytes=2 rios=3 wios=4 dbytes=0 dios=0`
-fn entries(text: &str) -> Vec<IOEntry> {
-    let mut entries = Vec::new();
-    for (name, pairs) in nested_keyed(text) {
-        let Some((major, minor)) = device(name) else {
-            continue;
-        };
-        let of = |key: &str| {
-            let pair = pairs.iter().find(|(name, _)| *name == key);
-            pair.and_then(|(_, value)| value.parse().ok()).unwrap_or(0)
-        };
-        entries.push(IOEntry {
-            major,
-            minor,
-            rbytes: of("rbytes"),
-            wbytes: of("wbytes"),
-            rios: of("rios"),
-            wios: of("wios"),
-            ..Default::default()
-        });
+    let mut stat = Metrics::default();
+    for (name, pairs) in nested_keyed(&usage.unwrap_or_default()) {
+        if let Some(at) = device(name) {
+            let keys = ["rbytes", "wbytes", "rios", "wios"];
+            let mut entry = Metrics::default();
+            entry.numbers(1, &at);
+            entry.numbers(3, &keys.map(|key| number_of(&pairs, key)));
+            stat.part(1, Some(entry));
+        }
     }
-    entries
+    stat.part(2, psi);
+    Some(stat)
 }
 
 /// Pressure stall information: how long tasks waited for a resource, see the kernel's
 /// accounting/psi. None if the kernel does not count (`psi=0`, or `cgroup.pressure` is 0).
-fn pressure(directory: &Directory, file: &str) -> Option<PSIStats> {
-    parse_pressure(&directory.text(file)?)
-}
-
+///
 /// Lines `some …` (some tasks waited) and `full …` (all tasks waited). Kernels before 5.13 have no
 /// `full` for the processor.
-fn parse_pressure(text: &str) -> Option<PSIStats> {
-    let mut stats = PSIStats::new();
-    for line in text.lines() {
-        let mut words = line.split_ascii_whitespace();
-        match words.next() {
-            Some("some") => stats.some = pressure_data(words).into(),
-            Some("full") => stats.full = pressure_data(words).into(),
+fn pressure(directory: &Path, file: &str) -> Option<Metrics> {
+    let mut stats = Metrics::default();
+    for (name, pairs) in nested_keyed(&text(directory, file)?) {
+        match name {
+            "some" => stats.part(1, pressure_data(&pairs)),
+            "full" => stats.part(2, pressure_data(&pairs)),
             _ => {}
         }
     }
-    (stats.some.is_some() || stats.full.is_some()).then_some(stats)
+    (stats != Metrics::default()).then_some(stats)
 }
 
 /// `avg10=0.12 avg60=0.03 avg300=0.00 total=123456`: percent, and microseconds. A line with an
 /// unknown word is skipped.
-fn pressure_data<'a>(words: impl Iterator<Item = &'a str>) -> Option<PSIData> {
-    let percent = |value: &str| {
+fn pressure_data(pairs: &Pairs<'_>) -> Option<Metrics> {
+    let mut data = Metrics::default();
+    for (key, value) in pairs {
+        let field = match *key {
+            "avg10" => 1,
+            "avg60" => 2,
+            "avg300" => 3,
+            "total" => {
+                data.numbers(4, &[value.parse().ok()?]);
+                continue;
+            }
+            _ => continue,
+        };
         let percent: f64 = value.parse().ok()?;
-        percent.is_finite().then_some(percent)
-    };
-    let mut data = PSIData::new();
-    for word in words {
-        let (key, value) = word.split_once('=')?;
-        match key {
-            "avg10" => data.avg10 = percent(value)?,
-            "avg60" => data.avg60 = percent(value)?,
-            "avg300" => data.avg300 = percent(value)?,
-            "total" => data.total = value.parse().ok()?,
-            _ => {}
+        if !percent.is_finite() {
+            return None;
         }
+        data.percent(field, percent);
     }
     Some(data)
 }
@@ -300,12 +238,27 @@ fn hand_down(file: &Path, all: &str) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use containerd_shim_protos::cgroups_v2::metrics as messages;
+    use messages::{IOStat, MemoryEvents, MemoryStat, PSIStats};
     use proptest::prelude::*;
     use protobuf::reflect::ReflectValueRef;
     use protobuf::{Message, MessageFull};
 
     use super::*;
     use crate::cgroup::live::Fixture;
+
+    /// The message as its readers see it.
+    fn read<M: Message>(metrics: Option<Metrics>) -> M {
+        M::parse_from_bytes(&metrics.unwrap().0).unwrap()
+    }
+
+    fn metrics_of(fixture: &Fixture) -> messages::Metrics {
+        read(Some(metrics(fixture.directory())))
+    }
+
+    fn psi(text: &str) -> Option<Metrics> {
+        pressure(Fixture::of(&[("pressure", text)]).directory(), "pressure")
+    }
 
     // Fixtures from the kernel's admin-guide/cgroup-v2.
 
@@ -321,7 +274,7 @@ mod tests {
                 "some avg10=0.00 avg60=0.00 avg300=0.00 total=7\n",
             ),
         ]);
-        let metrics = metrics(&fixture.directory());
+        let metrics = metrics_of(&fixture);
         assert_eq!(
             (
                 metrics.cpu.usage_usec,
@@ -350,7 +303,7 @@ mod tests {
             ("pids.current", "2\n"),
             ("pids.max", "max\n"),
         ]);
-        let metrics = metrics(&fixture.directory());
+        let metrics = metrics_of(&fixture);
         let cpu = &metrics.cpu;
         assert_eq!(
             (cpu.nr_periods, cpu.nr_throttled, cpu.throttled_usec),
@@ -376,7 +329,7 @@ mod tests {
             ("rdma.current", "ocrdma1 hca_handle=1 hca_object=23\n"),
             ("rdma.max", "ocrdma1 hca_handle=3 hca_object=max\n"),
         ]);
-        let metrics = metrics(&fixture.directory());
+        let metrics = metrics_of(&fixture);
         let [stat] = metrics.hugetlb.as_slice() else {
             panic!("{:?}", metrics.hugetlb)
         };
@@ -418,7 +371,7 @@ mod tests {
                 "some avg10=0.00 total=38\nfull avg10=0.00 total=39\n",
             ),
         ]);
-        let stat = memory_stat(&fixture.directory()).unwrap();
+        let stat: MemoryStat = read(memory_stat(fixture.directory()));
         for number in 1..=37 {
             let field = MemoryStat::descriptor().field_by_number(number).unwrap();
             let value = field.get_singular(&stat);
@@ -438,7 +391,7 @@ mod tests {
             ("memory.max", "max\n"),
             ("memory.swap.max", "max\n"),
         ]);
-        let stat = memory_stat(&fixture.directory()).unwrap();
+        let stat: MemoryStat = read(memory_stat(fixture.directory()));
         assert_eq!(
             (stat.usage_limit, stat.swap_limit, stat.max_usage),
             (u64::MAX, u64::MAX, 0)
@@ -449,10 +402,10 @@ mod tests {
     fn a_working_set_in_two_parts_is_sent_whole_and_in_parts() {
         let text = "workingset_refault_anon 3\nworkingset_refault_file 4\nworkingset_activate_anon 0\n\
                     workingset_activate_file 5\n";
-        let stat = memory_stat(&Fixture::of(&[("memory.stat", text)]).directory()).unwrap();
+        let fixture = Fixture::of(&[("memory.stat", text)]);
+        let stat: MemoryStat = read(memory_stat(fixture.directory()));
         assert_eq!((stat.workingset_refault, stat.workingset_activate), (7, 5));
-        let back = MemoryStat::parse_from_bytes(&stat.write_to_bytes().unwrap()).unwrap();
-        let mut numbers: Vec<u32> = back
+        let mut numbers: Vec<u32> = stat
             .special_fields
             .unknown_fields()
             .iter()
@@ -465,7 +418,8 @@ mod tests {
     #[test]
     fn events_of_a_limit() {
         let text = "low 1\nhigh 2\nmax 3\noom 4\noom_kill 5\noom_group_kill 6\nsock_throttled 7\n";
-        let events = memory_events(&Fixture::of(&[("memory.events", text)]).directory()).unwrap();
+        let fixture = Fixture::of(&[("memory.events", text)]);
+        let events: MemoryEvents = read(memory_events(fixture.directory()));
         assert_eq!((events.low, events.high, events.max), (1, 2, 3));
         assert_eq!(
             (events.oom, events.oom_kill, events.oom_group_kill),
@@ -486,7 +440,7 @@ mod tests {
                 "some avg10=0.00 avg60=0.00 avg300=0.00 total=5\n",
             ),
         ]);
-        let stat = io_stat(&fixture.directory()).unwrap();
+        let stat: IOStat = read(io_stat(fixture.directory()));
         let [entry] = stat.usage.as_slice() else {
             panic!("{:?}", stat.usage)
         };
@@ -501,21 +455,24 @@ mod tests {
     #[test]
     fn pressure_is_there_without_the_controller() {
         let fixture = Fixture::of(&[("io.pressure", "some total=5\n")]);
-        assert!(io_stat(&fixture.directory()).is_some_and(|stat| stat.usage.is_empty()));
-        assert!(io_stat(&Fixture::of(&[]).directory()).is_none());
+        let stat: IOStat = read(io_stat(fixture.directory()));
+        assert!(stat.usage.is_empty() && stat.psi.some.total == 5);
+        assert!(io_stat(Fixture::of(&[]).directory()).is_none());
     }
 
     proptest! {
         #[test]
         fn no_text_panics(text in "([0-9:x]{0,8}( (rbytes|x)?=?[0-9x]{0,3}){0,3}\n){0,3}", any: String) {
-            let _ = (entries(&text), entries(&any));
+            for text in [text, any] {
+                let _ = io_stat(Fixture::of(&[("io.stat", &text)]).directory());
+            }
         }
     }
 
     #[test]
     fn both_lines() {
         let text = "some avg10=1.50 avg60=0.25 avg300=0.00 total=42\nfull avg10=0.75 avg60=0.00 avg300=99.99 total=7\n";
-        let stats = parse_pressure(text).unwrap();
+        let stats: PSIStats = read(psi(text));
         assert_eq!(
             (stats.some.avg10, stats.some.avg60, stats.some.total),
             (1.5, 0.25, 42)
@@ -528,17 +485,17 @@ mod tests {
 
     #[test]
     fn an_odd_line_is_no_line() {
-        let stats =
-            parse_pressure("some avg10=nan total=1\nfull avg10=0.00 new=1 total=2\nmost total=3\n")
-                .unwrap();
+        let stats: PSIStats = read(psi(
+            "some avg10=nan total=1\nfull avg10=0.00 new=1 total=2\nmost total=3\n",
+        ));
         assert_eq!((stats.some.is_some(), stats.full.total), (false, 2));
-        assert!(parse_pressure("").is_none() && parse_pressure("some total=x\n").is_none());
+        assert!(psi("").is_none() && psi("some total=x\n").is_none());
     }
 
     proptest! {
         #[test]
         fn no_text_of_pressure_panics(text in "(some|full|x)?( (avg10|total|x)=?[0-9.naif-]{0,5}){0,4}", any: String) {
-            let _ = (parse_pressure(&text), parse_pressure(&any));
+            let _ = (psi(&text), psi(&any));
         }
     }
 

@@ -11,6 +11,7 @@ use protobuf::{EnumOrUnknown, Message, MessageField};
 
 use super::process::{ProcessState, TaskProcess};
 use super::{Task, TaskError};
+use crate::cgroup::Cgroup;
 use crate::events::timestamp;
 use crate::exits::Exit;
 use crate::step::failed;
@@ -141,10 +142,7 @@ impl Task {
     /// The resource usage of the container's cgroup, also after the init's end, until the cgroup is
     /// removed.
     pub fn stats(&self) -> Result<Any, TaskError> {
-        let metrics = match self.cgroup.get() {
-            Some(cgroup) => cgroup.metrics().map_err(invalid)?,
-            None => None,
-        };
+        let metrics = self.cgroup.get().and_then(Cgroup::metrics);
         metrics.ok_or_else(|| TaskError::NotFound(format!("cgroup of container {}", self.id)))
     }
 

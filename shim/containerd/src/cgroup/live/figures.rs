@@ -2,8 +2,10 @@
 
 use std::fs;
 
+use containerd_shim_protos::{cgroups, cgroups_v2};
+use protobuf::Message;
+
 use super::{RealCgroup, skipped};
-use crate::cgroup::files::Directory;
 use crate::cgroup::{Cgroup, CgroupHierarchy, v1, v2};
 
 /// exec replaces the first shell, whose memory is charged to a different cgroup.
@@ -21,10 +23,7 @@ fn a_process_in_version_1_has_all_figures_while_it_lives_and_afterwards() {
     let CgroupHierarchy::V1(controllers) = &found.0 else {
         panic!("{found:?}")
     };
-    assert_eq!(
-        controllers.get("memory").map(Directory::path),
-        Some(cgroup.path())
-    );
+    assert_eq!(controllers.get("memory"), Some(cgroup.path()));
 
     wait_until(|| v1_of(&found).cpu.usage.user > 0 && v1_of(&found).memory.usage.usage > 0);
     let metrics = v1_of(&found);
@@ -47,7 +46,7 @@ fn a_process_in_version_1_has_all_figures_while_it_lives_and_afterwards() {
     assert_eq!((metrics.pids.current, metrics.pids.limit), (1, 0));
     // The kernel updates these totals every two seconds.
     wait_until(|| v1_of(&found).memory.total_pg_fault > 0);
-    assert!(!found.metrics().unwrap().unwrap().value.is_empty());
+    assert!(!found.metrics().unwrap().value.is_empty());
 
     cgroup.end_all();
     assert!(
@@ -55,7 +54,7 @@ fn a_process_in_version_1_has_all_figures_while_it_lives_and_afterwards() {
         "the dead have figures"
     );
     cgroup.remove();
-    assert_eq!(found.metrics().unwrap(), None);
+    assert_eq!(found.metrics(), None);
 }
 
 #[test]
@@ -65,7 +64,7 @@ fn without_a_memory_controller_there_is_still_processor_time() {
     };
     cgroup.run("exec sleep 60");
     let mut controllers = v1::Controllers::default();
-    controllers.put("cpuacct", Directory::at(cgroup.path()));
+    controllers.0.push(("cpuacct", cgroup.path().to_owned()));
     let metrics = v1_of(&Cgroup(CgroupHierarchy::V1(controllers)));
     assert!(metrics.cpu.usage.is_some() && metrics.memory.is_none() && metrics.pids.is_none());
 }
@@ -76,8 +75,10 @@ fn the_unified_hierarchy_has_processor_time_and_pressure_without_controllers() {
         return;
     };
     cgroup.run(BUSY);
-    let found = Directory::at(cgroup.path());
-    let figures = || v2::metrics(&found);
+    let figures = || {
+        let metrics = v2::metrics(cgroup.path());
+        cgroups_v2::metrics::Metrics::parse_from_bytes(&metrics.0).unwrap()
+    };
     wait_until(|| figures().cpu.usage_usec > 0);
     let metrics = figures();
     match fs::read_to_string(cgroup.path().join("cpu.pressure")) {
@@ -91,9 +92,11 @@ fn the_unified_hierarchy_has_processor_time_and_pressure_without_controllers() {
     );
 }
 
-fn v1_of(cgroup: &Cgroup) -> containerd_shim_protos::cgroups::metrics::Metrics {
+fn v1_of(cgroup: &Cgroup) -> cgroups::metrics::Metrics {
     match &cgroup.0 {
-        CgroupHierarchy::V1(controllers) => v1::metrics(controllers),
+        CgroupHierarchy::V1(controllers) => {
+            cgroups::metrics::Metrics::parse_from_bytes(&v1::metrics(controllers).0).unwrap()
+        }
         CgroupHierarchy::V2(directory) => panic!("{directory:?}"),
     }
 }

@@ -8,7 +8,6 @@ use tokio::time::timeout;
 use super::{RealCgroup, skipped};
 use crate::cgroup::CgroupHierarchy;
 use crate::cgroup::OomWatch;
-use crate::cgroup::files::Directory;
 use crate::cgroup::v1::Controllers;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -44,7 +43,7 @@ fn limited() -> Option<RealCgroup> {
 
 fn watch(cgroup: &RealCgroup) -> OomWatch {
     let mut controllers = Controllers::default();
-    controllers.put("memory", Directory::at(cgroup.path()));
+    controllers.0.push(("memory", cgroup.path().to_owned()));
     OomWatch::open(&CgroupHierarchy::V1(controllers)).unwrap()
 }
 
@@ -157,6 +156,6 @@ async fn a_missing_memory_controller_is_an_error() {
     let message = "watch for out-of-memory kills: the cgroup has no memory controller";
     assert_eq!(error_chain(&nothing.unwrap_err()), message);
     let directory = super::Fixture::of(&[]);
-    let nothing = OomWatch::open(&CgroupHierarchy::V2(directory.directory()));
+    let nothing = OomWatch::open(&CgroupHierarchy::V2(directory.directory().to_owned()));
     assert_eq!(error_chain(&nothing.unwrap_err()), message);
 }

@@ -12,8 +12,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use super::files::Directory;
-
 /// Files like those of a cgroup, without the kernel.
 pub struct Fixture(tempfile::TempDir);
 
@@ -26,8 +24,8 @@ impl Fixture {
         Self(directory)
     }
 
-    pub fn directory(&self) -> Directory {
-        Directory::at(self.0.path())
+    pub fn directory(&self) -> &Path {
+        self.0.path()
     }
 }
 
