@@ -14,7 +14,6 @@ use std::{fs, io};
 use nix::libc::{SIGINT, SIGTERM, SIGUSR1};
 use rustix::fs::Mode;
 use ttrpc::asynchronous::Server;
-use ttrpc::asynchronous::transport::Listener;
 
 use crate::args::Args;
 use crate::blocking::{read_each, run_blocking};
@@ -100,7 +99,8 @@ async fn run(args: &Args, listener: UnixListener) -> Result<(), StepError> {
         .local_addr()
         .ok()
         .and_then(|address| address.as_pathname().map(Path::to_owned));
-    let listener = Listener::try_from(listener).map_err(failed("watch the socket"))?;
+    let listener =
+        tokio::net::UnixListener::from_std(listener).map_err(failed("watch the socket"))?;
     let services = service::services(&containers);
     let listener = service::answering_unknown(listener, services.keys());
     let mut server = Server::new()

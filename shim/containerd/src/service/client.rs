@@ -1,25 +1,22 @@
 //! Calls to a server that `start` or `delete` finds at a socket.
 
-use std::collections::HashMap;
 use std::error::Error;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use containerd_shim_protos::api::ConnectRequest;
 use protobuf::Message;
+use ttrpc::asynchronous::Client;
 use ttrpc::asynchronous::transport::Socket;
-use ttrpc::asynchronous::{Client, MethodHandler, Service, TtrpcContext};
 use ttrpc::{Code, Request, Response};
 
-use super::{Containers, Handler, V3};
+use super::V3;
 
 /// The time limit: a server that hangs must not block the caller.
 const LIMIT: Duration = Duration::from_secs(2);
 
 pub const EXPECT_SERVICE: &str = "bindguard.shim.v1.Group";
-const METHOD: &str = "Expect";
+pub const EXPECT: &str = "Expect";
 
 /// True if the connection's server lives. The kernel accepts for a killed server until its files
 /// are closed, and then hangs up. A living server answers, with or without the container. A server
@@ -77,7 +74,7 @@ pub enum ServerAnswer {
 /// that it ends, `start` makes a new server. A server without this call, of Go's shim or of an
 /// older version, is used without the announcement.
 pub async fn expect(server: UnixStream, id: &str) -> ServerAnswer {
-    match call_server(server, EXPECT_SERVICE, METHOD, id).await {
+    match call_server(server, EXPECT_SERVICE, EXPECT, id).await {
         Err(ttrpc::Error::RpcStatus(status)) if status.code() == Code::UNAVAILABLE => {
             ServerAnswer::Ends
         }
@@ -91,27 +88,6 @@ pub async fn expect(server: UnixStream, id: &str) -> ServerAnswer {
     }
 }
 
-/// The server's side of [`expect`].
-pub fn expect_service(containers: &Arc<Containers>) -> Service {
-    let method: Handler = Box::new(Expect(Arc::clone(containers)));
-    Service {
-        methods: HashMap::from([(METHOD.to_owned(), method)]),
-        streams: HashMap::new(),
-    }
-}
-
-struct Expect(Arc<Containers>);
-
-#[async_trait]
-impl MethodHandler for Expect {
-    async fn handler(&self, _: TtrpcContext, request: Request) -> ttrpc::Result<Response> {
-        let message = ConnectRequest::parse_from_bytes(&request.payload).map_err(other)?;
-        // `decoded` keeps the code of a refusal.
-        self.0.expect(&message.id)?;
-        Ok(Response::new())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
@@ -119,6 +95,7 @@ mod tests {
     use std::collections::HashMap;
     use std::io::Read;
     use std::os::unix::net::UnixListener;
+    use std::sync::Arc;
     use std::{fs, thread};
 
     use ttrpc::asynchronous::Server;
@@ -126,7 +103,7 @@ mod tests {
 
     use super::*;
     use crate::service::containers::tests::containers;
-    use crate::service::{decoded, is_alive};
+    use crate::service::{is_alive, services};
 
     /// Includes a server that has no such service, and does not know the container.
     #[tokio::test]
@@ -153,13 +130,9 @@ mod tests {
             let path = folder.path().join(format!("{answer:?}"));
             let listener = UnixListener::bind(&path).unwrap();
             listener.set_nonblocking(true).unwrap();
-            let methods = HashMap::from([(
-                EXPECT_SERVICE.to_owned(),
-                decoded(expect_service(&containers)),
-            )]);
             let mut server = Server::new()
                 .add_listener(Listener::try_from(listener).unwrap())
-                .register_service(methods);
+                .register_service(services(&containers));
             server.start().await.unwrap();
             assert_eq!(
                 expect(UnixStream::connect(&path).unwrap(), "c").await,

@@ -21,8 +21,9 @@ use std::time::{Duration, Instant};
 use bindguard_core::error_chain;
 use containerd_shim_protos::api::{CreateTaskRequest, DeleteResponse};
 use tokio::sync::Notify;
+use ttrpc::Status;
 
-use super::{Calls, Refusal};
+use super::{Calls, shutting_down};
 use crate::blocking::lock;
 use crate::events::timestamp;
 use crate::task::{SharedState, Task, TaskError};
@@ -108,7 +109,7 @@ impl Containers {
     }
 
     /// The container of that name.
-    pub(super) fn find(&self, id: &str) -> Result<Arc<Task>, Refusal> {
+    pub(super) fn find(&self, id: &str) -> Result<Arc<Task>, Status> {
         match self.register().by_id.get(id) {
             Some(Slot::Ready(task)) => Ok(Arc::clone(task)),
             Some(Slot::BeingCreated) | None => {
@@ -118,7 +119,7 @@ impl Containers {
     }
 
     /// Creates a container; returns the pid of its init.
-    pub(super) async fn create(&self, request: CreateTaskRequest) -> Result<u32, Refusal> {
+    pub(super) async fn create(&self, request: CreateTaskRequest) -> Result<u32, Status> {
         let name = self.reserve(&request.id)?;
         let task = Task::create(&self.shared, request).await?;
         let pid = task.pid();
@@ -135,7 +136,7 @@ impl Containers {
     }
 
     /// Deletes an exec, or a container and its name.
-    pub(super) async fn delete(&self, id: &str, exec_id: &str) -> Result<DeleteResponse, Refusal> {
+    pub(super) async fn delete(&self, id: &str, exec_id: &str) -> Result<DeleteResponse, Status> {
         let (process, exit) = self.find(id)?.delete(exec_id).await?;
         if exec_id.is_empty() {
             self.forget(id);
@@ -150,10 +151,10 @@ impl Containers {
 
     /// Announces a container: `start` is about to answer with this shim. Refused if the shim is
     /// about to end.
-    pub(super) fn expect(&self, id: &str) -> Result<(), Refusal> {
+    pub(super) fn expect(&self, id: &str) -> Result<(), Status> {
         let mut register = self.register();
         if register.closed {
-            return Err(Refusal::shutting_down());
+            return Err(shutting_down());
         }
         let until = Instant::now() + EXPECTED_LIMIT;
         register.expected.insert(id.to_owned(), until);
@@ -265,10 +266,10 @@ impl Containers {
         }
     }
 
-    fn reserve(&self, id: &str) -> Result<ReservedName<'_>, Refusal> {
+    fn reserve(&self, id: &str) -> Result<ReservedName<'_>, Status> {
         let mut register = self.register();
         if register.closed {
-            return Err(Refusal::shutting_down());
+            return Err(shutting_down());
         }
         register.expected.remove(id);
         if register.by_id.is_empty() {

@@ -12,7 +12,7 @@ mod unknown_services;
 use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Instant;
@@ -21,13 +21,11 @@ use async_trait::async_trait;
 use bindguard_core::error_chain;
 use bindguard_core::fault_points::PANIC_IN;
 use containerd_shim_protos::api::*;
-use containerd_shim_protos::shim_async::{Task as TaskMethods, create_task};
-use protobuf::MessageField;
-use protobuf::well_known_types::empty::Empty;
+use protobuf::{Message, MessageField};
 use ttrpc::asynchronous::{MethodHandler, Service, TtrpcContext};
-use ttrpc::{Code, Error, Request, Response, get_status};
+use ttrpc::{Code, Error, Request, Response, Status, get_status};
 
-use client::{EXPECT_SERVICE, expect_service};
+use client::{EXPECT, EXPECT_SERVICE};
 pub use client::{ServerAnswer, expect, is_alive};
 pub use containers::Containers;
 pub use unknown_services::answering_unknown;
@@ -38,224 +36,257 @@ use crate::task::TaskError;
 
 const V2: &str = "containerd.task.v2.Task";
 const V3: &str = "containerd.task.v3.Task";
+const METHODS: [&str; 17] = [
+    "Create",
+    "Start",
+    "Exec",
+    "Delete",
+    "Kill",
+    "Pause",
+    "Resume",
+    "Update",
+    "State",
+    "Pids",
+    "Wait",
+    "CloseIO",
+    "ResizePty",
+    "Connect",
+    "Shutdown",
+    "Checkpoint",
+    "Stats",
+];
 
 /// The task service under both names, and the service of our own `start`.
 pub fn services(containers: &Arc<Containers>) -> HashMap<String, Service> {
-    let service = || Arc::new(TaskService(Arc::clone(containers)));
-    let mut all = create_task(service());
-    if let Some(twin) = create_task(service()).remove(V3) {
-        all.insert(V2.to_owned(), twin);
+    let mut all = HashMap::new();
+    for (name, methods) in [
+        (V2, &METHODS[..]),
+        (V3, &METHODS),
+        (EXPECT_SERVICE, &[EXPECT]),
+    ] {
+        let mut service = Service {
+            methods: HashMap::new(),
+            streams: HashMap::new(),
+        };
+        for method in methods {
+            let handler = Box::new(TaskService(Arc::clone(containers)));
+            service.methods.insert((*method).to_owned(), handler);
+        }
+        all.insert(name.to_owned(), service);
     }
-    all.insert(EXPECT_SERVICE.to_owned(), expect_service(containers));
-    all.into_iter()
-        .map(|(name, service)| (name, decoded(service)))
-        .collect()
+    all
 }
 
 struct TaskService(Arc<Containers>);
 
-impl TaskService {
-    fn begin(&self, method: &'static str, id: &str, exec_id: &str) -> PendingCall {
-        self.0.calls.begin(method, id, exec_id)
+#[async_trait]
+impl MethodHandler for TaskService {
+    /// Every failure is in the response: Rust's ttrpc answers UNKNOWN to any error of a handler.
+    async fn handler(&self, _: TtrpcContext, request: Request) -> ttrpc::Result<Response> {
+        let answered = match self.call(&request.method, &request.payload) {
+            Ok(call) => call.await,
+            Err(status) => Err(status),
+        };
+        Ok(match answered {
+            Ok(payload) => Response {
+                status: MessageField::some(get_status(Code::OK, "")),
+                payload,
+                ..Default::default()
+            },
+            Err(status) => Error::RpcStatus(status).into(),
+        })
     }
 }
 
-type TtrpcResult<T> = ttrpc::Result<T>;
+/// The encoded answer to a request, or a gRPC code and a line of text.
+///
+/// containerd decides by the code: NOT_FOUND to a kill means that the process has ended. containerd
+/// shows the text of all other errors to the user.
+type Answer = Result<Vec<u8>, Status>;
+type PendingAnswer = Pin<Box<dyn Future<Output = Answer> + Send>>;
 
-#[async_trait]
-impl TaskMethods for TaskService {
-    async fn create(
-        &self,
-        _: &TtrpcContext,
-        request: CreateTaskRequest,
-    ) -> TtrpcResult<CreateTaskResponse> {
+impl TaskService {
+    fn call(&self, method: &str, payload: &[u8]) -> Result<PendingAnswer, Status> {
         let containers = Arc::clone(&self.0);
-        run_to_end(self.begin("create", &request.id, ""), async move {
-            panic_on_request("create", &request.id);
-            Ok(CreateTaskResponse {
-                pid: containers.create(request).await?,
-                ..Default::default()
-            })
-        })
-        .await
-    }
-
-    async fn start(&self, _: &TtrpcContext, request: StartRequest) -> TtrpcResult<StartResponse> {
-        let containers = Arc::clone(&self.0);
-        let call = self.begin("start", &request.id, &request.exec_id);
-        run_to_end(call, async move {
-            panic_on_request("start", &request.id);
-            let task = containers.find(&request.id)?;
-            Ok(StartResponse {
-                pid: task.start(&request.exec_id).await?,
-                ..Default::default()
-            })
-        })
-        .await
-    }
-
-    async fn exec(&self, _: &TtrpcContext, request: ExecProcessRequest) -> TtrpcResult<Empty> {
-        let containers = Arc::clone(&self.0);
-        let call = self.begin("exec", &request.id, &request.exec_id);
-        run_to_end(call, async move {
-            containers.find(&request.id)?.add_exec(request)?;
-            Ok(Empty::new())
-        })
-        .await
-    }
-
-    async fn delete(
-        &self,
-        _: &TtrpcContext,
-        request: DeleteRequest,
-    ) -> TtrpcResult<DeleteResponse> {
-        let containers = Arc::clone(&self.0);
-        let call = self.begin("delete", &request.id, &request.exec_id);
-        run_to_end(call, async move {
-            containers.delete(&request.id, &request.exec_id).await
-        })
-        .await
-    }
-
-    async fn kill(&self, _: &TtrpcContext, request: KillRequest) -> TtrpcResult<Empty> {
-        let containers = Arc::clone(&self.0);
-        let call = self.begin("kill", &request.id, &request.exec_id);
-        run_to_end(call, async move {
-            let task = containers.find(&request.id)?;
-            task.kill(&request.exec_id, request.signal, request.all)
-                .await?;
-            Ok(Empty::new())
-        })
-        .await
-    }
-
-    async fn pause(&self, _: &TtrpcContext, request: PauseRequest) -> TtrpcResult<Empty> {
-        let containers = Arc::clone(&self.0);
-        run_to_end(self.begin("pause", &request.id, ""), async move {
-            containers.find(&request.id)?.pause().await?;
-            Ok(Empty::new())
-        })
-        .await
-    }
-
-    async fn resume(&self, _: &TtrpcContext, request: ResumeRequest) -> TtrpcResult<Empty> {
-        let containers = Arc::clone(&self.0);
-        run_to_end(self.begin("resume", &request.id, ""), async move {
-            containers.find(&request.id)?.resume().await?;
-            Ok(Empty::new())
-        })
-        .await
-    }
-
-    async fn update(&self, _: &TtrpcContext, request: UpdateTaskRequest) -> TtrpcResult<Empty> {
-        let containers = Arc::clone(&self.0);
-        run_to_end(self.begin("update", &request.id, ""), async move {
-            let task = containers.find(&request.id)?;
-            task.update(&request.resources.value).await?;
-            Ok(Empty::new())
-        })
-        .await
-    }
-
-    async fn state(&self, _: &TtrpcContext, request: StateRequest) -> TtrpcResult<StateResponse> {
-        run_cancellable(self.begin("state", &request.id, &request.exec_id), async {
-            panic_on_request("state", &request.id);
-            Ok(self.0.find(&request.id)?.state(&request.exec_id)?)
-        })
-        .await
-    }
-
-    async fn pids(&self, _: &TtrpcContext, request: PidsRequest) -> TtrpcResult<PidsResponse> {
-        run_cancellable(self.begin("pids", &request.id, ""), async {
-            Ok(PidsResponse {
-                processes: self.0.find(&request.id)?.pids().await?,
-                ..Default::default()
-            })
-        })
-        .await
-    }
-
-    async fn wait(&self, _: &TtrpcContext, request: WaitRequest) -> TtrpcResult<WaitResponse> {
-        run_cancellable(self.begin("wait", &request.id, &request.exec_id), async {
-            let exit = self.0.find(&request.id)?.wait(&request.exec_id).await?;
-            Ok(WaitResponse {
-                exit_status: exit.status,
-                exited_at: timestamp(exit.at),
-                ..Default::default()
-            })
-        })
-        .await
-    }
-
-    async fn close_io(&self, _: &TtrpcContext, request: CloseIORequest) -> TtrpcResult<Empty> {
-        let call = self.begin("close io", &request.id, &request.exec_id);
-        run_cancellable(call, async {
-            let task = self.0.find(&request.id)?;
-            if request.stdin {
-                task.close_stdin(&request.exec_id)?;
+        let begin = |method, id: &str, exec_id: &str| self.0.calls.begin(method, id, exec_id);
+        Ok(match method {
+            "Create" => {
+                let request: CreateTaskRequest = decode(payload)?;
+                let call = begin("create", &request.id, "");
+                run_to_end(call, async move {
+                    panic_on_request("create", &request.id);
+                    encode(&CreateTaskResponse {
+                        pid: containers.create(request).await?,
+                        ..Default::default()
+                    })
+                })
             }
-            Ok(Empty::new())
+            "Start" => {
+                let StartRequest { id, exec_id, .. } = decode(payload)?;
+                run_to_end(begin("start", &id, &exec_id), async move {
+                    panic_on_request("start", &id);
+                    encode(&StartResponse {
+                        pid: containers.find(&id)?.start(&exec_id).await?,
+                        ..Default::default()
+                    })
+                })
+            }
+            "Exec" => {
+                let request: ExecProcessRequest = decode(payload)?;
+                let call = begin("exec", &request.id, &request.exec_id);
+                run_to_end(call, async move {
+                    containers.find(&request.id)?.add_exec(request)?;
+                    NOTHING
+                })
+            }
+            "Delete" => {
+                let DeleteRequest { id, exec_id, .. } = decode(payload)?;
+                run_to_end(begin("delete", &id, &exec_id), async move {
+                    encode(&containers.delete(&id, &exec_id).await?)
+                })
+            }
+            "Kill" => {
+                let request: KillRequest = decode(payload)?;
+                let call = begin("kill", &request.id, &request.exec_id);
+                run_to_end(call, async move {
+                    let task = containers.find(&request.id)?;
+                    task.kill(&request.exec_id, request.signal, request.all)
+                        .await?;
+                    NOTHING
+                })
+            }
+            "Pause" => {
+                let PauseRequest { id, .. } = decode(payload)?;
+                run_to_end(begin("pause", &id, ""), async move {
+                    containers.find(&id)?.pause().await?;
+                    NOTHING
+                })
+            }
+            "Resume" => {
+                let ResumeRequest { id, .. } = decode(payload)?;
+                run_to_end(begin("resume", &id, ""), async move {
+                    containers.find(&id)?.resume().await?;
+                    NOTHING
+                })
+            }
+            "Update" => {
+                let UpdateTaskRequest { id, resources, .. } = decode(payload)?;
+                run_to_end(begin("update", &id, ""), async move {
+                    containers.find(&id)?.update(&resources.value).await?;
+                    NOTHING
+                })
+            }
+            "Checkpoint" => {
+                let request: CheckpointTaskRequest = decode(payload)?;
+                let call = begin("checkpoint", &request.id, "");
+                run_to_end(call, async move {
+                    containers.find(&request.id)?.checkpoint(request).await?;
+                    NOTHING
+                })
+            }
+            "State" => {
+                let StateRequest { id, exec_id, .. } = decode(payload)?;
+                run_cancellable(begin("state", &id, &exec_id), async move {
+                    panic_on_request("state", &id);
+                    encode(&containers.find(&id)?.state(&exec_id)?)
+                })
+            }
+            "Pids" => {
+                let PidsRequest { id, .. } = decode(payload)?;
+                run_cancellable(begin("pids", &id, ""), async move {
+                    encode(&PidsResponse {
+                        processes: containers.find(&id)?.pids().await?,
+                        ..Default::default()
+                    })
+                })
+            }
+            "Wait" => {
+                let WaitRequest { id, exec_id, .. } = decode(payload)?;
+                run_cancellable(begin("wait", &id, &exec_id), async move {
+                    let exit = containers.find(&id)?.wait(&exec_id).await?;
+                    encode(&WaitResponse {
+                        exit_status: exit.status,
+                        exited_at: timestamp(exit.at),
+                        ..Default::default()
+                    })
+                })
+            }
+            "CloseIO" => {
+                let request: CloseIORequest = decode(payload)?;
+                let call = begin("close io", &request.id, &request.exec_id);
+                run_cancellable(call, async move {
+                    let task = containers.find(&request.id)?;
+                    if request.stdin {
+                        task.close_stdin(&request.exec_id)?;
+                    }
+                    NOTHING
+                })
+            }
+            "ResizePty" => {
+                let request: ResizePtyRequest = decode(payload)?;
+                let call = begin("resize", &request.id, &request.exec_id);
+                run_cancellable(call, async move {
+                    let task = containers.find(&request.id)?;
+                    task.resize(&request.exec_id, request.width, request.height)?;
+                    NOTHING
+                })
+            }
+            "Connect" => {
+                let ConnectRequest { id, .. } = decode(payload)?;
+                run_cancellable(begin("connect", &id, ""), async move {
+                    encode(&ConnectResponse {
+                        shim_pid: std::process::id(),
+                        // Answered for an unknown container as well: this is how a restarted
+                        // containerd finds the shim.
+                        task_pid: containers.find(&id).map_or(0, |task| task.pid()),
+                        ..Default::default()
+                    })
+                })
+            }
+            "Shutdown" => {
+                let ShutdownRequest { id, .. } = decode(payload)?;
+                run_cancellable(begin("shutdown", &id, ""), async move {
+                    // Ignores `now`, like Go's shim: the end of a shim would end its containers.
+                    containers.shut_down();
+                    NOTHING
+                })
+            }
+            "Stats" => {
+                let StatsRequest { id, .. } = decode(payload)?;
+                run_cancellable(begin("stats", &id, ""), async move {
+                    encode(&StatsResponse {
+                        stats: MessageField::some(containers.find(&id)?.stats()?),
+                        ..Default::default()
+                    })
+                })
+            }
+            EXPECT => {
+                let ConnectRequest { id, .. } = decode(payload)?;
+                run_cancellable(begin("expect", &id, ""), async move {
+                    containers.expect(&id)?;
+                    NOTHING
+                })
+            }
+            other => return Err(get_status(Code::UNIMPLEMENTED, format!("{other} method"))),
         })
-        .await
     }
+}
 
-    async fn resize_pty(&self, _: &TtrpcContext, request: ResizePtyRequest) -> TtrpcResult<Empty> {
-        run_cancellable(self.begin("resize", &request.id, &request.exec_id), async {
-            let task = self.0.find(&request.id)?;
-            task.resize(&request.exec_id, request.width, request.height)?;
-            Ok(Empty::new())
-        })
-        .await
-    }
+/// The encoding of a message without fields.
+const NOTHING: Answer = Ok(Vec::new());
 
-    async fn connect(
-        &self,
-        _: &TtrpcContext,
-        request: ConnectRequest,
-    ) -> TtrpcResult<ConnectResponse> {
-        run_cancellable(self.begin("connect", &request.id, ""), async {
-            Ok(ConnectResponse {
-                shim_pid: std::process::id(),
-                // Answered for an unknown container as well: this is how a restarted containerd
-                // finds the shim.
-                task_pid: self.0.find(&request.id).map_or(0, |task| task.pid()),
-                ..Default::default()
-            })
-        })
-        .await
-    }
+fn encode(message: &impl Message) -> Answer {
+    let encoded = message.write_to_bytes();
+    encoded.map_err(|error| broken_message("Encoding response", &error))
+}
 
-    async fn shutdown(&self, _: &TtrpcContext, request: ShutdownRequest) -> TtrpcResult<Empty> {
-        run_cancellable(self.begin("shutdown", &request.id, ""), async {
-            // Ignores `now`, like Go's shim: the end of a shim would end its containers.
-            self.0.shut_down();
-            Ok(Empty::new())
-        })
-        .await
-    }
+fn decode<M: Message>(payload: &[u8]) -> Result<M, Status> {
+    M::parse_from_bytes(payload).map_err(|error| broken_message("Unpack request error", &error))
+}
 
-    async fn checkpoint(
-        &self,
-        _: &TtrpcContext,
-        request: CheckpointTaskRequest,
-    ) -> TtrpcResult<Empty> {
-        let containers = Arc::clone(&self.0);
-        run_to_end(self.begin("checkpoint", &request.id, ""), async move {
-            containers.find(&request.id)?.checkpoint(request).await?;
-            Ok(Empty::new())
-        })
-        .await
-    }
-
-    async fn stats(&self, _: &TtrpcContext, request: StatsRequest) -> TtrpcResult<StatsResponse> {
-        run_cancellable(self.begin("stats", &request.id, ""), async {
-            Ok(StatsResponse {
-                stats: MessageField::some(self.0.find(&request.id)?.stats()?),
-                ..Default::default()
-            })
-        })
-        .await
-    }
+/// As Go's ttrpc answers.
+fn broken_message(what: &str, error: &protobuf::Error) -> Status {
+    get_status(Code::INTERNAL, format!("ttrpc err: {what} {error}"))
 }
 
 /// In a build with fault points a method panics for the container that is named after it.
@@ -273,36 +304,63 @@ fn panic_on_request(method: &str, id: &str) {
 /// is dropped between the runtime's run and its record, the container is unknown to the shim. So
 /// the method runs in a separate task. A method that panics would never answer: the panic is caught
 /// and answered as INTERNAL, and the pod's other containers live on.
-async fn run_to_end<T: Send + 'static>(
+fn run_to_end(
     call: PendingCall,
-    work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
-) -> TtrpcResult<T> {
-    let method = call.method;
-    let work = tokio::spawn(async move {
-        let _pending = call;
-        work.await
-    });
-    match work.await {
-        Ok(result) => result.map_err(|refusal| {
-            // containerd's own log has it at the level that containerd chooses.
-            tracing::debug!(method, code = ?refusal.code, "{}", refusal.message);
-            refusal.into()
-        }),
-        Err(_panicked) => Err(Refusal::panicked(method).into()),
-    }
+    work: impl Future<Output = Answer> + Send + 'static,
+) -> PendingAnswer {
+    Box::pin(async move {
+        let method = call.method;
+        let work = tokio::spawn(async move {
+            let _pending = call;
+            work.await
+        });
+        match work.await {
+            Ok(answer) => answer.inspect_err(|status| {
+                // containerd's own log has it at the level that containerd chooses.
+                tracing::debug!(method, code = ?status.code(), "{}", status.message);
+            }),
+            Err(_panicked) => Err(panicked(method)),
+        }
+    })
 }
 
 /// Runs a method that only reads. The future may be dropped at any time.
-async fn run_cancellable<T>(
+fn run_cancellable(
     call: PendingCall,
-    work: impl Future<Output = Result<T, Refusal>> + Send,
-) -> TtrpcResult<T> {
-    let mut work = pin!(work);
-    let caught = std::future::poll_fn(|context| {
+    work: impl Future<Output = Answer> + Send + 'static,
+) -> PendingAnswer {
+    let mut work = Box::pin(work);
+    Box::pin(std::future::poll_fn(move |context| {
         catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context)))
-            .unwrap_or_else(|_| Poll::Ready(Err(Refusal::panicked(call.method))))
-    });
-    caught.await.map_err(Into::into)
+            .unwrap_or_else(|_| Poll::Ready(Err(panicked(call.method))))
+    }))
+}
+
+/// A method that panicked; the log has the details.
+fn panicked(method: &str) -> Status {
+    let message = format!("the shim broke in {method}; its log says where");
+    get_status(Code::INTERNAL, message)
+}
+
+/// The shim is about to end; containerd must start a new shim.
+fn shutting_down() -> Status {
+    get_status(Code::UNAVAILABLE, "the shim is shutting down")
+}
+
+impl From<TaskError> for Status {
+    fn from(error: TaskError) -> Self {
+        let code = match error {
+            TaskError::NotFound(_) => Code::NOT_FOUND,
+            TaskError::AlreadyExists(_) => Code::ALREADY_EXISTS,
+            TaskError::Invalid(_) | TaskError::Options(_) => Code::INVALID_ARGUMENT,
+            TaskError::Illegal(_) => Code::FAILED_PRECONDITION,
+            // Go's shim has no code for these either; containerd adds ": unknown" to the text.
+            TaskError::Step(_) | TaskError::Checkpoint { .. } | TaskError::Runtime { .. } => {
+                Code::UNKNOWN
+            }
+        };
+        get_status(code, error_chain(&error))
+    }
 }
 
 /// The pending calls, for the dump of the shim's state, in the order of their arrival: what was
@@ -353,85 +411,6 @@ impl Drop for PendingCall {
     }
 }
 
-/// A request that failed, in the form for containerd: a gRPC code and a line of text.
-///
-/// containerd decides by the code: NOT_FOUND to a kill means that the process has ended. containerd
-/// shows the text of all other errors to the user.
-#[derive(Debug)]
-struct Refusal {
-    code: Code,
-    message: String,
-}
-
-impl Refusal {
-    /// A method that panicked; the log has the details.
-    fn panicked(method: &str) -> Self {
-        Self {
-            code: Code::INTERNAL,
-            message: format!("the shim broke in {method}; its log says where"),
-        }
-    }
-
-    /// The shim is about to end; containerd must start a new shim.
-    fn shutting_down() -> Self {
-        Self {
-            code: Code::UNAVAILABLE,
-            message: "the shim is shutting down".to_owned(),
-        }
-    }
-}
-
-impl From<TaskError> for Refusal {
-    fn from(error: TaskError) -> Self {
-        let code = match error {
-            TaskError::NotFound(_) => Code::NOT_FOUND,
-            TaskError::AlreadyExists(_) => Code::ALREADY_EXISTS,
-            TaskError::Invalid(_) | TaskError::Options(_) => Code::INVALID_ARGUMENT,
-            TaskError::Illegal(_) => Code::FAILED_PRECONDITION,
-            // Go's shim has no code for these either; containerd adds ": unknown" to the text.
-            TaskError::Step(_) | TaskError::Checkpoint { .. } | TaskError::Runtime { .. } => {
-                Code::UNKNOWN
-            }
-        };
-        Self {
-            code,
-            message: error_chain(&error),
-        }
-    }
-}
-
-impl From<Refusal> for Error {
-    fn from(refusal: Refusal) -> Self {
-        Self::RpcStatus(get_status(refusal.code, refusal.message))
-    }
-}
-
-type Handler = Box<dyn MethodHandler + Send + Sync>;
-
-/// Answers requests to the service that cannot be decoded as Go's ttrpc does: INTERNAL. Rust's
-/// ttrpc answers UNKNOWN to any error of a handler. A handler returns only errors of decoding and
-/// encoding: the response already has the error of a method.
-fn decoded(service: Service) -> Service {
-    let answering = |(name, handler)| (name, Box::new(Decoding(handler)) as Handler);
-    Service {
-        methods: service.methods.into_iter().map(answering).collect(),
-        streams: service.streams,
-    }
-}
-
-struct Decoding(Handler);
-
-#[async_trait]
-impl MethodHandler for Decoding {
-    async fn handler(&self, context: TtrpcContext, request: Request) -> TtrpcResult<Response> {
-        let answer = self.0.handler(context, request).await;
-        Ok(answer.unwrap_or_else(|error| match error {
-            Error::RpcStatus(status) => Error::RpcStatus(status).into(),
-            error => Error::RpcStatus(get_status(Code::INTERNAL, error.to_string())).into(),
-        }))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
@@ -442,7 +421,7 @@ mod tests {
 
     use tokio::sync::oneshot;
     use tokio::time::timeout;
-    use ttrpc::asynchronous::transport::{Listener, Socket};
+    use ttrpc::asynchronous::transport::Socket;
     use ttrpc::asynchronous::{Client, Server};
 
     use super::containers::tests::containers;
@@ -470,11 +449,8 @@ mod tests {
         Arc::new(Calls::default()).begin("x", "web", "")
     }
 
-    fn code(result: ttrpc::Result<()>) -> Code {
-        match result {
-            Err(Error::RpcStatus(status)) => status.code(),
-            other => panic!("no status: {other:?}"),
-        }
+    fn code(answer: Answer) -> Code {
+        answer.unwrap_err().code()
     }
 
     #[tokio::test]
@@ -496,7 +472,7 @@ mod tests {
         let work = run_to_end(call(), async move {
             resumed.await.unwrap();
             done.send(()).unwrap();
-            Ok(())
+            NOTHING
         });
         assert!(timeout(Duration::from_millis(5), work).await.is_err());
         go_on.send(()).unwrap();
@@ -531,13 +507,13 @@ mod tests {
         let source = RuntimeError::Failed {
             message: "runc create failed: no such file or directory".into(),
         };
-        let refusal = Refusal::from(TaskError::Runtime {
+        let status = Status::from(TaskError::Runtime {
             stage: "create",
             source,
         });
-        assert_eq!(refusal.code, Code::UNKNOWN);
+        assert_eq!(status.code(), Code::UNKNOWN);
         assert_eq!(
-            refusal.message,
+            status.message,
             "OCI runtime create failed: runc create failed: no such file or directory"
         );
     }
@@ -549,7 +525,7 @@ mod tests {
         let path = folder.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
         listener.set_nonblocking(true).unwrap();
-        let listener = Listener::try_from(listener).unwrap();
+        let listener = tokio::net::UnixListener::from_std(listener).unwrap();
         let services = services(&Arc::new(containers()));
         let listener = answering_unknown(listener, services.keys());
         let mut server = Server::new()

@@ -13,10 +13,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use futures_core::Stream;
+use futures_util::stream::poll_fn;
 use protobuf::Message;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use ttrpc::asynchronous::transport::{Listener, Socket};
+use tokio::io::{AsyncRead, ReadBuf, join};
+use tokio::net::UnixListener;
+use ttrpc::asynchronous::transport::Listener;
 use ttrpc::proto::{MESSAGE_HEADER_LENGTH, MESSAGE_LENGTH_MAX, MESSAGE_TYPE_REQUEST};
 use ttrpc::{MessageHeader, Request};
 
@@ -24,94 +25,81 @@ use super::V3;
 
 /// The tag of the field `service`, the first field of a request.
 const SERVICE_TAG: u8 = 10;
+/// The largest number of bytes to read at once.
+const STEP: usize = 4096;
 
-/// Wraps the connections of a listener of these services.
+/// The connections to a server of these services.
 pub fn answering_unknown<'a>(
-    listener: Listener,
+    listener: UnixListener,
     services: impl Iterator<Item = &'a String>,
 ) -> Listener {
-    let known = services.cloned().collect();
-    Listener::new(Connections { listener, known })
+    let known: Arc<[String]> = services.cloned().collect();
+    Listener::new(poll_fn(move |context| {
+        let accepted = ready!(listener.poll_accept(context));
+        Poll::Ready(Some(accepted.map(|(socket, _)| {
+            let (read, write) = socket.into_split();
+            join(Requests::of(read, Arc::clone(&known)), write)
+        })))
+    }))
 }
 
-struct Connections {
-    listener: Listener,
-    known: Arc<[String]>,
-}
-
-impl Stream for Connections {
-    type Item = io::Result<Connection<Socket>>;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let socket = ready!(Pin::new(&mut self.listener).poll_next(context));
-        let known = &self.known;
-        Poll::Ready(socket.map(|socket| Ok(Connection::of(socket?, Arc::clone(known)))))
-    }
-}
-
-/// A connection, and the part of its input that was read but not handed on.
-struct Connection<S> {
+/// The input of a connection.
+struct Requests<S> {
     socket: S,
     known: Arc<[String]>,
-    /// The beginning of a frame: the header, then all of a request.
+    /// Bytes that were read and not handed on: the beginning of a frame, or all of a request.
     frame: Vec<u8>,
-    /// Bytes to hand on, from this index on.
-    ready: (Vec<u8>, usize),
-    /// Bytes of the socket that pass unchanged.
+    /// The number of bytes to hand on, those of `frame` first; 0 while a frame is being read.
     passing: usize,
 }
 
-impl<S: AsyncRead + Unpin> Connection<S> {
+impl<S: AsyncRead + Unpin> Requests<S> {
     fn of(socket: S, known: Arc<[String]>) -> Self {
         Self {
             socket,
             known,
             frame: Vec::new(),
-            ready: (Vec::new(), 0),
             passing: 0,
         }
     }
 
-    /// Reads until bytes are ready, or are to pass. Nothing is ready at the end of the stream.
+    /// Reads a frame up to the point at which it can be handed on: a header, and all of a request.
+    /// At the end of the stream all bytes can.
     fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
-            let Some(left) = self.left_of_frame() else {
-                return Poll::Ready(Ok(()));
-            };
-            let mut buffer = [0; 4096];
-            let size = left.min(buffer.len());
+            let mut wanted = MESSAGE_HEADER_LENGTH;
+            if self.frame.len() >= wanted {
+                let header = MessageHeader::from(&self.frame);
+                let length = header.length as usize;
+                let is_request =
+                    header.type_ == MESSAGE_TYPE_REQUEST && length <= MESSAGE_LENGTH_MAX;
+                if is_request {
+                    wanted += length;
+                }
+                if self.frame.len() == wanted {
+                    self.passing = MESSAGE_HEADER_LENGTH + length;
+                    if is_request && let Some(other) = self.redirected() {
+                        self.passing = other.len();
+                        self.frame = other;
+                    }
+                    return Poll::Ready(Ok(()));
+                }
+            }
+            let mut buffer = [0; STEP];
+            let size = STEP.min(wanted - self.frame.len());
             let mut read = ReadBuf::new(&mut buffer[..size]);
             ready!(Pin::new(&mut self.socket).poll_read(context, &mut read))?;
-            self.frame.extend_from_slice(read.filled());
             if read.filled().is_empty() {
-                self.ready = (std::mem::take(&mut self.frame), 0);
+                self.passing = self.frame.len();
                 return Poll::Ready(Ok(()));
             }
+            self.frame.extend_from_slice(read.filled());
         }
-    }
-
-    /// The number of bytes to read before the frame can be handed on; `None` once it is ready.
-    fn left_of_frame(&mut self) -> Option<usize> {
-        if self.frame.len() < MESSAGE_HEADER_LENGTH {
-            return Some(MESSAGE_HEADER_LENGTH - self.frame.len());
-        }
-        let header = MessageHeader::from(&self.frame);
-        let length = header.length as usize;
-        let is_request = header.type_ == MESSAGE_TYPE_REQUEST && length <= MESSAGE_LENGTH_MAX;
-        let left = MESSAGE_HEADER_LENGTH + length - self.frame.len();
-        if is_request && left > 0 {
-            return Some(left);
-        }
-        let frame = std::mem::take(&mut self.frame);
-        let other = is_request.then(|| self.redirected(&frame)).flatten();
-        self.ready = (other.unwrap_or(frame), 0);
-        self.passing = left;
-        None
     }
 
     /// The replacement for the frame of a request for an unknown service.
-    fn redirected(&self, frame: &[u8]) -> Option<Vec<u8>> {
-        let (header, payload) = frame.split_at_checked(MESSAGE_HEADER_LENGTH)?;
+    fn redirected(&self) -> Option<Vec<u8>> {
+        let (header, payload) = self.frame.split_at_checked(MESSAGE_HEADER_LENGTH)?;
         if self.known.iter().any(|name| names(payload, name)) {
             return None;
         }
@@ -146,53 +134,33 @@ fn names(request: &[u8], service: &str) -> bool {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Connection<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for Requests<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        if this.ready.1 == this.ready.0.len() && this.passing == 0 {
-            this.ready = (Vec::new(), 0);
+        if this.passing == 0 {
             ready!(this.poll_frame(context))?;
         }
-        let rest = &this.ready.0[this.ready.1..];
-        if !rest.is_empty() || this.passing == 0 {
-            let count = rest.len().min(buffer.remaining());
-            buffer.put_slice(&rest[..count]);
-            this.ready.1 += count;
-            return Poll::Ready(Ok(()));
-        }
         let size = buffer.remaining().min(this.passing);
-        let mut limited = ReadBuf::new(buffer.initialize_unfilled_to(size));
-        ready!(Pin::new(&mut this.socket).poll_read(context, &mut limited))?;
-        let count = limited.filled().len();
-        this.passing = match count {
-            // The end of the stream.
-            0 => 0,
-            count => this.passing - count,
-        };
-        buffer.advance(count);
+        let mut count = size.min(this.frame.len());
+        if count > 0 {
+            buffer.put_slice(&this.frame[..count]);
+            this.frame.drain(..count);
+        } else {
+            let mut limited = ReadBuf::new(buffer.initialize_unfilled_to(size));
+            ready!(Pin::new(&mut this.socket).poll_read(context, &mut limited))?;
+            count = limited.filled().len();
+            buffer.advance(count);
+        }
+        this.passing -= count;
+        if this.passing == 0 {
+            // An idle connection has no memory for a frame.
+            this.frame = Vec::new();
+        }
         Poll::Ready(Ok(()))
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Connection<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.socket).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_shutdown(context)
     }
 }
 
@@ -231,7 +199,7 @@ mod tests {
             .unwrap();
         runtime.block_on(async {
             let (socket, mut client) = tokio::io::duplex(piece);
-            let mut connection = Connection::of(socket, Arc::from(["known".to_owned()]));
+            let mut connection = Requests::of(socket, Arc::from(["known".to_owned()]));
             let mut output = Vec::new();
             let (sent, _) = tokio::join!(
                 async move { client.write_all(input).await },
