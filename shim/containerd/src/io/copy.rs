@@ -8,10 +8,11 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -33,6 +34,8 @@ const STEP: usize = 16 * 1024;
 pub struct StreamCopy {
     pub task: AbortHandle,
     progress: CopyProgress,
+    /// The source and the destination; the end of the copy closes both.
+    ends: [Weak<AsyncFd<OwnedFd>>; 2],
 }
 
 impl StreamCopy {
@@ -40,6 +43,7 @@ impl StreamCopy {
     /// non-blocking.
     pub fn spawn(from: Arc<AsyncFd<OwnedFd>>, to: Arc<AsyncFd<OwnedFd>>) -> Self {
         let (mover, progress) = progress();
+        let ends = [&from, &to].map(Arc::downgrade);
         let task = tokio::spawn(async move {
             let ended = run(&from, &to, &mover).await;
             // The descriptors close before the end is reported: the reader must also see the end by
@@ -53,13 +57,26 @@ impl StreamCopy {
         Self {
             task: task.abort_handle(),
             progress,
+            ends,
         }
     }
 
     /// Waits for the end of the stream, and aborts a copy that stalls. A slow copy that still moves
     /// continues alone.
     pub async fn finish_or_stall(&self, limits: DrainLimits) {
-        match self.progress.drain(limits).await {
+        // On a busy node the shim may not run for longer than a limit. Then the copy has not had its
+        // turn yet: it still takes the bytes that wait, or the end.
+        let can_move = |is_holding: bool| {
+            let (end, event) = match &self.ends {
+                [_, to] if is_holding => (to, PollFlags::OUT),
+                [from, _] => (from, PollFlags::IN),
+            };
+            end.upgrade().is_some_and(|end| {
+                let mut fds = [PollFd::new(end.get_ref(), event)];
+                matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..))
+            })
+        };
+        match self.progress.drain(limits, can_move).await {
             DrainResult::Passed => {}
             DrainResult::Moving => {
                 tracing::warn!(
@@ -191,19 +208,23 @@ impl Mover {
 }
 
 impl CopyProgress {
-    /// Waits for the end of the stream.
-    async fn drain(&self, limits: DrainLimits) -> DrainResult {
+    /// Waits for the end of the stream. `can_move` returns true if the mover has work: bytes to read
+    /// or, while it holds bytes, a destination that accepts some.
+    async fn drain(&self, limits: DrainLimits, can_move: impl Fn(bool) -> bool) -> DrainResult {
         let mut open = self.open.clone();
         let end = Instant::now() + limits.total;
-        let mut before = self.counts.moved.load(Ordering::Relaxed);
+        let first = self.counts.moved.load(Ordering::Relaxed);
+        let mut before = first;
         // `changed` fails when the mover is gone.
         while timeout(limits.idle, open.changed()).await.is_err() {
             let now = self.counts.moved.load(Ordering::Relaxed);
             let is_late = Instant::now() >= end;
-            if now != before && is_late {
+            // A reader that has taken some bytes within the limit may only pause.
+            if is_late && now != first {
                 return DrainResult::Moving;
             }
-            if now == before && (is_late || !self.counts.holding.load(Ordering::Relaxed)) {
+            let is_holding = self.counts.holding.load(Ordering::Relaxed);
+            if now == before && (is_late || !is_holding) && !can_move(is_holding) {
                 return DrainResult::Stalled;
             }
             before = now;
@@ -233,7 +254,7 @@ impl FileWriter {
 
     /// Waits until all bytes are in the file; gives up when the stream stalls.
     pub async fn finish_or_stall(&self, limits: DrainLimits) {
-        if self.progress.drain(limits).await != DrainResult::Passed {
+        if self.progress.drain(limits, |_| false).await != DrainResult::Passed {
             tracing::warn!(
                 "a process left behind still holds a log file's pipe open, or its disk hangs"
             );
@@ -341,6 +362,43 @@ mod tests {
         timeout(LONG, copy.finish_or_stall(limits)).await.unwrap();
     }
 
+    /// A shim that did not run for longer than the limit: the limit has passed, and the last bytes
+    /// and the end are there.
+    #[tokio::test]
+    async fn a_copy_that_had_no_turn_is_not_stalled() {
+        let ((source, feed), (drain, target)) = (pipe(), pipe());
+        let copy = StreamCopy::spawn(source, target);
+        // The copy waits for its source.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let limits = DrainLimits {
+            idle: Duration::from_millis(20),
+            total: LONG,
+        };
+        let no_turn = async move {
+            rustix::io::write(feed.get_ref(), &[7; 10_000]).unwrap();
+            std::thread::sleep(limits.idle * 5);
+        };
+        tokio::join!(copy.finish_or_stall(limits), no_turn);
+        let mut got = [0; 20_000];
+        assert_eq!(
+            rustix::io::read(drain.get_ref(), &mut got).unwrap(),
+            10_000,
+            "the last bytes are lost"
+        );
+    }
+
+    /// Also a reader that takes nothing at the moment of the limit.
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_reader_gets_the_rest() {
+        let (mover, progress) = progress();
+        mover.set_holding(true);
+        let (drained, ()) = tokio::join!(progress.drain(DRAIN_LIMITS, |_| false), async {
+            tokio::time::sleep(DRAIN_LIMITS.total / 2).await;
+            mover.moved(1);
+        });
+        assert_eq!(drained, DrainResult::Moving);
+    }
+
     /// For a paused clock, which stands still while any task works: the duration of that work does
     /// not matter.
     const DRAIN_LIMITS: DrainLimits = DrainLimits {
@@ -352,14 +410,20 @@ mod tests {
     async fn the_end_is_the_movers_end() {
         let (mover, progress) = progress();
         drop(mover);
-        assert_eq!(progress.drain(DRAIN_LIMITS).await, DrainResult::Passed);
+        assert_eq!(
+            progress.drain(DRAIN_LIMITS, |_| false).await,
+            DrainResult::Passed
+        );
     }
 
     #[tokio::test(start_paused = true)]
     async fn nothing_moving_is_a_stall() {
         let (mover, progress) = progress();
         mover.moved(1);
-        assert_eq!(progress.drain(DRAIN_LIMITS).await, DrainResult::Stalled);
+        assert_eq!(
+            progress.drain(DRAIN_LIMITS, |_| false).await,
+            DrainResult::Stalled
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -367,13 +431,19 @@ mod tests {
         let (mover, progress) = progress();
         mover.set_holding(true);
         let begin = Instant::now();
-        assert_eq!(progress.drain(DRAIN_LIMITS).await, DrainResult::Stalled);
+        assert_eq!(
+            progress.drain(DRAIN_LIMITS, |_| false).await,
+            DrainResult::Stalled
+        );
         assert!(begin.elapsed() >= DRAIN_LIMITS.total);
         tokio::spawn(async move {
             tokio::time::sleep(DRAIN_LIMITS.idle * 3).await;
             drop(mover);
         });
-        assert_eq!(progress.drain(DRAIN_LIMITS).await, DrainResult::Passed);
+        assert_eq!(
+            progress.drain(DRAIN_LIMITS, |_| false).await,
+            DrainResult::Passed
+        );
     }
 
     #[tokio::test]
