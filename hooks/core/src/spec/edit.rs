@@ -5,10 +5,8 @@ use std::path::PathBuf;
 
 use serde_json::value::RawValue;
 
-use crate::spec::Bind;
-use crate::spec::RequestedPropagation;
-use crate::spec::SpecView;
-use crate::spec::read::{RawObject, Text, place};
+use crate::spec::read::{RawObject, Text, parsed, place};
+use crate::spec::{Bind, RequestedPropagation, SpecView};
 
 const RSLAVE: &str = "\"rslave\"";
 
@@ -60,126 +58,93 @@ impl SpecView<'_> {
         }
         splices.sort_by_key(|(range, _)| (range.start, range.end));
         splices.dedup();
-        let mut out = Vec::with_capacity(self.bytes().len() + 64 * splices.len());
+        let mut out = Vec::with_capacity(self.bytes.len() + 64 * splices.len());
         let mut done = 0;
         for (range, text) in splices {
-            out.extend_from_slice(&self.bytes()[done..range.start]);
+            out.extend_from_slice(&self.bytes[done..range.start]);
             out.extend_from_slice(text.as_bytes());
             done = range.end;
         }
-        out.extend_from_slice(&self.bytes()[done..]);
+        out.extend_from_slice(&self.bytes[done..]);
         Ok(out)
     }
 
     fn splices(&self, edit: &SpecEdit) -> Result<Vec<Splice>, EditError> {
+        let bind = |index: usize| {
+            let bind = self.binds.iter().find(|bind| bind.index == index);
+            bind.ok_or(EditError::NoSuchBind(index))
+        };
         match edit {
-            SpecEdit::Source { bind, to } => {
-                let not_utf8 = || EditError::NotUtf8 {
-                    bind: *bind,
+            SpecEdit::Source { bind: index, to } => {
+                let path = to.to_str().ok_or_else(|| EditError::NotUtf8 {
+                    bind: *index,
                     to: to.clone(),
-                };
-                let path = to.to_str().ok_or_else(not_utf8)?;
+                })?;
                 let quoted = serde_json::Value::from(path).to_string();
-                Ok(vec![(
-                    self.place(self.bind(*bind)?.written().source),
-                    quoted,
-                )])
+                Ok(vec![(self.place(bind(*index)?.written_source), quoted)])
             }
-            SpecEdit::BindRslave { bind } => Ok(self.bind_rslave(self.bind(*bind)?)),
+            SpecEdit::BindRslave { bind: index } => Ok(self.bind_rslave(bind(*index)?)),
             SpecEdit::RootfsRslave => Ok(self.rootfs_rslave().into_iter().collect()),
         }
     }
 
-    fn bind(&self, index: usize) -> Result<&Bind<'_>, EditError> {
-        self.binds()
-            .iter()
-            .find(|b| b.index() == index)
-            .ok_or(EditError::NoSuchBind(index))
-    }
-
     fn place(&self, written: &str) -> Range<usize> {
-        place(self.bytes(), written)
+        place(self.bytes, written)
     }
 
     fn bind_rslave(&self, bind: &Bind<'_>) -> Vec<Splice> {
-        let Some(written) = bind.written().options else {
-            let behind_source = self.place(bind.written().source).end;
-            return vec![(
-                behind_source..behind_source,
-                format!(",\"options\":[{RSLAVE}]"),
-            )];
+        let Some(written) = bind.written_options else {
+            let end = self.place(bind.written_source).end;
+            return vec![(end..end, format!(",\"options\":[{RSLAVE}]"))];
         };
-        let options = options(written);
-        let Some(last) = options.last().map(|last| self.place(last).end) else {
-            return vec![self.first_option(written)];
+        // An earlier step parsed the options as a list of strings.
+        let options: Option<Vec<&RawValue>> = serde_json::from_str(written).unwrap_or_default();
+        let options = options.unwrap_or_default();
+        let Some(last) = options.last() else {
+            let place = self.place(written);
+            // An empty array keeps the white space between its brackets; null becomes an array.
+            return match written.starts_with('[') {
+                true => vec![(place.start + 1..place.start + 1, RSLAVE.to_owned())],
+                false => vec![(place, format!("[{RSLAVE}]"))],
+            };
         };
         // runc applies propagation options in turn: every option that lowers propagation must go.
-        let lowering: Vec<Splice> = options
-            .into_iter()
-            .filter(|option| keeps_host_mounts_alive(option))
-            .map(|option| (self.place(option), RSLAVE.to_owned()))
-            .collect();
+        let mut lowering = Vec::new();
+        for option in &options {
+            let text: Option<Text<'_>> = parsed(option).unwrap_or_default();
+            let requested = text.and_then(|text| RequestedPropagation::from_option(&text.0));
+            if requested.is_some_and(RequestedPropagation::keeps_host_mounts_alive) {
+                lowering.push((self.place(option.get()), RSLAVE.to_owned()));
+            }
+        }
         if lowering.is_empty() {
-            vec![(last..last, format!(",{RSLAVE}"))]
-        } else {
-            lowering
+            let end = self.place(last.get()).end;
+            lowering.push((end..end, format!(",{RSLAVE}")));
         }
-    }
-
-    /// An empty array keeps the white space between its brackets; null becomes an array.
-    fn first_option(&self, written: &str) -> Splice {
-        let place = self.place(written);
-        if written.starts_with('[') {
-            let behind_bracket = place.start + 1;
-            return (behind_bracket..behind_bracket, RSLAVE.to_owned());
-        }
-        (place, format!("[{RSLAVE}]"))
+        lowering
     }
 
     /// Never returns `None`: an earlier step parsed the bytes as an object.
     fn rootfs_rslave(&self) -> Option<Splice> {
         let key = format!("\"rootfsPropagation\":{RSLAVE}");
-        let spec: RawObject<'_> = serde_json::from_slice(self.bytes()).ok()?;
-        let Some(linux) = spec.written("linux") else {
-            let brace = 1 + self.bytes().iter().position(|b| *b == b'{')?;
-            return Some((
-                brace..brace,
-                format!("\"linux\":{{{key}}}{}", comma_before(&spec)),
-            ));
-        };
-        if linux.get() == "null" {
-            return Some((self.place(linux.get()), format!("{{{key}}}")));
-        }
-        let object: RawObject<'_> = serde_json::from_str(linux.get()).ok()?;
-        Some(match object.written("rootfsPropagation") {
-            Some(value) => (self.place(value.get()), RSLAVE.to_owned()),
+        let spec: RawObject<'_> = serde_json::from_slice(self.bytes).ok()?;
+        let (object, start, added) = match spec.written("linux") {
             None => {
-                let behind_brace = self.place(linux.get()).start + 1;
-                (
-                    behind_brace..behind_brace,
-                    format!("{key}{}", comma_before(&object)),
-                )
+                let brace = self.bytes.iter().position(|byte| *byte == b'{')?;
+                (spec, brace, format!("\"linux\":{{{key}}}"))
             }
-        })
+            Some(linux) if linux.get() == "null" => {
+                return Some((self.place(linux.get()), format!("{{{key}}}")));
+            }
+            Some(linux) => {
+                let object: RawObject<'_> = parsed(linux).ok()?;
+                if let Some(value) = object.written("rootfsPropagation") {
+                    return Some((self.place(value.get()), RSLAVE.to_owned()));
+                }
+                (object, self.place(linux.get()).start, key)
+            }
+        };
+        let comma = if object.0.is_empty() { "" } else { "," };
+        Some((start + 1..start + 1, format!("{added}{comma}")))
     }
-}
-
-fn comma_before(keys: &RawObject<'_>) -> &'static str {
-    if keys.is_empty() { "" } else { "," }
-}
-
-/// Splits the options into their JSON texts. An earlier step parsed them as a list of strings.
-fn options(written: &str) -> Vec<&str> {
-    let options: Option<Vec<&RawValue>> = serde_json::from_str(written).unwrap_or_default();
-    options
-        .unwrap_or_default()
-        .into_iter()
-        .map(RawValue::get)
-        .collect()
-}
-
-fn keeps_host_mounts_alive(option: &str) -> bool {
-    let option: Option<Text<'_>> = serde_json::from_str(option).unwrap_or_default();
-    let requested = option.and_then(|Text(option)| RequestedPropagation::from_option(&option));
-    requested.is_some_and(RequestedPropagation::keeps_host_mounts_alive)
 }

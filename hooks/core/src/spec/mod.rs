@@ -16,20 +16,17 @@ mod read;
 mod users;
 
 use std::borrow::Cow;
-use std::fmt;
 use std::path::Path;
 
-use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
+use serde::de::{Deserializer, Error, IgnoredAny};
 use serde_json::value::RawValue;
 
 use crate::mount_table::MountAttributes;
-use crate::spec::read::Values;
-use crate::spec::read::{reject_other_spelling, reject_second};
+use crate::spec::read::{Parts, parsed, text_or_null};
 
 pub use crate::spec::edit::{EditError, SpecEdit};
 pub use crate::spec::mount_makers::{MountMakers, SpecMount};
-pub use crate::spec::read::MAX_BINDS;
-pub use crate::spec::read::{RawObject, Text};
+pub use crate::spec::read::{MAX_BINDS, RawObject, Text};
 pub use crate::spec::users::{IdMap, IdMaps, RequestedUserNamespace, SpecUsers};
 
 // A bind mount of a spec: the values, and their places in the spec's bytes.
@@ -48,60 +45,64 @@ pub struct Bind<'a> {
     denied_below: MountAttributes,
     leaves_flags: bool,
     is_recursive: bool,
-    has_recursive_word: bool,
-    written: Written<'a>,
-}
-
-/// The values that an edit replaces: slices of the spec's own text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Written<'a> {
-    source: &'a str,
-    /// `None` if the entry has no `options`.
-    options: Option<&'a str>,
+    /// True if a propagation word begins with an r, such as `rprivate`.
+    pub(crate) has_recursive_word: bool,
+    /// The source and the options as they are in the spec's own text: an edit replaces them.
+    written_source: &'a str,
+    written_options: Option<&'a str>,
 }
 
 impl<'a> Bind<'a> {
-    /// The entry at `index` of `mounts`; `None` if it is not a bind.
-    fn from_entry(index: usize, entry: RawMount<'a>) -> serde_json::Result<Option<Self>> {
-        let Some(source) = entry.source else {
-            return Ok(None);
+    /// The destination of the entry at `index` of `mounts`, and the bind if it is one. As for Go's
+    /// `encoding/json`, a string that is `null` is no string.
+    fn from_entry(
+        index: usize,
+        entry: &'a RawValue,
+    ) -> serde_json::Result<(Cow<'a, str>, Option<Self>)> {
+        let entry: Option<RawObject<'a>> = parsed(entry)?;
+        let names = ["type", "source", "destination", "options"];
+        let [kind, source, destination, written_options] =
+            entry.unwrap_or_default().values(names)?;
+        let kind = text_or_null(kind)?.unwrap_or_default();
+        let destination = text_or_null(destination)?.unwrap_or_default();
+        let Some(written_source) = source.filter(|source| source.get() != "null") else {
+            return Ok((destination, None));
         };
-        let written: Vec<Option<Text<'_>>> = match entry.options {
-            Some(options) => serde_json::from_str::<Option<_>>(options.get())?.unwrap_or_default(),
-            None => Vec::new(),
-        };
-        let options = || written.iter().flatten().map(|Text(option)| &**option);
-        let is_recursive = options().any(|option| option == "rbind");
-        for option in options() {
-            reject_nul(option)?;
+        let mut options: Vec<Cow<'_, str>> = Vec::new();
+        if let Some(written) = written_options {
+            let list: Option<Vec<Option<Text<'_>>>> = parsed(written)?;
+            options.extend(
+                list.into_iter()
+                    .flatten()
+                    .flatten()
+                    .map(|Text(option)| option),
+            );
         }
-        let is_bind = is_recursive
-            || entry.kind.is_some_and(|kind| kind == "bind")
-            || options().any(|o| o == "bind");
-        let bind = || {
-            let (source_path, destination) =
-                (decoded(source)?, entry.destination.unwrap_or_default());
-            reject_nul(&source_path)?;
-            reject_nul(&destination)?;
-            Ok(Self {
-                index,
-                source: source_path,
-                destination,
-                propagation: RequestedPropagation::from_options(options()),
-                denied: MountAttributes::denied_by_spec(options()),
-                denied_below: MountAttributes::denied_below_by_spec(options()),
-                leaves_flags: !options().any(MountAttributes::is_flag_of_spec),
-                is_recursive,
-                has_recursive_word: options().any(|option| {
-                    option.starts_with('r') && RequestedPropagation::from_option(option).is_some()
-                }),
-                written: Written {
-                    source: source.get(),
-                    options: entry.options.map(RawValue::get),
-                },
-            })
+        let words = || options.iter().map(|option| &**option);
+        words().try_for_each(reject_nul)?;
+        let is_recursive = words().any(|option| option == "rbind");
+        if !is_recursive && kind != "bind" && !words().any(|option| option == "bind") {
+            return Ok((destination, None));
+        }
+        let Text(source) = parsed(written_source)?;
+        reject_nul(&source)?;
+        reject_nul(&destination)?;
+        let bind = Self {
+            index,
+            source,
+            destination: destination.clone(),
+            propagation: RequestedPropagation::from_options(words()),
+            denied: MountAttributes::denied_by_spec(words()),
+            denied_below: MountAttributes::denied_below_by_spec(words()),
+            leaves_flags: !words().any(MountAttributes::is_flag_of_spec),
+            is_recursive,
+            has_recursive_word: words().any(|option| {
+                option.starts_with('r') && RequestedPropagation::from_option(option).is_some()
+            }),
+            written_source: written_source.get(),
+            written_options: written_options.map(RawValue::get),
         };
-        is_bind.then(bind).transpose()
+        Ok((destination, Some(bind)))
     }
 
     /// The bind's position in the spec's `mounts`.
@@ -144,15 +145,6 @@ impl<'a> Bind<'a> {
     pub fn is_recursive(&self) -> bool {
         self.is_recursive
     }
-
-    /// True if a propagation word begins with an r, such as `rprivate`.
-    pub(crate) fn has_recursive_word(&self) -> bool {
-        self.has_recursive_word
-    }
-
-    fn written(&self) -> Written<'a> {
-        self.written
-    }
 }
 
 /// crun's strings end at a NUL: crun would read another path, or take the option for another.
@@ -163,88 +155,29 @@ fn reject_nul(text: &str) -> serde_json::Result<()> {
     }
 }
 
-fn decoded(raw: &RawValue) -> serde_json::Result<Cow<'_, str>> {
-    serde_json::from_str(raw.get()).map(|Text(text)| text)
-}
-
-/// The values of an entry of `mounts` that concern binds. As for Go's `encoding/json`, a string that
-/// is `null` is no string.
-#[derive(Debug, Default)]
-struct RawMount<'a> {
-    kind: Option<Cow<'a, str>>,
-    source: Option<&'a RawValue>,
-    destination: Option<Cow<'a, str>>,
-    options: Option<&'a RawValue>,
-}
-
-impl<'de> Deserialize<'de> for RawMount<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Keys;
-        impl<'de> Visitor<'de> for Keys {
-            type Value = RawMount<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a mount, as an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                const KEYS: [&str; 4] = ["type", "source", "destination", "options"];
-                let (mut entry, mut seen) = (RawMount::default(), [false; KEYS.len()]);
-                while let Some(Text(key)) = map.next_key()? {
-                    let Some(at) = KEYS.iter().position(|name| *name == key) else {
-                        reject_other_spelling(&key, &KEYS)?;
-                        map.next_value::<IgnoredAny>()?;
-                        continue;
-                    };
-                    reject_second(&key, seen[at])?;
-                    seen[at] = true;
-                    match at {
-                        0 => entry.kind = text(&mut map)?,
-                        1 => entry.source = not_null(map.next_value()?),
-                        2 => entry.destination = text(&mut map)?,
-                        _ => entry.options = Some(map.next_value()?),
-                    }
-                }
-                Ok(entry)
-            }
-        }
-        deserializer.deserialize_map(Keys)
-    }
-}
-
-fn text<'de, A: MapAccess<'de>>(map: &mut A) -> Result<Option<Cow<'de, str>>, A::Error> {
-    Ok(map
-        .next_value::<Option<Text<'de>>>()?
-        .map(|Text(text)| text))
-}
-
-fn not_null(raw: &RawValue) -> Option<&RawValue> {
-    (raw.get() != "null").then_some(raw)
-}
-
 // The mount propagation that a spec requests, in the terms of mount(8) and of the runtime spec.
 
 /// The combined propagation that the options of a bind request.
 ///
 /// See mount_namespaces(7). The `r` of rprivate, rslave and rshared is distinguished only where it
 /// changes which mounts a host umount reaches. With plain `slave` the submounts stay as they were
-/// cloned.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// cloned. Of several options, the greatest applies.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RequestedPropagation {
     /// No propagation option at all: runc and crun make the bind rprivate.
     #[default]
     Nothing,
-    /// `private` or `rprivate`.
-    Private,
-    /// `slave` without `rslave`.
-    Slave,
     /// `rslave`.
     RecursiveSlave,
+    /// `slave` without `rslave`.
+    Slave,
+    /// `private` or `rprivate`.
+    Private,
+    /// `unbindable` or `runbindable`.
+    Unbindable,
     /// `shared` or `rshared`, alone or among other options: the container's mounts should reach the
     /// host.
     Shared,
-    /// `unbindable` or `runbindable`.
-    Unbindable,
 }
 
 impl RequestedPropagation {
@@ -252,13 +185,8 @@ impl RequestedPropagation {
     /// as shared. Otherwise the option that lowers propagation most applies, as in runc: a private
     /// mount made slave stays private.
     pub fn from_options<'a>(options: impl IntoIterator<Item = &'a str>) -> Self {
-        options
-            .into_iter()
-            .filter_map(Self::from_option)
-            .fold(
-                Self::Nothing,
-                |a, b| if b.rank() > a.rank() { b } else { a },
-            )
+        let known = options.into_iter().filter_map(Self::from_option);
+        known.max().unwrap_or_default()
     }
 
     /// The propagation that a mount option requests; `None` for options that do not set
@@ -280,17 +208,6 @@ impl RequestedPropagation {
             // mount_namespaces(7): unbindable mounts are private mounts.
             Self::Nothing | Self::Private | Self::Slave | Self::Unbindable => true,
             Self::RecursiveSlave | Self::Shared => false,
-        }
-    }
-
-    fn rank(self) -> u8 {
-        match self {
-            Self::Nothing => 0,
-            Self::RecursiveSlave => 1,
-            Self::Slave => 2,
-            Self::Private => 3,
-            Self::Unbindable => 4,
-            Self::Shared => 5,
         }
     }
 }
@@ -322,7 +239,12 @@ impl RootfsPropagation {
 #[derive(Debug)]
 pub struct SpecView<'a> {
     bytes: &'a [u8],
-    values: Values<'a>,
+    binds: Vec<Bind<'a>>,
+    destinations: Vec<Cow<'a, str>>,
+    /// The number of mounts beyond [`MAX_BINDS`], which are not checked.
+    overlooked: usize,
+    masked_paths: Vec<Cow<'a, str>>,
+    annotations: Vec<(Cow<'a, str>, Cow<'a, str>)>,
     rootfs_propagation: RootfsPropagation,
 }
 
@@ -342,6 +264,13 @@ pub enum SpecError {
     },
 }
 
+impl SpecError {
+    fn in_field(field: &str) -> impl FnOnce(serde_json::Error) -> Self {
+        let field = field.to_owned();
+        |source| Self::Field { field, source }
+    }
+}
+
 impl<'a> SpecView<'a> {
     /// Parses the bytes of a config.json.
     ///
@@ -350,54 +279,109 @@ impl<'a> SpecView<'a> {
     /// `linux.rootfsPropagation` do not have the runtime spec's shape. All other values only have
     /// to be JSON.
     pub fn from_bytes(bytes: &'a [u8]) -> Result<Self, SpecError> {
-        let not_text = |error| SpecError::NotAnObject(serde_json::Error::custom(error));
-        let values = Values::from_text(str::from_utf8(bytes).map_err(not_text)?)?;
-        // For Go, an empty string means "not set".
-        let requested = values
-            .rootfs_propagation
-            .as_deref()
-            .filter(|word| !word.is_empty());
-        let rootfs_propagation = requested.map_or(RootfsPropagation::Unset, |word| {
-            RootfsPropagation::Set(word.to_owned())
-        });
-        Ok(Self {
+        let text = str::from_utf8(bytes).map_err(Error::custom);
+        let text = text.map_err(SpecError::NotAnObject)?;
+        // A fold over all bytes, because the compiler makes it several times as fast as a search
+        // that can stop early.
+        let has_control = text
+            .bytes()
+            .fold(false, |found, byte| found | (byte < b' '));
+        if has_control {
+            // Such characters are nearly always line breaks. But `Text` also accepts them inside a
+            // string, where JSON forbids them.
+            serde_json::from_str::<IgnoredAny>(text).map_err(SpecError::NotAnObject)?;
+        }
+        let mut parts = Parts::default();
+        let mut json = serde_json::Deserializer::from_str(text);
+        let read = json.deserialize_map(&mut parts).and_then(|()| json.end());
+        match (read, parts.field) {
+            (Ok(()), _) => {}
+            (Err(error), Some(field)) if error.is_data() => {
+                return Err(SpecError::in_field(field)(error));
+            }
+            (Err(error), _) => return Err(SpecError::NotAnObject(error)),
+        }
+        let mut view = Self {
             bytes,
-            values,
-            rootfs_propagation,
-        })
+            binds: Vec::new(),
+            destinations: Vec::new(),
+            overlooked: 0,
+            masked_paths: Vec::new(),
+            annotations: Vec::new(),
+            rootfs_propagation: RootfsPropagation::Unset,
+        };
+        for (index, entry) in parts.mounts.iter().enumerate() {
+            if view.binds.len() == MAX_BINDS {
+                view.overlooked = parts.mounts.len() - index;
+                break;
+            }
+            let (destination, bind) = Bind::from_entry(index, entry)
+                .map_err(|error| SpecError::in_field(&format!("mounts[{index}]"))(error))?;
+            view.destinations.push(destination);
+            view.binds.extend(bind);
+        }
+        for (name, value) in parts.annotations.0 {
+            let value = text_or_null(Some(value)).map_err(SpecError::in_field("annotations"))?;
+            // Go reads `null` as an empty string.
+            view.annotations.push((name, value.unwrap_or_default()));
+        }
+        view.read_linux(&parts.linux)
+            .map_err(SpecError::in_field("linux.rootfsPropagation"))?;
+        Ok(view)
+    }
+
+    fn read_linux(&mut self, linux: &RawObject<'a>) -> serde_json::Result<()> {
+        for (key, value) in &linux.0 {
+            match &**key {
+                "rootfsPropagation" => match text_or_null(Some(value))? {
+                    None => {}
+                    // For Go, an empty string means "not set".
+                    Some(word) if word.is_empty() => {
+                        self.rootfs_propagation = RootfsPropagation::Unset;
+                    }
+                    Some(word) => {
+                        self.rootfs_propagation = RootfsPropagation::Set(word.into_owned());
+                    }
+                },
+                "maskedPaths" => {
+                    let paths: Option<Vec<Option<Text<'a>>>> = parsed(value)?;
+                    let paths = paths.unwrap_or_default().into_iter();
+                    self.masked_paths = paths.map(|path| path.unwrap_or_default().0).collect();
+                }
+                other => read::reject_other_spelling(other, &["rootfsPropagation", "maskedPaths"])?,
+            }
+        }
+        Ok(())
     }
 
     /// A message if the spec has more mounts than the guard checks.
     pub fn overlooked(&self) -> Option<String> {
-        let count = self.values.overlooked;
+        let count = self.overlooked;
         (count > 0)
             .then(|| format!("{count} mounts behind the first {MAX_BINDS} binds were not checked"))
     }
 
     /// The binds among the spec's mounts, in their order.
     pub fn binds(&self) -> &[Bind<'a>] {
-        &self.values.binds
+        &self.binds
     }
 
     /// The destinations of all mounts, binds or not, in their order; empty for an entry without a
     /// destination.
     pub fn destinations(&self) -> &[Cow<'a, str>] {
-        &self.values.destinations
+        &self.destinations
     }
 
     /// `linux.maskedPaths`.
     pub fn masked_paths(&self) -> &[Cow<'a, str>] {
-        &self.values.masked_paths
+        &self.masked_paths
     }
 
     /// An annotation's value.
     pub fn annotation(&self, key: &str) -> Option<&str> {
-        self.values
-            .annotations
-            .iter()
-            .rev()
-            .find(|(name, _)| name == key)
-            .map(|(_, value)| &**value)
+        let mut annotations = self.annotations.iter().rev();
+        let (_, value) = annotations.find(|(name, _)| name == key)?;
+        Some(value)
     }
 
     /// The spec's `linux.rootfsPropagation`.

@@ -8,90 +8,24 @@ use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 
-use serde::de::{
-    Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor,
-};
+use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
-
-use crate::spec::{Bind, RawMount, SpecError};
 
 /// The maximum number of binds that the guard checks. A pod has tens of binds; a hundred thousand
 /// would delay the create and fill the journal.
 pub const MAX_BINDS: usize = 2_000;
 
-/// The values read from a spec.
-#[derive(Debug, Default)]
-pub(super) struct Values<'a> {
-    pub(super) binds: Vec<Bind<'a>>,
-    /// The destinations of all mounts, binds or not; empty where an entry has none.
-    pub(super) destinations: Vec<Cow<'a, str>>,
-    /// The number of mounts beyond the maximum, which are not checked.
-    pub(super) overlooked: usize,
-    pub(super) masked_paths: Vec<Cow<'a, str>>,
-    pub(super) annotations: Vec<(Cow<'a, str>, Cow<'a, str>)>,
-    pub(super) rootfs_propagation: Option<Cow<'a, str>>,
+/// The parts of a spec that the guard reads, as slices of the spec's text.
+#[derive(Default)]
+pub(super) struct Parts<'a> {
+    pub(super) mounts: Vec<&'a RawValue>,
+    pub(super) annotations: RawObject<'a>,
+    pub(super) linux: RawObject<'a>,
+    /// The field at which the reader is.
+    pub(super) field: Option<&'static str>,
 }
 
-impl<'a> Values<'a> {
-    pub(super) fn from_text(text: &'a str) -> Result<Self, SpecError> {
-        // A fold over all bytes, because the compiler makes it several times as fast as a search
-        // that can stop early.
-        if text
-            .bytes()
-            .fold(false, |found, byte| found | (byte < b' '))
-        {
-            // Such characters are nearly always line breaks. But `Text` also accepts them inside a
-            // string, where JSON forbids them.
-            serde_json::from_str::<IgnoredAny>(text).map_err(SpecError::NotAnObject)?;
-        }
-        let (mut values, mut place) = (Self::default(), Position::Elsewhere);
-        let mut json = serde_json::Deserializer::from_str(text);
-        let read = json
-            .deserialize_map(Spec {
-                values: &mut values,
-                place: &mut place,
-            })
-            .and_then(|()| json.end());
-        match (read, place.field()) {
-            (Ok(()), _) => Ok(values),
-            (Err(source), Some(field)) if source.is_data() => {
-                Err(SpecError::Field { field, source })
-            }
-            (Err(source), _) => Err(SpecError::NotAnObject(source)),
-        }
-    }
-}
-
-/// The reader's position in the spec.
-enum Position {
-    Elsewhere,
-    Key,
-    Mounts,
-    Mount(usize),
-    Annotations,
-    Linux,
-}
-
-impl Position {
-    /// The field, as a dotted path.
-    fn field(&self) -> Option<String> {
-        match self {
-            Self::Elsewhere => None,
-            Self::Key => Some("the keys".to_owned()),
-            Self::Mounts => Some("mounts".to_owned()),
-            Self::Mount(index) => Some(format!("mounts[{index}]")),
-            Self::Annotations => Some("annotations".to_owned()),
-            Self::Linux => Some("linux.rootfsPropagation".to_owned()),
-        }
-    }
-}
-
-struct Spec<'s, 'a> {
-    values: &'s mut Values<'a>,
-    place: &'s mut Position,
-}
-
-impl<'de> Visitor<'de> for Spec<'_, 'de> {
+impl<'de> Visitor<'de> for &mut Parts<'de> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -99,179 +33,45 @@ impl<'de> Visitor<'de> for Spec<'_, 'de> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut spec: A) -> Result<(), A::Error> {
-        let Self { values, place } = self;
         let mut has_mounts = false;
         while let Some(Text(key)) = spec.next_key()? {
             match &*key {
                 "mounts" => {
-                    *place = Position::Mounts;
+                    self.field = Some("mounts");
                     reject_second(&key, has_mounts)?;
                     has_mounts = true;
-                    spec.next_value_seed(Mounts {
-                        values: &mut *values,
-                        place: &mut *place,
-                    })?;
+                    let mounts: Option<_> = spec.next_value()?;
+                    self.mounts = mounts.unwrap_or_default();
                 }
                 "annotations" => {
-                    *place = Position::Annotations;
-                    match spec.next_value::<Option<Annotations<'de>>>()? {
-                        Some(Annotations(more)) => values.annotations.extend(more),
-                        None => values.annotations.clear(),
-                    }
+                    self.field = Some("annotations");
+                    self.annotations.merge(spec.next_value()?);
                 }
                 "linux" => {
-                    *place = Position::Linux;
-                    match spec.next_value::<Option<Linux<'de>>>()? {
-                        Some(linux) => {
-                            if linux.rootfs_propagation.is_some() {
-                                values.rootfs_propagation = linux.rootfs_propagation;
-                            }
-                            if let Some(masked) = linux.masked_paths {
-                                values.masked_paths = masked;
-                            }
-                        }
-                        None => {
-                            values.rootfs_propagation = None;
-                            values.masked_paths.clear();
-                        }
-                    }
+                    self.field = Some("linux.rootfsPropagation");
+                    self.linux.merge(spec.next_value()?);
                 }
                 _ => {
-                    *place = Position::Key;
+                    self.field = Some("the keys");
                     reject_other_spelling(&key, &["mounts", "annotations", "linux"])?;
-                    *place = Position::Elsewhere;
+                    self.field = None;
                     spec.next_value::<IgnoredAny>()?;
                 }
             }
-            *place = Position::Elsewhere;
+            self.field = None;
         }
         Ok(())
     }
 }
 
-struct Mounts<'s, 'a> {
-    values: &'s mut Values<'a>,
-    place: &'s mut Position,
+pub(super) fn parsed<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> serde_json::Result<T> {
+    serde_json::from_str(raw.get())
 }
 
-impl<'de> DeserializeSeed<'de> for Mounts<'_, 'de> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_option(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Mounts<'_, 'de> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a list of mounts")
-    }
-
-    fn visit_none<E>(self) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_seq(self)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut mounts: A) -> Result<(), A::Error> {
-        let Self { values, place } = self;
-        for index in 0.. {
-            if values.binds.len() == MAX_BINDS {
-                break;
-            }
-            *place = Position::Mount(index);
-            let Some(entry) = mounts.next_element::<Option<RawMount<'de>>>()? else {
-                return Ok(());
-            };
-            let entry = entry.unwrap_or_default();
-            values
-                .destinations
-                .push(entry.destination.clone().unwrap_or_default());
-            values
-                .binds
-                .extend(Bind::from_entry(index, entry).map_err(A::Error::custom)?);
-        }
-        while mounts.next_element::<IgnoredAny>()?.is_some() {
-            values.overlooked += 1;
-        }
-        Ok(())
-    }
-}
-
-struct Annotations<'a>(Vec<(Cow<'a, str>, Cow<'a, str>)>);
-
-impl<'de> Deserialize<'de> for Annotations<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Names;
-        impl<'de> Visitor<'de> for Names {
-            type Value = Annotations<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("annotations, as an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut annotations = Vec::new();
-                while let Some((Text(name), value)) =
-                    map.next_entry::<Text<'de>, Option<Text<'de>>>()?
-                {
-                    // Go reads `null` as an empty string.
-                    annotations.push((name, value.unwrap_or_default().0));
-                }
-                Ok(Annotations(annotations))
-            }
-        }
-        deserializer.deserialize_map(Names)
-    }
-}
-
-/// The values of `linux` that are set.
-#[derive(Default)]
-struct Linux<'a> {
-    rootfs_propagation: Option<Cow<'a, str>>,
-    masked_paths: Option<Vec<Cow<'a, str>>>,
-}
-
-impl<'de> Deserialize<'de> for Linux<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Keys;
-        impl<'de> Visitor<'de> for Keys {
-            type Value = Linux<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("linux, as an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut linux = Linux::default();
-                while let Some(Text(key)) = map.next_key()? {
-                    match &*key {
-                        "rootfsPropagation" => {
-                            if let Some(Text(word)) = map.next_value()? {
-                                linux.rootfs_propagation = Some(word);
-                            }
-                        }
-                        "maskedPaths" => {
-                            let paths: Option<Vec<Option<Text<'de>>>> = map.next_value()?;
-                            let paths = paths.unwrap_or_default().into_iter();
-                            let paths = paths.map(|path| path.unwrap_or_default().0);
-                            linux.masked_paths = Some(paths.collect());
-                        }
-                        _ => {
-                            reject_other_spelling(&key, &["rootfsPropagation", "maskedPaths"])?;
-                            map.next_value::<IgnoredAny>()?;
-                        }
-                    }
-                }
-                Ok(linux)
-            }
-        }
-        deserializer.deserialize_map(Keys)
-    }
+/// A string; `None` if there is no value, or `null`.
+pub(super) fn text_or_null(raw: Option<&RawValue>) -> serde_json::Result<Option<Cow<'_, str>>> {
+    let text: Option<Text<'_>> = raw.map_or(Ok(None), parsed)?;
+    Ok(text.map(|Text(text)| text))
 }
 
 // A JSON object as the list of its entries: keys are decoded, values unchanged.
@@ -285,7 +85,8 @@ impl<'de> Deserialize<'de> for Linux<'de> {
 const USUAL_KEYS: usize = 12;
 
 /// Keys and raw values of a JSON object, in the order of the text.
-pub struct RawObject<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
+#[derive(Default)]
+pub struct RawObject<'a>(pub(super) Vec<(Cow<'a, str>, &'a RawValue)>);
 
 impl<'a> RawObject<'a> {
     /// The entries in the order they were written, duplicate keys included.
@@ -295,15 +96,34 @@ impl<'a> RawObject<'a> {
 
     /// The last value of `key`, `null` included: runtimes apply the last value.
     pub(super) fn written(&self, key: &str) -> Option<&'a RawValue> {
-        self.0
-            .iter()
-            .rev()
-            .find(|(name, _)| name == key)
-            .map(|&(_, raw)| raw)
+        let (_, raw) = self.0.iter().rev().find(|(name, _)| name == key)?;
+        Some(*raw)
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    /// The values of these keys.
+    pub(super) fn values<const N: usize>(
+        &self,
+        names: [&str; N],
+    ) -> serde_json::Result<[Option<&'a RawValue>; N]> {
+        let mut values = [None; N];
+        for (key, raw) in &self.0 {
+            match names.iter().position(|name| name == key) {
+                Some(at) => {
+                    reject_second(key, values[at].is_some())?;
+                    values[at] = Some(*raw);
+                }
+                None => reject_other_spelling(key, &names)?,
+            }
+        }
+        Ok(values)
+    }
+
+    /// Adds the entries of a second object of the same name, as Go does. `null` removes all.
+    fn merge(&mut self, other: Option<Self>) {
+        match other {
+            Some(other) => self.0.extend(other.0),
+            None => self.0.clear(),
+        }
     }
 }
 
@@ -400,7 +220,7 @@ pub(super) fn reject_other_spelling<E: Error>(key: &str, names: &[&str]) -> Resu
 
 /// Fails for the second of two equal keys: runc applies the last key or mixes both values, crun
 /// applies the first key or the last key.
-pub(super) fn reject_second<E: Error>(key: &str, is_second: bool) -> Result<(), E> {
+fn reject_second<E: Error>(key: &str, is_second: bool) -> Result<(), E> {
     match is_second {
         true => Err(E::custom(format_args!(
             "the key {key:?} is there twice, and runtimes differ in the value that they apply"
@@ -425,7 +245,6 @@ mod object_tests {
         let object: RawObject<'_> = serde_json::from_slice(json).unwrap();
         assert_eq!(object.written("a").unwrap().get(), "2");
         assert_eq!(object.written("b").unwrap().get(), "null");
-        assert!(!object.is_empty());
     }
 
     #[test]
