@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::mount_table::MountTable;
 use crate::mount_table::parse::escape;
-use crate::paths::below;
+use crate::paths::{below, join};
 
 /// A mount's id. The kernel reuses the ids of unmounted mounts: an id names a mount only while an
 /// open file descriptor keeps that mount.
@@ -47,13 +47,10 @@ impl MountRoot {
     /// Splits the kernel's mark from the path. No file name contains two slashes, so a file name
     /// cannot contain the mark.
     pub fn from_kernel(root: &[u8]) -> Self {
-        let (path, deleted) = match root.strip_suffix(Self::DELETED) {
-            Some(path) => (path, true),
-            None => (root, false),
-        };
+        let undeleted = root.strip_suffix(Self::DELETED);
         Self {
-            path: Path::new(OsStr::from_bytes(path)).to_path_buf(),
-            deleted,
+            path: PathBuf::from(OsStr::from_bytes(undeleted.unwrap_or(root))),
+            deleted: undeleted.is_some(),
         }
     }
 
@@ -62,7 +59,7 @@ impl MountRoot {
         String::from_utf8_lossy(&self.to_kernel()).into_owned()
     }
 
-    pub(super) fn to_kernel(&self) -> Vec<u8> {
+    fn to_kernel(&self) -> Vec<u8> {
         let mut root = self.path.as_os_str().as_bytes().to_vec();
         if self.deleted {
             root.extend_from_slice(Self::DELETED);
@@ -97,42 +94,6 @@ impl Propagation {
 pub struct FsType(pub String);
 
 impl FsType {
-    /// Filesystems whose operations never wait for a server or a daemon.
-    const LOCAL: [&'static str; 32] = [
-        "bcachefs",
-        "bpf",
-        "btrfs",
-        "cgroup",
-        "cgroup2",
-        "configfs",
-        "debugfs",
-        "devpts",
-        "devtmpfs",
-        "efivarfs",
-        "erofs",
-        "ext2",
-        "ext3",
-        "ext4",
-        "f2fs",
-        "hugetlbfs",
-        "iso9660",
-        "jfs",
-        "mqueue",
-        "overlay",
-        "proc",
-        "pstore",
-        "ramfs",
-        "rootfs",
-        "securityfs",
-        "squashfs",
-        "sysfs",
-        "tmpfs",
-        "tracefs",
-        "vfat",
-        "xfs",
-        "zfs",
-    ];
-
     /// True if the kernel reports `/` as every mount's root, and the mount's source ends with the
     /// path that the mount shows: `server:/share/db`. NFS does, because the server decides which
     /// directory is the root.
@@ -140,21 +101,55 @@ impl FsType {
         matches!(self.0.as_str(), "nfs" | "nfs4")
     }
 
-    /// Filesystems that may query their server, or the nodes that share a disk, for a file's
-    /// attributes despite statx(2)'s `AT_STATX_DONT_SYNC`. 9p usually queries, gfs2 and ocfs2
-    /// always, cifs, coda, orangefs and smb3 when the client doubts its cached attributes.
-    const ASKING: [&'static str; 7] = ["9p", "cifs", "coda", "gfs2", "ocfs2", "orangefs", "smb3"];
-
     /// True if even the cheapest stat of a file may wait for a server: only the kernel's own tables
-    /// may be read.
+    /// may be read. These filesystems may query their server, or the nodes that share a disk, for a
+    /// file's attributes despite statx(2)'s `AT_STATX_DONT_SYNC`. 9p usually queries, gfs2 and ocfs2
+    /// always, cifs, coda, orangefs and smb3 when the client doubts its cached attributes.
     pub fn queries_server_for_attributes(&self) -> bool {
-        Self::ASKING.contains(&self.0.as_str())
+        matches!(
+            self.0.as_str(),
+            "9p" | "cifs" | "coda" | "gfs2" | "ocfs2" | "orangefs" | "smb3"
+        )
     }
 
     /// True if a call on this filesystem never waits for a server or daemon. An unknown type is
     /// treated as not local.
     pub fn is_local(&self) -> bool {
-        Self::LOCAL.contains(&self.0.as_str())
+        matches!(
+            self.0.as_str(),
+            "bcachefs"
+                | "bpf"
+                | "btrfs"
+                | "cgroup"
+                | "cgroup2"
+                | "configfs"
+                | "debugfs"
+                | "devpts"
+                | "devtmpfs"
+                | "efivarfs"
+                | "erofs"
+                | "ext2"
+                | "ext3"
+                | "ext4"
+                | "f2fs"
+                | "hugetlbfs"
+                | "iso9660"
+                | "jfs"
+                | "mqueue"
+                | "overlay"
+                | "proc"
+                | "pstore"
+                | "ramfs"
+                | "rootfs"
+                | "securityfs"
+                | "squashfs"
+                | "sysfs"
+                | "tmpfs"
+                | "tracefs"
+                | "vfat"
+                | "xfs"
+                | "zfs"
+        )
     }
 }
 
@@ -195,11 +190,13 @@ impl MountEntry {
 
     /// The path in the filesystem that the mount shows, if the source contains this path.
     pub(super) fn root_in_source(&self) -> Option<&Path> {
-        let server_and_path =
-            Some(self.source.as_bytes()).filter(|_| self.fs_type.has_root_in_source())?;
+        if !self.fs_type.has_root_in_source() {
+            return None;
+        }
+        let source = self.source.as_bytes();
         // An IPv6 address is in brackets.
-        let colon = server_and_path.windows(2).position(|two| two == b":/")?;
-        Some(Path::new(OsStr::from_bytes(&server_and_path[colon + 1..])))
+        let colon = source.windows(2).position(|two| two == b":/")?;
+        Some(Path::new(OsStr::from_bytes(&source[colon + 1..])))
     }
 
     /// The place of `path` within this mount's filesystem: the mount's root, then the part of
@@ -209,12 +206,7 @@ impl MountEntry {
     /// of this mount.
     pub fn place_in_filesystem(&self, path: &Path) -> Option<PathBuf> {
         let rest = below(path, &self.mount_point)?;
-        // Joining an empty path would leave a slash at the end.
-        Some(if rest.as_os_str().is_empty() {
-            self.root.path.clone()
-        } else {
-            self.root.path.join(rest)
-        })
+        Some(join(self.root.path.clone(), rest))
     }
 }
 
@@ -229,15 +221,15 @@ impl MountEntry {
 pub struct MountAttributes(u64);
 
 /// `MOUNT_ATTR_*` of the kernel's `include/uapi/linux/mount.h`, and its name in mountinfo.
-const WORDS: [(&[u8], u64); 8] = [
-    (b"ro", READ_ONLY),
-    (b"nosuid", NOSUID),
-    (b"nodev", NODEV),
-    (b"noexec", NOEXEC),
-    (b"noatime", NOATIME),
-    (b"nodiratime", NODIRATIME),
-    (b"idmapped", IDMAPPED),
-    (b"nosymfollow", NOSYMFOLLOW),
+const WORDS: [(&str, u64); 8] = [
+    ("ro", READ_ONLY),
+    ("nosuid", NOSUID),
+    ("nodev", NODEV),
+    ("noexec", NOEXEC),
+    ("noatime", NOATIME),
+    ("nodiratime", NODIRATIME),
+    ("idmapped", IDMAPPED),
+    ("nosymfollow", NOSYMFOLLOW),
 ];
 
 const READ_ONLY: u64 = 0x1;
@@ -266,11 +258,17 @@ impl MountAttributes {
     /// Reads mountinfo's options. Without an option for access times, access times are kept
     /// strictly.
     pub fn from_options(options: &OsStr) -> Self {
-        let words = || options.as_bytes().split(|byte| *byte == b',');
-        let known = words().filter_map(|word| WORDS.iter().find(|(name, _)| *name == word));
-        let bits = known.fold(0, |bits, (_, bit)| bits | bit);
-        let is_strict = bits & NOATIME == 0 && !words().any(|word| word == b"relatime");
-        Self(bits | if is_strict { STRICTATIME } else { 0 })
+        let (mut bits, mut is_relative) = (0, false);
+        for word in options.as_bytes().split(|byte| *byte == b',') {
+            is_relative |= word == b"relatime";
+            if let Some((_, bit)) = WORDS.iter().find(|(name, _)| name.as_bytes() == word) {
+                bits |= bit;
+            }
+        }
+        if bits & NOATIME == 0 && !is_relative {
+            bits |= STRICTATIME;
+        }
+        Self(bits)
     }
 
     /// The bits for mount_setattr(2). An idmapping cannot be set by a bit alone and is not
@@ -304,7 +302,7 @@ impl MountAttributes {
                 "dev" => bits &= !NODEV,
                 "noexec" => bits |= NOEXEC,
                 "exec" => bits &= !NOEXEC,
-                "rro" => recursive |= READ_ONLY,
+                "rro" => recursive = READ_ONLY,
                 _ => {}
             }
         }
@@ -320,20 +318,18 @@ impl MountAttributes {
     /// The permissions that mount options of a spec deny on the mounts below the bind, too: `rro`
     /// and its kin, which runtimes pass to mount_setattr(2).
     pub fn denied_below_by_spec<'a>(options: impl IntoIterator<Item = &'a str>) -> Self {
-        let bit_of = |option| match option {
-            "rro" => READ_ONLY,
-            "rnosuid" => NOSUID,
-            "rnodev" => NODEV,
-            "rnoexec" => NOEXEC,
-            "rnosymfollow" => NOSYMFOLLOW,
-            _ => 0,
-        };
-        Self(
-            options
-                .into_iter()
-                .map(bit_of)
-                .fold(0, |all, bit| all | bit),
-        )
+        let mut bits = 0;
+        for option in options {
+            bits |= match option {
+                "rro" => READ_ONLY,
+                "rnosuid" => NOSUID,
+                "rnodev" => NODEV,
+                "rnoexec" => NOEXEC,
+                "rnosymfollow" => NOSYMFOLLOW,
+                _ => 0,
+            };
+        }
+        Self(bits)
     }
 
     /// The permissions that `self` denies and `other` does not.
@@ -368,10 +364,12 @@ impl MountAttributes {
 /// Prints the words of mountinfo, without the words for access times that mountinfo omits.
 impl fmt::Display for MountAttributes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let named = WORDS.iter().filter(|(_, bit)| self.0 & bit != 0);
-        let words: Vec<_> = named
-            .map(|(word, _)| String::from_utf8_lossy(word))
-            .collect();
+        let mut words = Vec::new();
+        for (word, bit) in WORDS {
+            if self.0 & bit != 0 {
+                words.push(word);
+            }
+        }
         f.write_str(&words.join(","))
     }
 }
@@ -382,64 +380,53 @@ impl fmt::Display for MountAttributes {
 impl MountEntry {
     /// This mount as a line of mountinfo, without the newline.
     pub fn to_line(&self) -> Vec<u8> {
+        let mut root = self.root.clone();
+        if self.root_in_source() == Some(&root.path) {
+            root.path = PathBuf::from("/");
+        }
         let mut line = format!("{} {} {} ", self.id.0, self.parent.0, self.device).into_bytes();
-        line.extend(escape(&self.printed_root().to_kernel()));
+        line.extend(escape(&root.to_kernel()));
         line.push(b' ');
         line.extend(escape(self.mount_point.as_os_str().as_bytes()));
         line.push(b' ');
-        line.extend_from_slice(self.options.as_bytes());
-        for field in optional_fields(&self.propagation) {
-            line.push(b' ');
-            line.extend_from_slice(field.as_bytes());
+        line.extend(self.options.as_bytes());
+        let propagation = &self.propagation;
+        for (tag, number) in [
+            ("shared", propagation.peer_group),
+            ("master", propagation.master),
+            ("propagate_from", propagation.propagate_from),
+        ] {
+            if let Some(number) = number {
+                line.extend(format!(" {tag}:{number}").bytes());
+            }
         }
-        line.extend_from_slice(b" - ");
+        if propagation.unbindable {
+            line.extend(b" unbindable");
+        }
+        for field in &propagation.unknown {
+            line.push(b' ');
+            line.extend(field.bytes());
+        }
+        line.extend(b" - ");
         line.extend(escape(self.fs_type.0.as_bytes()));
         line.push(b' ');
         line.extend(escape(self.source.as_bytes()));
         line.push(b' ');
-        line.extend_from_slice(self.super_options.as_bytes());
+        line.extend(self.super_options.as_bytes());
         line
-    }
-
-    fn printed_root(&self) -> MountRoot {
-        let is_in_source = self.root_in_source() == Some(&self.root.path);
-        let path = if is_in_source {
-            PathBuf::from("/")
-        } else {
-            self.root.path.clone()
-        };
-        MountRoot {
-            path,
-            deleted: self.root.deleted,
-        }
     }
 }
 
 impl MountTable {
     /// The whole table as mountinfo.
     pub fn to_mountinfo(&self) -> Vec<u8> {
-        self.entries()
-            .iter()
-            .flat_map(|entry| [entry.to_line(), b"\n".to_vec()].concat())
-            .collect()
+        let mut text = Vec::new();
+        for entry in self.entries() {
+            text.extend(entry.to_line());
+            text.push(b'\n');
+        }
+        text
     }
-}
-
-fn optional_fields(propagation: &Propagation) -> Vec<String> {
-    let numbered = [
-        ("shared", propagation.peer_group),
-        ("master", propagation.master),
-        ("propagate_from", propagation.propagate_from),
-    ];
-    let mut fields: Vec<String> = numbered
-        .iter()
-        .filter_map(|(tag, n)| n.map(|n| format!("{tag}:{n}")))
-        .collect();
-    if propagation.unbindable {
-        fields.push("unbindable".to_owned());
-    }
-    fields.extend(propagation.unknown.iter().cloned());
-    fields
 }
 
 #[cfg(test)]

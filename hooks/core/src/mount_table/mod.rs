@@ -40,17 +40,6 @@ impl MountTable {
         }
     }
 
-    fn push(&mut self, entry: MountEntry) {
-        self.entries.push(entry);
-    }
-
-    fn skip(&mut self, line: ParseError) {
-        match &mut self.skipped {
-            Some(first) => first.more += 1,
-            None => self.skipped = Some(line),
-        }
-    }
-
     /// The first line that is not a mount, if the table is incomplete.
     pub fn skipped(&self) -> Option<&ParseError> {
         self.skipped.as_ref()
@@ -79,9 +68,8 @@ impl MountTable {
 
     /// True if a mount is on `entry`: umount(2) would fail.
     pub fn has_mounts_on(&self, entry: &MountEntry) -> bool {
-        self.entries
-            .iter()
-            .any(|it| it.parent == entry.id && it.id != entry.id)
+        let mut mounts = self.entries.iter();
+        mounts.any(|it| it.parent == entry.id && it.id != entry.id)
     }
 
     /// Renames `real` and all paths below it to `named`, for a reader who sees them under that
@@ -102,11 +90,10 @@ impl MountTable {
 
     /// The topmost mount at the nearest mount point at or above `path`, a path of the namespace.
     pub fn mount_over(&self, path: &Path) -> Option<&MountEntry> {
-        let above = self
-            .entries
-            .iter()
-            .filter(|entry| path.starts_with(&entry.mount_point));
-        above.max_by_key(|entry| entry.mount_point.components().count())
+        let mounts = self.entries.iter();
+        mounts
+            .filter(|entry| path.starts_with(&entry.mount_point))
+            .max_by_key(|entry| entry.mount_point.components().count())
     }
 
     /// True if `mount` was made after `other`; `None` if the table lacks either mount. The kernel
@@ -140,20 +127,18 @@ pub struct MountIndex<'t> {
 impl<'t> MountIndex<'t> {
     /// Indexes the table.
     pub fn of(table: &'t MountTable) -> Self {
-        let mut index = Self {
-            by_id: HashMap::new(),
-            by_mount_point: HashMap::new(),
-            table,
-        };
+        let mut by_id = HashMap::new();
+        let mut by_mount_point: HashMap<&Path, Vec<_>> = HashMap::new();
         for entry in table.entries() {
-            index.by_id.entry(entry.id).or_insert(entry);
-            index
-                .by_mount_point
-                .entry(&entry.mount_point)
-                .or_default()
-                .push(entry);
+            by_id.entry(entry.id).or_insert(entry);
+            let stack = by_mount_point.entry(&entry.mount_point);
+            stack.or_default().push(entry);
         }
-        index
+        Self {
+            by_id,
+            by_mount_point,
+            table,
+        }
     }
 
     /// The mount with this id.
@@ -163,17 +148,14 @@ impl<'t> MountIndex<'t> {
 
     /// The mount below `entry`; `None` for the root of the namespace.
     pub fn parent(&self, entry: &MountEntry) -> Option<&'t MountEntry> {
-        self.by_id
-            .get(&entry.parent)
-            .copied()
+        self.mount(entry.parent)
             .filter(|parent| parent.id != entry.id)
     }
 
     /// The mounts at exactly this mount point, hidden mounts included.
     pub fn stack_at(&self, mount_point: &Path) -> &[&'t MountEntry] {
-        self.by_mount_point
-            .get(mount_point)
-            .map_or(&[], Vec::as_slice)
+        let stack = self.by_mount_point.get(mount_point);
+        stack.map_or(&[], Vec::as_slice)
     }
 
     /// The topmost mount at the nearest mount point at or above `path`.

@@ -5,14 +5,16 @@
 //! id parent dev root mount_point options [optional fields] - type source super_options
 //! ```
 
+use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::mem;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::mount_table::MountTable;
-use crate::mount_table::entry::MountAttributes;
-use crate::mount_table::entry::{Device, FsType, MountEntry, MountId, MountRoot, Propagation};
+use crate::mount_table::entry::{
+    Device, FsType, MountAttributes, MountEntry, MountId, MountRoot, Propagation,
+};
 
 /// A line of mountinfo that is not a mount, which makes the table incomplete.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -26,20 +28,6 @@ pub struct ParseError {
     pub wrong: WrongField,
     /// The number of later lines with an error.
     pub more: usize,
-}
-
-impl ParseError {
-    /// A filesystem's options can have a page of text.
-    const MAX_TEXT: usize = 200;
-
-    pub(super) fn new(line: usize, text: &[u8], wrong: WrongField) -> Self {
-        Self {
-            line,
-            text: String::from_utf8_lossy(&text[..text.len().min(Self::MAX_TEXT)]).into_owned(),
-            wrong,
-            more: 0,
-        }
-    }
 }
 
 fn and_more(more: usize) -> String {
@@ -66,13 +54,12 @@ impl MountTable {
     pub fn from_mountinfo_in_part(text: &[u8]) -> Self {
         let mut table = Self::default();
         let lines = text.strip_suffix(b"\n").unwrap_or(text);
-        if lines.is_empty() {
-            return table;
-        }
-        for (index, line) in lines.split(|byte| *byte == b'\n').enumerate() {
-            match MountEntry::from_line(line) {
-                Ok(entry) => table.push(entry),
-                Err(wrong) => table.skip(ParseError::new(index + 1, line, wrong)),
+        if !lines.is_empty() {
+            for (index, line) in lines.split(|byte| *byte == b'\n').enumerate() {
+                match MountEntry::from_line(line) {
+                    Ok(entry) => table.entries.push(entry),
+                    Err(wrong) => table.skip(index + 1, line, wrong),
+                }
             }
         }
         table
@@ -85,6 +72,22 @@ impl MountTable {
     pub fn from_mountinfo(text: &[u8]) -> Result<Self, ParseError> {
         Self::from_mountinfo_in_part(text).complete()
     }
+
+    fn skip(&mut self, line: usize, text: &[u8], wrong: WrongField) {
+        /// A filesystem's options can have a page of text.
+        const MAX_TEXT: usize = 200;
+        match &mut self.skipped {
+            Some(first) => first.more += 1,
+            None => {
+                self.skipped = Some(ParseError {
+                    line,
+                    text: as_text(&text[..text.len().min(MAX_TEXT)]),
+                    wrong,
+                    more: 0,
+                });
+            }
+        }
+    }
 }
 
 impl MountEntry {
@@ -94,43 +97,44 @@ impl MountEntry {
     /// If a field is missing or does not match proc_pid_mountinfo(5).
     pub fn from_line(line: &[u8]) -> Result<Self, WrongField> {
         let mut fields = Fields(Some(line));
-        let id = MountId(fields.number("mount id")?);
-        let parent = MountId(fields.number("parent id")?);
-        let device = device(fields.next("major:minor")?)?;
+        let id = MountId(number("mount id", fields.next("mount id")?)?);
+        let parent = MountId(number("parent id", fields.next("parent id")?)?);
+        let device = fields.next("major:minor")?;
+        let colon = device.iter().position(|byte| *byte == b':');
+        let colon = colon.ok_or(WrongField::NotANumber("major:minor"))?;
+        let device = Device {
+            major: number("major", &device[..colon])?,
+            minor: number("minor", &device[colon + 1..])?,
+        };
         let root = MountRoot::from_kernel(&unescape(fields.next("root")?));
-        let mount_point = PathBuf::from(fields.escaped("mount point")?);
-        let options = fields.raw("mount options")?;
-        let propagation = propagation(&mut fields)?;
-        let fs_type = FsType(text(&unescape(fields.next("filesystem type")?)));
-        let source = fields.escaped("source")?;
+        let mount_point = PathBuf::from(os_string(&unescape(fields.next("mount point")?)));
+        // The escapes in options depend on the filesystem.
+        let options = os_string(fields.next("mount options")?);
+        let propagation = fields.propagation()?;
+        let fs_type = FsType(as_text(&unescape(fields.next("filesystem type")?)));
+        let source = os_string(&unescape(fields.next("source")?));
         // 9p and old versions of cifs print spaces in their options unescaped.
-        let super_options = fields.rest("super options")?;
-        let attributes = MountAttributes::from_options(&options);
-        let entry = Self {
+        let super_options = fields.0.ok_or(WrongField::Missing("super options"))?;
+        let mut entry = Self {
             id,
             unique_id: None,
             parent,
             device,
             root,
             mount_point,
+            attributes: MountAttributes::from_options(&options),
             options,
-            attributes,
             propagation,
             fs_type,
             source,
-            super_options,
+            super_options: os_string(super_options),
         };
-        Ok(entry.with_root_of_source())
-    }
-
-    fn with_root_of_source(mut self) -> Self {
-        if let Some(path) = self
-            .root_in_source()
-            .filter(|_| self.root.path == Path::new("/"))
+        if entry.root.path == Path::new("/")
+            && let Some(path) = entry.root_in_source()
         {
-            self.root.path = path.to_owned();
+            entry.root.path = path.to_owned();
         }
-        self
+        Ok(entry)
     }
 }
 
@@ -140,83 +144,52 @@ struct Fields<'a>(Option<&'a [u8]>);
 impl<'a> Fields<'a> {
     fn next(&mut self, name: &'static str) -> Result<&'a [u8], WrongField> {
         let rest = self.0.ok_or(WrongField::Missing(name))?;
-        match rest.iter().position(|byte| *byte == b' ') {
-            Some(space) => {
-                self.0 = Some(&rest[space + 1..]);
-                Ok(&rest[..space])
-            }
-            None => {
-                self.0 = None;
-                Ok(rest)
+        let space = rest.iter().position(|byte| *byte == b' ');
+        self.0 = space.map(|space| &rest[space + 1..]);
+        Ok(&rest[..space.unwrap_or(rest.len())])
+    }
+
+    fn propagation(&mut self) -> Result<Propagation, WrongField> {
+        let mut propagation = Propagation::default();
+        loop {
+            let field = self.next("separator")?;
+            let colon = field.iter().position(|byte| *byte == b':');
+            let (tag, value) = match colon {
+                Some(colon) => (&field[..colon], Some(&field[colon + 1..])),
+                None => (field, None),
+            };
+            match (tag, value) {
+                (b"-", None) => return Ok(propagation),
+                (b"shared", Some(n)) => propagation.peer_group = Some(number("shared", n)?),
+                (b"master", Some(n)) => propagation.master = Some(number("master", n)?),
+                (b"propagate_from", Some(n)) => {
+                    propagation.propagate_from = Some(number("propagate_from", n)?);
+                }
+                (b"unbindable", None) => propagation.unbindable = true,
+                // The man page requires it: "parsers should ignore all unrecognized optional
+                // fields".
+                _ => propagation.unknown.push(as_text(field)),
             }
         }
     }
-
-    fn number(&mut self, name: &'static str) -> Result<u32, WrongField> {
-        number(name, self.next(name)?)
-    }
-
-    fn escaped(&mut self, name: &'static str) -> Result<OsString, WrongField> {
-        Ok(OsStr::from_bytes(&unescape(self.next(name)?)).to_owned())
-    }
-
-    /// Returns options as written: the escapes depend on the filesystem.
-    fn raw(&mut self, name: &'static str) -> Result<OsString, WrongField> {
-        Ok(OsStr::from_bytes(self.next(name)?).to_owned())
-    }
-
-    fn rest(&mut self, name: &'static str) -> Result<OsString, WrongField> {
-        let rest = self.0.take().ok_or(WrongField::Missing(name))?;
-        Ok(OsStr::from_bytes(rest).to_owned())
-    }
-}
-
-fn propagation(fields: &mut Fields<'_>) -> Result<Propagation, WrongField> {
-    let mut propagation = Propagation::default();
-    loop {
-        let field = fields.next("separator")?;
-        let (tag, value) = match field.iter().position(|b| *b == b':') {
-            Some(colon) => (&field[..colon], Some(&field[colon + 1..])),
-            None => (field, None),
-        };
-        match (tag, value) {
-            (b"-", None) => return Ok(propagation),
-            (b"shared", Some(n)) => propagation.peer_group = Some(number("shared", n)?),
-            (b"master", Some(n)) => propagation.master = Some(number("master", n)?),
-            (b"propagate_from", Some(n)) => {
-                propagation.propagate_from = Some(number("propagate_from", n)?)
-            }
-            (b"unbindable", None) => propagation.unbindable = true,
-            // The man page requires it: "parsers should ignore all unrecognized optional fields".
-            _ => propagation.unknown.push(text(field)),
-        }
-    }
-}
-
-fn device(field: &[u8]) -> Result<Device, WrongField> {
-    let colon = field
-        .iter()
-        .position(|b| *b == b':')
-        .ok_or(WrongField::NotANumber("major:minor"))?;
-    Ok(Device {
-        major: number("major", &field[..colon])?,
-        minor: number("minor", &field[colon + 1..])?,
-    })
 }
 
 fn number(name: &'static str, field: &[u8]) -> Result<u32, WrongField> {
+    let digits = str::from_utf8(field).ok();
     // `u32::from_str` accepts a leading plus, which the kernel never writes.
-    let digits = field.iter().all(u8::is_ascii_digit).then_some(field);
-    digits
-        .and_then(|d| std::str::from_utf8(d).ok())
-        .and_then(|d| d.parse().ok())
-        .ok_or(WrongField::NotANumber(name))
+    let digits = digits.filter(|digits| !digits.starts_with('+'));
+    let number = digits.and_then(|digits| digits.parse().ok());
+    number.ok_or(WrongField::NotANumber(name))
 }
 
 /// A field that any user may choose, such as the subtype of a FUSE mount: bytes that are no UTF-8 are
 /// no reason to refuse the table.
-pub(super) fn text(field: &[u8]) -> String {
+pub(super) fn as_text(field: &[u8]) -> String {
     String::from_utf8_lossy(field).into_owned()
+}
+
+fn os_string(bytes: &[u8]) -> OsString {
+    OsStr::from_bytes(bytes).to_owned()
 }
 
 // Parses a mount table that arrives in pieces: memory never contains the whole text.
@@ -265,21 +238,25 @@ impl TableParser {
     pub fn push(&mut self, piece: &[u8]) -> Result<(), TableError> {
         self.text += piece.len();
         if self.text > self.limits.text {
-            return Err(TableError::TooLarge(ExceededLimit::Text(self.limits.text)));
+            return Err(ExceededLimit::Text(self.limits.text).into());
         }
-        let mut lines = piece.split(|byte| *byte == b'\n');
-        // Text after the last newline is the start of the next line.
-        let start = lines.next_back().unwrap_or_default();
-        for end in lines {
-            if self.partial.is_empty() {
-                self.add(end)?;
-            } else {
-                self.extend_partial(end)?;
-                let line = mem::take(&mut self.partial);
-                self.add(&line)?;
+        for part in piece.split_inclusive(|byte| *byte == b'\n') {
+            let end = part.strip_suffix(b"\n");
+            let length = self.partial.len() + end.unwrap_or(part).len();
+            if length > self.limits.line {
+                return Err(ExceededLimit::Line(self.limits.line).into());
+            }
+            match end {
+                Some(line) if self.partial.is_empty() => self.add(line)?,
+                Some(end) => {
+                    let mut line = mem::take(&mut self.partial);
+                    line.extend_from_slice(end);
+                    self.add(&line)?;
+                }
+                None => self.partial.extend_from_slice(part),
             }
         }
-        self.extend_partial(start)
+        Ok(())
     }
 
     /// The table, after the whole text has arrived. [`MountTable::skipped`] names a line that is not
@@ -294,26 +271,12 @@ impl TableParser {
         }
     }
 
-    fn extend_partial(&mut self, part: &[u8]) -> Result<(), TableError> {
-        self.refuse_long_line(self.partial.len() + part.len())?;
-        self.partial.extend_from_slice(part);
-        Ok(())
-    }
-
-    fn refuse_long_line(&self, length: usize) -> Result<(), TableError> {
-        match length > self.limits.line {
-            true => Err(TableError::TooLarge(ExceededLimit::Line(self.limits.line))),
-            false => Ok(()),
-        }
-    }
-
     fn add(&mut self, line: &[u8]) -> Result<(), TableError> {
-        self.refuse_long_line(line.len())?;
         match MountEntry::from_line(line) {
             Ok(entry) => self.add_entry(entry),
             Err(wrong) => {
                 self.count_line()?;
-                self.table.skip(ParseError::new(self.lines, line, wrong));
+                self.table.skip(self.lines, line, wrong);
                 Ok(())
             }
         }
@@ -322,9 +285,7 @@ impl TableParser {
     fn count_line(&mut self) -> Result<(), TableError> {
         self.lines += 1;
         match self.lines > self.limits.mounts {
-            true => Err(TableError::TooLarge(ExceededLimit::Mounts(
-                self.limits.mounts,
-            ))),
+            true => Err(ExceededLimit::Mounts(self.limits.mounts).into()),
             false => Ok(()),
         }
     }
@@ -336,15 +297,14 @@ impl TableParser {
     pub fn add_entry(&mut self, mut entry: MountEntry) -> Result<(), TableError> {
         self.count_line()?;
         if self.detail == Detail::WithoutSources {
-            (entry.source, entry.super_options) = (OsString::new(), OsString::new());
+            entry.source = OsString::new();
+            entry.super_options = OsString::new();
         }
         self.memory += entry.memory();
         if self.memory > self.limits.memory {
-            return Err(TableError::TooLarge(ExceededLimit::Memory(
-                self.limits.memory,
-            )));
+            return Err(ExceededLimit::Memory(self.limits.memory).into());
         }
-        self.table.push(entry);
+        self.table.entries.push(entry);
         Ok(())
     }
 }
@@ -359,21 +319,17 @@ impl MountTable {
 impl MountEntry {
     /// See [`MountTable::memory`].
     fn memory(&self) -> usize {
-        let texts = [
-            self.root.path.as_os_str().len(),
-            self.mount_point.as_os_str().len(),
-            self.options.len(),
-            self.fs_type.0.len(),
-            self.source.len(),
-            self.super_options.len(),
-        ];
-        let unknown: usize = self
-            .propagation
-            .unknown
-            .iter()
-            .map(|field| size_of::<String>() + field.len())
-            .sum();
-        size_of::<Self>() + texts.iter().sum::<usize>() + unknown
+        let mut bytes = size_of::<Self>()
+            + self.root.path.as_os_str().len()
+            + self.mount_point.as_os_str().len()
+            + self.options.len()
+            + self.fs_type.0.len()
+            + self.source.len()
+            + self.super_options.len();
+        for field in &self.propagation.unknown {
+            bytes += size_of::<String>() + field.len();
+        }
+        bytes
     }
 }
 
@@ -437,7 +393,7 @@ pub enum TableError {
     CutOff,
     /// The table exceeds a limit, and none of its mounts is known.
     #[error("the mount table is too large: {0}")]
-    TooLarge(ExceededLimit),
+    TooLarge(#[from] ExceededLimit),
 }
 
 /// The limit that a mount table exceeds.
@@ -463,34 +419,24 @@ pub enum ExceededLimit {
 
 /// Undoes the kernel's escapes. A backslash without three octal digits is kept: the kernel writes
 /// no such backslash, and refusing the table for it has no benefit.
-pub(super) fn unescape(field: &[u8]) -> Vec<u8> {
-    // Nearly no field has escapes: one copy is faster than a push for each byte.
+fn unescape(field: &[u8]) -> Cow<'_, [u8]> {
     if !field.contains(&b'\\') {
-        return field.to_vec();
+        return Cow::Borrowed(field);
     }
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;
-    while let Some((&first, behind)) = rest.split_first() {
-        match (first, octal(behind)) {
-            (b'\\', Some(byte)) => {
-                out.push(byte);
-                rest = &behind[3..];
-            }
-            _ => {
-                out.push(first);
-                rest = behind;
-            }
+    while let [first, behind @ ..] = rest {
+        rest = behind;
+        let mut byte = *first;
+        if let (b'\\', [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', more @ ..]) =
+            (byte, behind)
+        {
+            byte = (a - b'0') << 6 | (b - b'0') << 3 | (c - b'0');
+            rest = more;
         }
+        out.push(byte);
     }
-    out
-}
-
-fn octal(digits: &[u8]) -> Option<u8> {
-    let three = digits.get(..3)?;
-    let value = three.iter().try_fold(0u16, |value, &digit| {
-        matches!(digit, b'0'..=b'7').then(|| value * 8 + u16::from(digit - b'0'))
-    })?;
-    u8::try_from(value).ok()
+    Cow::Owned(out)
 }
 
 /// Escapes as the kernel does.
@@ -498,9 +444,7 @@ pub(super) fn escape(bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(bytes.len());
     for &byte in bytes {
         match byte {
-            b' ' | b'\t' | b'\n' | b'\\' | b'#' => {
-                out.extend_from_slice(format!("\\{byte:03o}").as_bytes())
-            }
+            b' ' | b'\t' | b'\n' | b'\\' | b'#' => out.extend(format!("\\{byte:03o}").bytes()),
             plain => out.push(plain),
         }
     }
@@ -700,9 +644,9 @@ mod escape_tests {
     #[test]
     fn an_escaped_path_is_restored() {
         assert_eq!(escape(b"a b\\c\nd"), b"a\\040b\\134c\\012d");
-        assert_eq!(unescape(b"a\\040b\\134c\\012d"), b"a b\\c\nd");
+        assert_eq!(unescape(b"a\\040b\\134c\\012d").as_ref(), b"a b\\c\nd");
         assert_eq!(
-            unescape(b"lone\\ and \\08 and \\777"),
+            unescape(b"lone\\ and \\08 and \\777").as_ref(),
             b"lone\\ and \\08 and \\777"
         );
     }

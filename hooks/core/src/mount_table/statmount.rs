@@ -9,9 +9,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::entry::{Device, FsType, MountEntry, MountId, MountRoot, Propagation};
-use super::parse::text;
-use crate::mount_table::entry::MountAttributes;
+use super::entry::{Device, FsType, MountAttributes, MountEntry, MountId, MountRoot, Propagation};
+use super::parse::as_text;
 
 /// The fields that every mount must have: `STATMOUNT_SB_BASIC`, `_MNT_BASIC`, `_MNT_ROOT` and
 /// `_FS_TYPE`.
@@ -60,6 +59,7 @@ mod at {
     pub(super) const ROOT: usize = 104;
     pub(super) const POINT: usize = 108;
     pub(super) const FS_SUBTYPE: usize = 120;
+    /// The end of the fixed part; the strings follow.
     pub(super) const STRINGS: usize = 512;
 }
 
@@ -80,10 +80,8 @@ impl StatmountEntry {
     /// # Errors
     /// If the buffer lacks a requested field, or contains an invalid string.
     pub fn from_buffer(buffer: &[u8], mount_point: Option<&Path>) -> Result<Self, StatmountError> {
-        let (mask, needed) = (
-            u64_at(buffer, at::MASK)?,
-            Self::mask(mount_point) & !SUBTYPE,
-        );
+        let mask = number(buffer, at::MASK)?;
+        let needed = Self::mask(mount_point) & !SUBTYPE;
         if mask & needed != needed {
             return Err(StatmountError::Missing(mask));
         }
@@ -91,65 +89,62 @@ impl StatmountEntry {
             Some(known) => known.to_owned(),
             None => PathBuf::from(OsStr::from_bytes(string(buffer, at::POINT, "mount point")?)),
         };
-        let flags = u64_at(buffer, at::PROPAGATION)?;
-        let group = |flag, offset| -> Result<Option<u32>, StatmountError> {
-            // The kernel's peer groups are ints, although the field is wider.
-            Ok((flags & flag != 0)
-                .then_some(u32::try_from(u64_at(buffer, offset)?).unwrap_or(u32::MAX)))
+        let root = MountRoot::from_kernel(string(buffer, at::ROOT, "root")?);
+        // As mountinfo writes the type, such as `fuse.sshfs`.
+        let mut fs_type = as_text(string(buffer, at::FS_TYPE, "filesystem type")?);
+        if mask & SUBTYPE != 0 {
+            fs_type.push('.');
+            fs_type += &as_text(string(buffer, at::FS_SUBTYPE, "filesystem subtype")?);
+        }
+        let flags = number(buffer, at::PROPAGATION)?;
+        let mut propagation = Propagation {
+            unbindable: flags & UNBINDABLE != 0,
+            ..Propagation::default()
         };
+        // The kernel's peer groups are ints, although the fields are wider.
+        if flags & SHARED != 0 {
+            propagation.peer_group =
+                Some(u32::try_from(number(buffer, at::PEER_GROUP)?).unwrap_or(u32::MAX));
+        }
+        if flags & SLAVE != 0 {
+            propagation.master =
+                Some(u32::try_from(number(buffer, at::MASTER)?).unwrap_or(u32::MAX));
+        }
         let entry = MountEntry {
-            id: MountId(u32_at(buffer, at::OLD_ID)?),
+            id: MountId(short_number(buffer, at::OLD_ID)?),
             unique_id: None,
-            parent: MountId(u32_at(buffer, at::OLD_PARENT)?),
+            parent: MountId(short_number(buffer, at::OLD_PARENT)?),
             device: Device {
-                major: u32_at(buffer, at::DEV_MAJOR)?,
-                minor: u32_at(buffer, at::DEV_MINOR)?,
+                major: short_number(buffer, at::DEV_MAJOR)?,
+                minor: short_number(buffer, at::DEV_MINOR)?,
             },
-            root: MountRoot::from_kernel(string(buffer, at::ROOT, "root")?),
+            root,
             mount_point,
             options: OsString::new(),
-            attributes: MountAttributes::from_bits(u64_at(buffer, at::ATTRIBUTES)?),
-            propagation: Propagation {
-                peer_group: group(SHARED, at::PEER_GROUP)?,
-                master: group(SLAVE, at::MASTER)?,
-                unbindable: flags & UNBINDABLE != 0,
-                ..Propagation::default()
-            },
-            fs_type: fs_type(buffer, mask)?,
+            attributes: MountAttributes::from_bits(number(buffer, at::ATTRIBUTES)?),
+            propagation,
+            fs_type: FsType(fs_type),
             source: OsString::new(),
             super_options: OsString::new(),
         };
         Ok(Self {
             entry,
-            unique_parent: u64_at(buffer, at::PARENT)?,
+            unique_parent: number(buffer, at::PARENT)?,
         })
     }
 }
 
-/// The type as mountinfo writes it, such as `fuse.sshfs`.
-fn fs_type(buffer: &[u8], mask: u64) -> Result<FsType, StatmountError> {
-    let mut name = text(string(buffer, at::FS_TYPE, "filesystem type")?);
-    if mask & SUBTYPE != 0 {
-        name.push('.');
-        name.push_str(&text(string(buffer, at::FS_SUBTYPE, "filesystem subtype")?));
-    }
-    Ok(FsType(name))
+fn bytes_at<const N: usize>(buffer: &[u8], offset: usize) -> Result<[u8; N], StatmountError> {
+    let bytes = buffer.get(offset..).and_then(<[u8]>::first_chunk);
+    bytes.copied().ok_or(StatmountError::TooShort)
 }
 
-fn u32_at(buffer: &[u8], offset: usize) -> Result<u32, StatmountError> {
-    let bytes = buffer
-        .get(offset..)
-        .and_then(|rest| rest.first_chunk())
-        .ok_or(StatmountError::TooShort)?;
-    Ok(u32::from_ne_bytes(*bytes))
+fn number(buffer: &[u8], offset: usize) -> Result<u64, StatmountError> {
+    bytes_at(buffer, offset).map(u64::from_ne_bytes)
 }
 
-fn u64_at(buffer: &[u8], offset: usize) -> Result<u64, StatmountError> {
-    let bytes = buffer
-        .get(offset..)
-        .and_then(|rest| rest.first_chunk())
-        .ok_or(StatmountError::TooShort)?;
-    Ok(u64::from_ne_bytes(*bytes))
+fn short_number(buffer: &[u8], offset: usize) -> Result<u32, StatmountError> {
+    bytes_at(buffer, offset).map(u32::from_ne_bytes)
 }
 
 /// Reads the string at the position that the number at `offset` contains, counted from the end of
@@ -159,14 +154,10 @@ fn string<'a>(
     offset: usize,
     name: &'static str,
 ) -> Result<&'a [u8], StatmountError> {
-    let bad = StatmountError::BadString(name);
-    let start = usize::try_from(u32_at(buffer, offset)?).map_err(|_| bad)?;
-    let rest = at::STRINGS
-        .checked_add(start)
-        .and_then(|start| buffer.get(start..))
-        .ok_or(bad)?;
-    let end = rest.iter().position(|byte| *byte == 0).ok_or(bad)?;
-    Ok(&rest[..end])
+    let start = at::STRINGS.saturating_add(short_number(buffer, offset)? as usize);
+    let rest = buffer.get(start..).unwrap_or_default();
+    let end = rest.iter().position(|byte| *byte == 0);
+    Ok(&rest[..end.ok_or(StatmountError::BadString(name))?])
 }
 
 #[cfg(test)]
