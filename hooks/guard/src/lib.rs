@@ -9,6 +9,8 @@
 //! bundle unchanged. A guard that breaks creates is worse than the fault that it guards against.
 #![forbid(unsafe_code)]
 
+use std::error::Error;
+
 mod admit;
 mod directories;
 mod emptydir_mounts;
@@ -45,3 +47,27 @@ pub use bindguard_sys::read_file;
 pub use bindguard_sys::{inherited_pipe, restore_inherited_state};
 /// Runs code in which a write beyond RLIMIT_FSIZE is an error, not the end of the process.
 pub use bindguard_sys::{leave_room, with_size_errors};
+
+/// Why a step failed, for people.
+#[derive(Debug, thiserror::Error)]
+#[error("{act}")]
+pub struct Failure {
+    act: String,
+    source: Option<Box<dyn Error + Send + Sync>>,
+}
+
+impl Failure {
+    pub(crate) fn new(act: impl Into<String>) -> Self {
+        Self {
+            act: act.into(),
+            source: None,
+        }
+    }
+
+    pub(crate) fn of(act: impl Into<String>, source: impl Error + Send + Sync + 'static) -> Self {
+        Self {
+            act: act.into(),
+            source: Some(Box::new(source)),
+        }
+    }
+}

@@ -15,25 +15,27 @@
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
-use std::thread;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use std::{fs, slice, thread};
 
 use bindguard_core::error_chain;
 use bindguard_core::evidence::{Observed, SubpathEvidence};
-use bindguard_core::judge::{PathInVolume, Remedy, RepairMethod, Verdict, judge_subpath};
+use bindguard_core::judge::{Finding, Remedy, RepairMethod, Unmounted, Verdict, judge_subpath};
 use bindguard_core::kubelet::{TimestampDirectory, VolumeSubpath, Writer};
-use bindguard_core::plan::Rebind;
-use bindguard_core::report::Outcome;
+use bindguard_core::plan::{Plan, Rebind};
+use bindguard_core::policy::{Mode, Policy};
+use bindguard_core::report::{BindReport, Outcome, Report};
 use bindguard_sys::fault::FaultPoint;
-use bindguard_sys::observe::HeldSubpath;
+use bindguard_sys::observe::{HeldSubpath, children};
 use bindguard_sys::replace::{
     CloneError, NewMount, ReplaceError, attach_beneath, attach_tucked, clone_mount, detach,
 };
 use bindguard_sys::{
-    Handle, MountOf, Mounts, OpenedTarget, fault, make_directories, open_target, require_calls,
-    stranded,
+    Handle, MountOf, Mounts, fault, make_directories, open_target, require_calls, stranded,
 };
 
+use crate::inspect::{judge_subpaths, planned_outcome};
 use crate::probes::Probes;
 
 /// The pause after a failure that may pass.
@@ -77,7 +79,9 @@ fn until_current(
 ) -> Result<Outcome, NotRebound> {
     let (mut swaps, mut failures) = (0, 0);
     let ended = repeat(Instant::now() + REPLACE_TIMEOUT, || {
-        let round = RebindRound::begin(order.subpath(), probes);
+        let held = HeldSubpath::hold(order.subpath().clone());
+        let evidence = probes.observe_one(&held, &Mounts::default());
+        let round = RebindRound { held, evidence };
         fault::reach(FaultPoint::Held);
         match round.act(order, left_behind) {
             Ok(Step::Done) => return Ok::<_, NotRebound>(ControlFlow::Break(swaps)),
@@ -99,7 +103,7 @@ fn until_current(
         // Another repairer was first.
         Ended::Done(0) => Ok(Outcome::AlreadyCurrent),
         Ended::Done(tries) => Ok(Outcome::Rebound { tries }),
-        Ended::Unfinished { rounds } => Err(NotRebound::Impossible(format!(
+        Ended::Unfinished { rounds } => Err(impossible(format!(
             "its volume changed {rounds} times meanwhile"
         ))),
     }
@@ -116,32 +120,20 @@ enum Step {
 }
 
 /// An observation of a subpath, and the actions that follow from the observation.
-struct RebindRound<'s> {
-    subpath: &'s VolumeSubpath,
+struct RebindRound {
     held: HeldSubpath,
     evidence: SubpathEvidence,
 }
 
-impl<'s> RebindRound<'s> {
-    fn begin(subpath: &'s VolumeSubpath, probes: &Probes) -> Self {
-        let held = HeldSubpath::hold(subpath.clone());
-        let evidence = probes.observe_one(&held, &Mounts::default());
-        Self {
-            subpath,
-            held,
-            evidence,
-        }
-    }
-
-    fn verdict(&self) -> Verdict {
-        judge_subpath(self.subpath, &self.evidence)
-    }
-
+impl RebindRound {
     fn act(&self, order: &Rebind, left_behind: &mut BTreeSet<String>) -> Result<Step, NotRebound> {
-        match self.verdict() {
+        // True if a second mount lies directly below, at the same path.
+        let covers_its_equal =
+            matches!(&self.evidence.mount, Observed::Seen(mount) if mount.covers_its_equal);
+        match judge_subpath(self.held.subpath(), &self.evidence) {
             // Two repairers attached a mount each. Detach the upper mount: detaching the lower
             // mount would also detach the upper mount.
-            Verdict::Current | Verdict::Foreign if self.covers_its_equal() => {
+            Verdict::Current | Verdict::Foreign if covers_its_equal => {
                 detach(self.mount()?).map_err(not_rebound)?;
                 Ok(Step::LookAgain)
             }
@@ -151,28 +143,38 @@ impl<'s> RebindRound<'s> {
             Verdict::Stale {
                 remedy: Ok(remedy), ..
             } if remedy.method == RepairMethod::Rebind => {
-                if remedy.writer == Writer::Kubelet {
-                    left_behind.extend(
-                        remedy
-                            .sub_path
-                            .timestamp
-                            .as_ref()
-                            .map(|shown| shown.name().to_owned()),
-                    );
+                if remedy.writer == Writer::Kubelet
+                    && let Some(shown) = &remedy.sub_path.timestamp
+                {
+                    left_behind.insert(shown.name().to_owned());
                 }
-                self.replace(&remedy)
+                // If the new mount is there already, a guard was killed before it detached, or is
+                // about to detach.
+                if !covers_its_equal && !self.attach(&remedy)? {
+                    return Ok(Step::LookAgain);
+                }
+                detach(self.mount()?).map_err(not_rebound)?;
+                if !covers_its_equal {
+                    fault::reach(FaultPoint::Detached);
+                }
+                Ok(Step::Swapped)
             }
             Verdict::Orphaned {
                 remake: Some(remedy),
                 ..
             } if order.method() == RepairMethod::Remake => {
-                self.remake(&remedy)?;
+                // The next round binds the new directory.
+                if self.held.attributes_to_keep().is_some() {
+                    return Err(impossible(
+                        "the mount that it was bound from is gone, or was changed: a directory is not made through another one",
+                    ));
+                }
+                make_directories(self.directory()?, &remedy.sub_path.path).map_err(not_rebound)?;
                 Ok(Step::LookAgain)
             }
             verdict => {
-                let why = verdict
-                    .reason()
-                    .unwrap_or_else(|| verdict.name().to_string());
+                let why = verdict.reason();
+                let why = why.unwrap_or_else(|| verdict.name().to_string());
                 Err(NotRebound::NoLongerStale(why))
             }
         }
@@ -180,41 +182,26 @@ impl<'s> RebindRound<'s> {
 
     /// True if the path no longer shows the mount that this round opened.
     fn was_overtaken(&self) -> bool {
-        let now = HeldSubpath::hold(self.subpath.clone());
-        let ids =
-            [&self.held, &now].map(|held| held.handle().and_then(|handle| handle.mount_id().ok()));
-        matches!(ids, [Some(held), Some(now)] if held != now)
-    }
-
-    fn replace(&self, remedy: &Remedy) -> Result<Step, NotRebound> {
-        // The new mount is there already: a guard was killed before it detached, or is about to
-        // detach.
-        if !self.covers_its_equal() {
-            return Ok(if self.swap(remedy)? {
-                Step::Swapped
-            } else {
-                Step::LookAgain
-            });
-        }
-        detach(self.mount()?).map_err(not_rebound)?;
-        Ok(Step::Swapped)
-    }
-
-    /// True if a second mount lies directly below, at the same path.
-    fn covers_its_equal(&self) -> bool {
-        matches!(&self.evidence.mount, Observed::Seen(mount) if mount.covers_its_equal)
+        let id = |held: &HeldSubpath| held.handle().and_then(|handle| handle.mount_id().ok());
+        let now = HeldSubpath::hold(self.held.subpath().clone());
+        matches!((id(&self.held), id(&now)), (Some(held), Some(now)) if held != now)
     }
 
     fn mount(&self) -> Result<&Handle, NotRebound> {
-        self.held
-            .handle()
-            .ok_or_else(|| NotRebound::Impossible("it went away".to_owned()))
+        let mount = self.held.handle();
+        mount.ok_or_else(|| impossible("it went away"))
     }
 
-    /// Swaps the stale mount for a bind of the current target. `false` if the target was removed
-    /// meanwhile: judge again.
-    fn swap(&self, remedy: &Remedy) -> Result<bool, NotRebound> {
-        let Some(target) = self.open_current(&remedy.sub_path, remedy)?.file else {
+    fn directory(&self) -> Result<&Handle, NotRebound> {
+        let volume = self.held.volume();
+        volume.ok_or_else(|| impossible("its volume went away"))
+    }
+
+    /// Attaches a bind of the current target beneath the stale mount. `false` if the target was
+    /// removed meanwhile: judge again.
+    fn attach(&self, remedy: &Remedy) -> Result<bool, NotRebound> {
+        let target = open_target(self.directory()?, &remedy.sub_path.path, remedy.layout);
+        let Some(target) = target.map_err(not_rebound)?.file else {
             return Ok(false);
         };
         fault::reach(FaultPoint::TargetOpened);
@@ -223,83 +210,48 @@ impl<'s> RebindRound<'s> {
             Err(CloneError::TargetGone) => return Ok(false),
             Err(error) => return Err(not_rebound(error)),
         };
-        let is_attached = match self.attach(&new) {
-            Err(error) if error.is_not_possible() => self.tuck(&new)?,
-            done => is_done(done)?,
-        };
-        if !is_attached {
-            return Ok(false);
-        }
-        fault::reach(FaultPoint::AfterAttach);
-        detach(self.mount()?).map_err(not_rebound)?;
-        fault::reach(FaultPoint::Detached);
-        Ok(true)
-    }
-
-    /// Creates the directory that the sub path names; the next round binds it.
-    fn remake(&self, remedy: &Remedy) -> Result<(), NotRebound> {
-        if self.held.attributes_to_keep().is_some() {
-            let why = "the mount that it was bound from is gone, or was changed: a directory is not made through another one";
-            return Err(NotRebound::Impossible(why.to_owned()));
-        }
-        make_directories(self.directory()?, &remedy.sub_path.path).map_err(not_rebound)
-    }
-
-    fn attach(&self, new: &NewMount) -> Result<(), ReplaceError> {
-        match self.held.handle() {
-            Some(stale) if !fault::denies_beneath() => attach_beneath(new, stale),
+        let attached = match self.held.handle() {
+            Some(stale) if !fault::denies_beneath() => attach_beneath(&new, stale),
             _ => Err(ReplaceError::NO_BENEATH),
+        };
+        let is_attached = match attached {
+            Err(error) if error.is_not_possible() => self.tuck(&new)?,
+            attached => is_done(attached)?,
+        };
+        if is_attached {
+            fault::reach(FaultPoint::AfterAttach);
         }
-    }
-
-    fn open_current(
-        &self,
-        sub_path: &PathInVolume,
-        remedy: &Remedy,
-    ) -> Result<OpenedTarget, NotRebound> {
-        open_target(self.directory()?, &sub_path.path, remedy.layout).map_err(not_rebound)
-    }
-
-    fn directory(&self) -> Result<&Handle, NotRebound> {
-        self.held
-            .volume()
-            .ok_or_else(|| NotRebound::Impossible("its volume went away".to_owned()))
+        Ok(is_attached)
     }
 
     /// Attaches below the stale mount through propagation, and checks that it arrived there.
     /// `false` if the target was removed meanwhile.
     fn tuck(&self, new: &NewMount) -> Result<bool, NotRebound> {
-        let before = self.mount_of_stale()?;
-        if before
-            .parent
-            .is_none_or(|parent| parent.propagation.peer_group.is_none())
-        {
-            return Err(NotRebound::Impossible(
-                "its parent mount is private, and this kernel cannot mount beneath it".to_owned(),
+        let parent = self.mount_of_stale()?.parent;
+        if parent.is_none_or(|parent| parent.propagation.peer_group.is_none()) {
+            return Err(impossible(
+                "its parent mount is private, and this kernel cannot mount beneath it",
             ));
         }
-        let path = self.subpath.path();
-        let (folder, name) = path
-            .parent()
-            .zip(path.file_name())
-            .ok_or_else(|| NotRebound::Impossible("it has no folder".to_owned()))?;
+        let path = self.held.subpath().path();
+        let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(impossible("it has no folder"));
+        };
         let folder = Handle::of(folder).map_err(not_rebound)?;
         if !is_done(attach_tucked(new, &folder, name))? {
             return Ok(false);
         }
-        if self.mount_of_stale()?.covers_its_equal() {
-            Ok(true)
-        } else {
-            Err(NotRebound::Impossible(
-                "the new mount did not arrive below the stale one".to_owned(),
-            ))
+        if !self.mount_of_stale()?.covers_its_equal() {
+            return Err(impossible(
+                "the new mount did not arrive below the stale one",
+            ));
         }
+        Ok(true)
     }
 
     fn mount_of_stale(&self) -> Result<MountOf, NotRebound> {
-        Mounts::default()
-            .mount_of(self.mount()?)
-            .map_err(not_rebound)
+        let mount = Mounts::default().mount_of(self.mount()?);
+        mount.map_err(not_rebound)
     }
 }
 
@@ -312,18 +264,21 @@ fn remove_stranded(subpath: &VolumeSubpath, left_behind: &BTreeSet<String>) {
     let Some(volume) = held.volume_of_kubelet() else {
         return;
     };
-    for payload in left_behind
-        .iter()
-        .filter_map(|name| TimestampDirectory::from_name(name.as_ref()))
-    {
-        // A payload that stays costs a little disk, and the judge recognizes it; the container does
-        // not wait for its removal.
-        let _ = stranded::remove_payload(volume, &payload);
+    for name in left_behind {
+        if let Some(payload) = TimestampDirectory::from_name(name.as_ref()) {
+            // A payload that stays costs a little disk, and the judge recognizes it; the container
+            // does not wait for its removal.
+            let _ = stranded::remove_payload(volume, &payload);
+        }
     }
 }
 
+fn impossible(why: impl Into<String>) -> NotRebound {
+    NotRebound::Impossible(why.into())
+}
+
 fn not_rebound(error: impl std::error::Error) -> NotRebound {
-    NotRebound::Impossible(error_chain(&error))
+    impossible(error_chain(&error))
 }
 
 /// False if the target was removed meanwhile, or another repairer was at work: judge again.
@@ -353,10 +308,7 @@ pub(crate) enum Ended<T> {
     /// A round had this result.
     Done(T),
     /// There were [`MAX_ROUNDS`] rounds, or the time is over.
-    Unfinished {
-        /// The number of rounds.
-        rounds: u32,
-    },
+    Unfinished { rounds: u32 },
 }
 
 /// Runs rounds until a round breaks with a result or an error, for at most [`MAX_ROUNDS`]. No round
@@ -374,4 +326,93 @@ pub(crate) fn repeat<T, E>(
         }
     }
     Ok(Ended::Unfinished { rounds: MAX_ROUNDS })
+}
+
+// Re-binds the host's subpaths of a volume, right after the kubelet updated it.
+
+/// A volume of a pod, by its name in the pod's spec.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct VolumeOfPod {
+    pub kubelet_root: PathBuf,
+    pub pod_uid: String,
+    pub volume: String,
+}
+
+impl VolumeOfPod {
+    /// `<root>/pods/<uid>`
+    pub fn pod_directory(&self) -> PathBuf {
+        self.kubelet_root.join("pods").join(&self.pod_uid)
+    }
+
+    /// `<root>/pods/<uid>/volume-subpaths/<volume>`
+    pub fn subpaths_directory(&self) -> PathBuf {
+        self.pod_directory()
+            .join("volume-subpaths")
+            .join(&self.volume)
+    }
+
+    /// True if a container has a directory of the volume as its subPath: such a directory is empty
+    /// once the kubelet removed the old payload.
+    pub fn has_directories(&self) -> bool {
+        let subpaths = self.subpaths();
+        let mut paths = subpaths.iter().map(VolumeSubpath::path);
+        paths.any(|path| fs::symlink_metadata(path).is_ok_and(|file| file.is_dir()))
+    }
+
+    /// The subpaths that the kubelet bound, in no order. A missing folder has no subpaths: the pod
+    /// is being removed.
+    fn subpaths(&self) -> Vec<VolumeSubpath> {
+        let root = self.kubelet_root.as_path();
+        let mut subpaths = Vec::new();
+        for container in children(&self.subpaths_directory()).unwrap_or_default() {
+            for path in children(&container).unwrap_or_default() {
+                subpaths.extend(VolumeSubpath::from_path(&path, [root]));
+            }
+        }
+        subpaths
+    }
+}
+
+/// Re-binds the stale subpaths of a volume, or reports them, as policy says of stale subpaths.
+///
+/// A subpath without a mount is left out: the kubelet is about to bind it, or to remove it.
+pub fn rebind_volume(volume: &VolumeOfPod, policy: &Policy) -> Report {
+    let start = Instant::now();
+    let mut report = Report::default();
+    if policy.stale_subpaths != Mode::Off {
+        match require_calls() {
+            Ok(()) => {
+                for finding in judge_subpaths(&volume.subpaths(), &Probes::for_create()) {
+                    if finding.verdict != Verdict::Unmounted(Unmounted::Subpath) {
+                        report.binds.extend(reported(finding, policy));
+                    }
+                }
+            }
+            Err(old) => report.problems.push(old.to_string()),
+        }
+    }
+    report.set_duration(start.elapsed());
+    report
+}
+
+/// `None` if the subpath went away meanwhile.
+fn reported(finding: Finding, policy: &Policy) -> Option<BindReport> {
+    let outcome = if policy.stale_subpaths == Mode::Repair {
+        match Rebind::from_finding(&finding, policy) {
+            Some(order) => match rebind(&order, &Probes::for_repairs(Instant::now())) {
+                Err(NotRebound::NoLongerStale(_)) => return None,
+                rebound => Some(rebound.unwrap_or_else(Outcome::from)),
+            },
+            None => None,
+        }
+    } else {
+        // The effect that a repair would have: policy only keeps it from being done.
+        let policy = Policy {
+            stale_subpaths: Mode::Repair,
+            ..*policy
+        };
+        let plan = Plan::from_findings(slice::from_ref(&finding), &policy);
+        planned_outcome(&finding, &plan, &policy)
+    };
+    Some(BindReport { finding, outcome })
 }

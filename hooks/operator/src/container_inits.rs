@@ -86,8 +86,8 @@ pub(crate) fn stale_mounts(
     process: &HeldProcess,
     files: &dyn CurrentFiles,
 ) -> Result<Vec<RefreshedMount>, ProcessError> {
-    match find_stale(process, files) {
-        Ok(seen) => Ok(seen.mounts.iter().map(RefreshedMount::from).collect()),
+    match find_stale(process, &[files]) {
+        Ok(seen) => Ok(seen.mounts),
         Err(RefreshError::Process(error)) => Err(error),
         Err(
             RefreshError::MountsOfNode(_)

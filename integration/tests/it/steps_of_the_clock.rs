@@ -25,7 +25,7 @@ const CRATES: [&str; 6] = [
 const READERS: [&str; 4] = [
     "hooks/guard/src/journal.rs",
     // Compares the birth of a folder, a time stamp, with the start of a container.
-    "hooks/guard/src/refresh/running.rs",
+    "hooks/guard/src/refresh/files.rs",
     // Compares the time stamp of a file with the present: an old count is no figure.
     "hooks/operator/src/drift_count.rs",
     "shim/agent/src/host.rs",

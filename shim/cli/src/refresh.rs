@@ -155,12 +155,12 @@ impl Refresh {
         &self,
         id: &str,
         identity: Identity,
-        refreshed: &Refreshed,
+        refreshed: Refreshed,
         took: Duration,
     ) -> RefreshLine {
         let mut line = RefreshLine::new(Actor::Operator, id, identity);
-        line.mounts = refreshed.mounts.iter().map(RefreshedMount::from).collect();
-        line.notification = refreshed.notification(&self.notify);
+        line.mounts = refreshed.mounts;
+        line.notification = refreshed.notification;
         line.set_duration(took);
         line
     }
@@ -285,7 +285,7 @@ impl Refresh {
             helper,
             &process,
             spec.as_ref(),
-            files,
+            &[files],
             self.act(),
             &TuckRecords::default(),
         )
@@ -294,8 +294,9 @@ impl Refresh {
             container: container.name.clone(),
             pod: container.pod.clone(),
         };
-        let line = self.line(&container.id, identity, &refreshed, start.elapsed());
-        report.add(&name, &line, refreshed.subpaths);
+        let subpaths = refreshed.subpaths;
+        let line = self.line(&container.id, identity, refreshed, start.elapsed());
+        report.add(&name, &line, subpaths);
         record(journal, line)
     }
 }
@@ -455,20 +456,21 @@ fn refresh(
         helper,
         &process,
         users.as_ref(),
-        &*files,
+        &[&*files],
         verb.act(),
         &TuckRecords::default(),
     );
     let refreshed = refreshed.with_context(doing)?;
     let identity = Identity::without_pod(&name);
-    let line = verb.line(&container.id, identity, &refreshed, start.elapsed());
+    let subpaths = refreshed.subpaths;
+    let line = verb.line(&container.id, identity, refreshed, start.elapsed());
     let mut report = RefreshReport::default();
     report.problems.extend(
         errors
             .iter()
             .map(|error| format!("{name}: {}", error_chain(error))),
     );
-    report.add(&name, &line, refreshed.subpaths);
+    report.add(&name, &line, subpaths);
     if let Err(error) = record(config.journal().filter(|_| !verb.dry_run), line) {
         report.problems.push(format!("{error:#}"));
     }

@@ -7,15 +7,12 @@ use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
 use bindguard_config::Config;
-use bindguard_core::error_chain;
 use bindguard_core::identity::Identity;
 use bindguard_core::mount_table::{MountEntry, MountIndex};
 use bindguard_core::report::{Actor, ReleaseLine, ReleaseResult, ReleasedCopy};
 use bindguard_core::text::{serialize_path, shell_word};
 use bindguard_guard::record_release;
-use bindguard_guard::refresh::{
-    HelperProcess, HostRoots, NotReleased, Release, ReleaseOutcome, Released, release_copies,
-};
+use bindguard_guard::refresh::{HelperProcess, HostRoots, Release, Released, release_copies};
 use bindguard_operator::bundles::bundle_of_container;
 use bindguard_operator::holders::MountsToFind;
 use bindguard_operator::node::{
@@ -202,28 +199,12 @@ fn name_of(container: &PodContainer) -> String {
 
 /// The copy as the journal and the report have it.
 fn record_of(copy: &Released) -> ReleasedCopy {
-    let (result, error) = match &copy.outcome {
-        ReleaseOutcome::Released => (ReleaseResult::Released, None),
-        ReleaseOutcome::Kept => (ReleaseResult::Kept, None),
-        ReleaseOutcome::NotReleased(why) => {
-            let result = match why {
-                NotReleased::Busy => ReleaseResult::Busy,
-                NotReleased::NoRecord
-                | NotReleased::NotRecorded
-                | NotReleased::ParentIsShared
-                | NotReleased::Enter(_)
-                | NotReleased::OutOfTime(_)
-                | NotReleased::Covered => ReleaseResult::Refused,
-            };
-            (result, Some(error_chain(why)))
-        }
-    };
     ReleasedCopy {
         mount_point: copy.mount.mount_point.to_string_lossy().into_owned(),
         fs_type: copy.mount.fs_type.0.clone(),
         device: copy.mount.device.to_string(),
-        result,
-        error,
+        result: copy.result,
+        error: copy.error.clone(),
     }
 }
 

@@ -23,7 +23,7 @@ use serde_json::Value;
 use strum::{EnumString, IntoStaticStr, VariantArray};
 
 use crate::identity::{Identity, PodName};
-use crate::refresh::RefusedReason;
+use crate::refresh::{Refused, RefusedReason};
 use crate::refresh_request::Notify;
 use crate::report::{BindRecord, RecordedReport, Report, microseconds};
 use crate::source::KindName;
@@ -485,6 +485,16 @@ impl MountResult {
     /// True if the container shows the current file.
     pub fn is_replaced(&self) -> bool {
         matches!(self, Self::Replaced { .. })
+    }
+}
+
+impl From<Refused> for MountResult {
+    fn from(refused: Refused) -> Self {
+        Self::Refused {
+            reason: refused.reason,
+            path: refused.path.to_string_lossy().into_owned(),
+            error: refused.error,
+        }
     }
 }
 

@@ -16,42 +16,154 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bindguard_core::evidence::FileKind;
+use bindguard_core::error_chain;
 use bindguard_core::judge::Verdict;
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::refresh::{KeptMounts, Refused, RefusedReason, SubpathInContainer};
+use bindguard_core::paths::join;
+use bindguard_core::refresh::{Refused, RefusedReason, SpecBind, SubpathInContainer};
 use bindguard_core::refresh_request::{Notify, NotifySignal};
+use bindguard_core::report::{AttachMethod, MountResult, Notification, RefreshedMount};
+use bindguard_core::source::KindName;
 use bindguard_core::spec::SpecUsers;
 use bindguard_sys::enter::{
-    ContainerNamespace, Entered, HeldProcess, HelperProcess, MAX_REPLACEMENTS, MountsLock,
-    Replacement, complete_tree,
+    Abandoned, ContainerNamespace, HeldProcess, HelperProcess, MAX_REPLACEMENTS, MountNamespace,
+    MountsLock, NamespaceError, ProcessError,
 };
-use bindguard_sys::replace::{CloneError, NewMount, clone_like};
-use bindguard_sys::require_calls;
+use bindguard_sys::{OldKernel, require_calls};
 use rustix::process::Signal;
 
-use super::current_files::CurrentFiles;
-use super::outcome::{AttachMethod, NotNotified, NotReplaced, RefreshError, Refreshed};
-use super::records::TuckRecords;
-use super::round::{Round, is_on_shared};
-use crate::rebind::{Ended, REPLACE_TIMEOUT, repeat};
-use crate::refresh::outcome::{into_report, not_replaced, stale_unless};
-use crate::refresh::round::{ContainerRefresh, MountProgress, STEP_TIMEOUT};
-use crate::refresh::running::refuse_sandbox;
+use crate::rebind::{Ended, MAX_FAILURES, REPLACE_TIMEOUT, repeat};
+use crate::refresh::current_files::{CurrentFiles, failed, mounts_of_host};
+use crate::refresh::records::TuckRecords;
 
 /// Limit of mounts of a file in a container. The runtime makes a mount for each bind; a container
 /// may bind the file thousands of times.
 pub const MAX_MOUNTS_OF_FILE: usize = 16;
+
+/// Time limit of a step in the container.
+pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Time limit to find the program that gets a signal. A container may have any number of processes.
 const SIGNAL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The pause between two tries to get the lock.
 const LOCK_INTERVAL: Duration = Duration::from_millis(5);
+
+/// The name of gVisor's program and of its processes (`runsc/sandbox/sandbox.go`).
+const GVISOR: &[u8] = b"runsc";
+
+/// Why a container could not be refreshed at all.
+#[derive(Debug, thiserror::Error)]
+pub enum RefreshError {
+    /// Its spec is not known: nothing says which user namespace its mounts belong to.
+    #[error("its spec is not known: the container runtime reports none")]
+    NoSpec,
+    /// Its init process is not in the mount namespace that its runtime made.
+    #[error(transparent)]
+    Namespace(#[from] NamespaceError),
+    /// Its init process could not be read, for example because it ended.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// Its init process is in the node's own mount namespace: it is no container of runc or crun.
+    #[error(
+        "process {0} is in the node's own mount namespace, as with Kata and other sandboxes, which are not supported"
+    )]
+    MountsOfNode(u32),
+    /// Its init process is the kernel of gVisor, which has mounts of its own.
+    #[error("process {0} is gVisor's sandbox, which is not supported")]
+    Sandbox(u32),
+    #[error(transparent)]
+    OldKernel(#[from] OldKernel),
+    /// Another refresh works on the container, or the container holds the lock of its own
+    /// namespace.
+    #[error("another refresh has locked its mount namespace for {} ms", .0.as_millis())]
+    Locked(Duration),
+}
+
+impl RefreshError {
+    /// True if a later refresh may succeed without any change. For example, another refresh has the
+    /// lock, a reader of the process was late, or the process is about to end.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Locked(_) => true,
+            Self::Process(error) | Self::Namespace(NamespaceError::Process(error)) => {
+                !matches!(error, ProcessError::Table { .. })
+            }
+            Self::NoSpec
+            | Self::Namespace(_)
+            | Self::MountsOfNode(_)
+            | Self::Sandbox(_)
+            | Self::OldKernel(_) => false,
+        }
+    }
+}
+
+/// A running container: its init, and the mount namespace that its runtime made. All checks and
+/// entries use the same descriptor of the namespace.
+#[derive(Debug)]
+pub(super) struct Container<'a> {
+    pub(super) process: &'a HeldProcess,
+    pub(super) spec: &'a SpecUsers,
+    pub(super) namespace: ContainerNamespace,
+}
+
+impl<'a> Container<'a> {
+    /// The container with this init. `spec` is the runtime's record of the container, `None` if
+    /// unknown.
+    ///
+    /// # Errors
+    /// If the process ended, is no process of a container, or left the mount namespace that its
+    /// runtime made.
+    pub(super) fn open(
+        process: &'a HeldProcess,
+        spec: Option<&'a SpecUsers>,
+    ) -> Result<Self, RefreshError> {
+        let namespace = process.mount_namespace()?;
+        refuse_sandbox(process, &namespace)?;
+        let spec = spec.ok_or(RefreshError::NoSpec)?;
+        Ok(Self {
+            process,
+            spec,
+            namespace: namespace.accepted(process, spec.namespace())?,
+        })
+    }
+
+    /// Waits for the lock for at most [`STEP_TIMEOUT`].
+    pub(super) fn lock(&self, until: Instant) -> Result<MountsLock<'_>, RefreshError> {
+        let start = Instant::now();
+        let timeout = STEP_TIMEOUT.min(until.saturating_duration_since(start));
+        loop {
+            if let Some(lock) = self.namespace.try_lock()? {
+                return Ok(lock);
+            }
+            if start.elapsed() > timeout {
+                return Err(RefreshError::Locked(timeout));
+            }
+            thread::sleep(LOCK_INTERVAL);
+        }
+    }
+}
+
+/// Refuses a sandbox, whose containers have mounts that the node's kernel does not show. Kata names
+/// a process in the node's own namespace, gVisor its own kernel. A container whose program or
+/// process is named `runsc` loses only its own refresh.
+pub(crate) fn refuse_sandbox(
+    process: &HeldProcess,
+    namespace: &MountNamespace,
+) -> Result<(), RefreshError> {
+    if namespace.is_own()? {
+        return Err(RefreshError::MountsOfNode(process.pid()));
+    }
+    // The command line would name gVisor's sandbox, too, but a container can block its readers.
+    let program = process.program_name()?;
+    if program.starts_with(GVISOR) || process.read("comm")?.starts_with(GVISOR) {
+        return Err(RefreshError::Sandbox(process.pid()));
+    }
+    Ok(())
+}
 
 /// The extent of a refresh.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,30 +174,55 @@ pub enum RefreshAct {
     Replace(Notify),
 }
 
+/// The refresh of a container.
+#[derive(Debug, Default)]
+pub struct Refreshed {
+    /// The container's stale mounts, and the binds of its spec that are gone. Current mounts are left
+    /// out.
+    pub mounts: Vec<RefreshedMount>,
+    /// The number of its mounts that show a part of a kubelet-written volume.
+    pub subpaths: usize,
+    /// The number of further mounts of the same files, which are left as they are.
+    pub overlooked: usize,
+    /// True if the time was over before all of it was done.
+    pub is_out_of_time: bool,
+    /// The requested notification, if a mount was replaced or the notification failed.
+    pub notification: Option<Notification>,
+    /// A child that hangs in the container: no second child may enter.
+    pub abandoned: Option<Abandoned>,
+}
+
+impl Refreshed {
+    /// True if every stale mount was replaced.
+    pub fn is_current(&self) -> bool {
+        self.mounts.iter().all(|mount| mount.outcome.is_replaced())
+    }
+
+    /// The number of mounts that were replaced.
+    pub fn replaced(&self) -> usize {
+        self.replaced_places().count()
+    }
+
+    /// The places in the container of the mounts that were replaced.
+    pub fn replaced_places(&self) -> impl Iterator<Item = &Path> {
+        let mounts = self.mounts.iter();
+        let replaced = mounts.filter(|mount| mount.outcome.is_replaced());
+        replaced.map(|mount| Path::new(&mount.destination))
+    }
+}
+
 /// The mounts of a process that show these files and are stale, for a survey. Nothing is entered.
 ///
 /// # Errors
 /// If the process ended, its mount table cannot be read, or it is no process of a container.
 pub fn find_stale(
     process: &HeldProcess,
-    volumes: &dyn CurrentFiles,
+    files: &[&dyn CurrentFiles],
 ) -> Result<Refreshed, RefreshError> {
     refuse_sandbox(process, &process.mount_namespace()?)?;
-    let table = process.mounts()?;
-    let (subpaths, overlooked) = limited(volumes.shown_in(&table), |_| false);
-    let due: Vec<_> = subpaths.iter().filter(|subpath| subpath.is_due()).collect();
-    let obstacles = obstacles(volumes, &due, &table).into_iter();
-    let progress = obstacles.map(|(subpath, why)| {
-        let place = subpath.mount.mount_point.clone();
-        (place, MountProgress::of_failure(why))
-    });
-    let progress = progress.collect();
-    let missing = volumes.missing_in(&table);
-    let report = into_report(subpaths, progress, &missing, stale_unless);
-    Ok(Refreshed {
-        overlooked,
-        ..report
-    })
+    let look = Look::at(process.mounts()?, files, None);
+    let progress = look.obstacles(look.due(&Progress::new()), files);
+    Ok(look.report(progress, &MountResult::Stale))
 }
 
 /// As [`refresh_container_within`], with the longest time.
@@ -96,19 +233,11 @@ pub fn refresh_container(
     helper: &HelperProcess,
     process: &HeldProcess,
     spec: Option<&SpecUsers>,
-    volumes: &dyn CurrentFiles,
+    files: &[&dyn CurrentFiles],
     act: RefreshAct,
     records: &TuckRecords,
 ) -> Result<Refreshed, RefreshError> {
-    refresh_container_within(
-        helper,
-        REPLACE_TIMEOUT,
-        process,
-        spec,
-        volumes,
-        act,
-        records,
-    )
+    refresh_container_within(helper, REPLACE_TIMEOUT, process, spec, files, act, records)
 }
 
 /// Refreshes the mounts of these files in the container with this init process. `spec` is the
@@ -123,117 +252,329 @@ pub fn refresh_container_within(
     time: Duration,
     process: &HeldProcess,
     spec: Option<&SpecUsers>,
-    volumes: &dyn CurrentFiles,
+    files: &[&dyn CurrentFiles],
     act: RefreshAct,
     records: &TuckRecords,
 ) -> Result<Refreshed, RefreshError> {
     if act != RefreshAct::Look {
         require_calls()?;
     }
-    let namespace = process.mount_namespace()?;
-    refuse_sandbox(process, &namespace)?;
-    let spec = spec.ok_or(RefreshError::NoSpec)?;
-    let namespace = namespace.accepted(process, spec.namespace())?;
-    let mut refresh =
-        ContainerRefresh::new(helper, process, &namespace, spec, volumes, records, time);
-    let until = refresh.until;
-    refresh.notify = match act {
-        RefreshAct::Look => {
-            let subpaths = refresh.find()?;
-            refresh.look_for_obstacles(&subpaths);
-            return Ok(refresh.into_report(subpaths, stale_unless));
-        }
-        RefreshAct::Replace(notify) => notify,
+    let container = Container::open(process, spec)?;
+    let until = Instant::now() + time;
+    let RefreshAct::Replace(notify) = act else {
+        let look = Look::at(container.namespace.mounts()?, files, spec);
+        let progress = look.obstacles(look.due(&Progress::new()), files);
+        return Ok(look.report(progress, &MountResult::Stale));
+    };
+    let mut refresh = ContainerRefresh {
+        helper,
+        container: &container,
+        files,
+        records,
+        notify,
+        until,
+        progress: Progress::new(),
+        not_notified: None,
+        abandoned: None,
     };
     // Two refreshes at once could each attach a mount, and detach the newer mount first. The lock
     // comes before the mount table: a busy kernel needs longer to print a table than for all
     // remaining steps.
-    let mut lock = namespace.try_lock()?;
-    let mut subpaths = refresh.find()?;
-    if refresh.due(&subpaths).is_empty() && !records.has(process) {
-        return Ok(refresh.into_report(subpaths, not_replaced));
+    let mut lock = container.namespace.try_lock()?;
+    let mut look = refresh.look()?;
+    if look.due(&refresh.progress).is_empty() && !records.has(process) {
+        return Ok(refresh.into_report(look));
     }
     if lock.is_none() {
-        lock = Some(wait_for_lock(&namespace, until)?);
-        subpaths = refresh.find()?;
+        lock = Some(container.lock(until)?);
+        look = refresh.look()?;
     }
     let ended = repeat(until, || {
         // A killed tuck leaves mounts shared, and shared mounts are refused. The end of this
         // refresh repeats a restore that fails here.
         if refresh.restore_propagation(false).unwrap_or(false) {
-            subpaths = refresh.find()?;
+            look = refresh.look()?;
         }
-        let due = refresh.due(&subpaths);
-        if due.is_empty() || refresh.abandoned.is_some() {
+        if look.due(&refresh.progress).is_empty() || refresh.abandoned.is_some() {
             return Ok::<_, RefreshError>(ControlFlow::Break(()));
         }
-        refresh.replace(&due)?;
-        subpaths = refresh.find()?;
+        refresh.replace(&look)?;
+        look = refresh.look()?;
         Ok(ControlFlow::Continue(()))
     });
     let is_out_of_time = Instant::now() >= until;
     match ended {
-        Ok(Ended::Unfinished { rounds }) if is_out_of_time => {
-            refresh.fail_late(&subpaths, rounds, time);
+        Ok(Ended::Unfinished { rounds }) if is_out_of_time && refresh.abandoned.is_none() => {
+            for found in look.due(&refresh.progress) {
+                let progress = refresh.progress.get(&found.shown.mount.mount_point);
+                // A mount without a failure in these rounds changes all the time.
+                if rounds == 0 || progress.is_some_and(|it| it.failure.is_some()) {
+                    let error = format!(
+                        "the refresh of the container took longer than {} ms",
+                        time.as_millis()
+                    );
+                    refresh.fail(found, MountResult::Failed { error });
+                }
+            }
         }
         Ok(_) => {}
-        Err(error) => refresh.interrupt(&mut subpaths, error)?,
+        Err(error) => refresh.interrupt(&mut look, error)?,
     }
     if refresh.abandoned.is_none()
         && let Err(error) = refresh.restore_propagation(true)
     {
-        refresh.note_left_shared(error)?;
+        // The record of the former propagation stays.
+        let replaced = refresh.progress.values_mut();
+        let mut replaced = replaced.filter(|it| it.replaced.is_some()).peekable();
+        if replaced.peek().is_none() {
+            return Err(error);
+        }
+        for progress in replaced {
+            progress.failure = Some(failed(&error));
+        }
     }
-    refresh.settle_unanswered(&subpaths);
-    refresh.note_attached(&subpaths);
+    refresh.settle_unanswered(&look);
+    for found in &look.found {
+        let progress = refresh.progress.get(&found.shown.mount.mount_point);
+        if found.shown.is_current() && progress.is_some_and(|it| it.replaced.is_some()) {
+            found.files.note_attached(&found.shown, &look.table);
+        }
+    }
     drop(lock);
     refresh.signal();
-    let is_out_of_time = is_out_of_time && !refresh.due(&subpaths).is_empty();
+    let is_out_of_time = is_out_of_time && !look.due(&refresh.progress).is_empty();
     Ok(Refreshed {
         is_out_of_time,
-        ..refresh.into_report(subpaths, not_replaced)
+        ..refresh.into_report(look)
     })
 }
 
-/// Waits for the lock for at most [`STEP_TIMEOUT`].
-pub(super) fn wait_for_lock(
-    namespace: &ContainerNamespace,
-    until: Instant,
-) -> Result<MountsLock<'_>, RefreshError> {
-    let start = Instant::now();
-    let patience = STEP_TIMEOUT.min(until.saturating_duration_since(start));
-    loop {
-        if let Some(lock) = namespace.try_lock()? {
-            return Ok(lock);
+/// A mount of the container that shows one of these files.
+pub(super) struct Found<'a> {
+    pub(super) files: &'a dyn CurrentFiles,
+    pub(super) shown: SubpathInContainer,
+}
+
+impl Found<'_> {
+    /// True if a new mount at the same place becomes shared.
+    pub(super) fn is_on_shared(&self) -> bool {
+        let parent = self.shown.parent.as_ref();
+        parent.is_some_and(|parent| parent.propagation.peer_group.is_some())
+    }
+
+    /// Refuses a place below a peer of a mount of the host: a new mount would arrive on the host as
+    /// well.
+    pub(super) fn refuse_peer_of_host(&self) -> Result<(), MountResult> {
+        let parent = self.shown.parent.as_ref();
+        let Some(group) = parent.and_then(|parent| parent.propagation.peer_group) else {
+            return Ok(());
+        };
+        let host = mounts_of_host().map_err(|error| failed(&error))?;
+        let mut mounts = host.entries().iter();
+        if mounts.any(|mount| mount.propagation.peer_group == Some(group)) {
+            let place = &self.shown.mount.mount_point;
+            return Err(Refused::new(RefusedReason::ParentIsShared, place).into());
         }
-        if start.elapsed() > patience {
-            return Err(RefreshError::Locked(patience));
-        }
-        thread::sleep(LOCK_INTERVAL);
+        Ok(())
     }
 }
 
-/// The mounts to replace, the mounts below each, and the new mounts.
-type Prepared<'s> = (
-    Vec<&'s SubpathInContainer>,
-    Vec<Option<KeptMounts>>,
-    Vec<Replacement<'s>>,
-);
+/// The mounts of a table that show these files, judged at this moment.
+pub(super) struct Look<'a> {
+    pub(super) table: MountTable,
+    pub(super) found: Vec<Found<'a>>,
+    overlooked: usize,
+    /// The binds of the spec that are gone.
+    missing: Vec<SpecBind>,
+}
 
-impl ContainerRefresh<'_> {
-    /// Notes the end of the time for the mounts that are still due. A mount without a failure in
-    /// these rounds changes all the time.
-    fn fail_late(&mut self, subpaths: &[SubpathInContainer], rounds: u32, time: Duration) {
-        if self.abandoned.is_some() {
-            return;
+impl<'a> Look<'a> {
+    /// A limited number of mounts of each file. The binds of the spec come first, then current
+    /// mounts, so that the limit keeps the mounts that an earlier round replaced.
+    fn at(table: MountTable, files: &[&'a dyn CurrentFiles], spec: Option<&SpecUsers>) -> Self {
+        let (mut found, mut missing) = (Vec::new(), Vec::new());
+        for files in files.iter().copied() {
+            let shown = files.shown_in(&table);
+            missing.extend(files.missing_in(&table, &shown));
+            found.extend(shown.into_iter().map(|shown| Found { files, shown }));
         }
-        for subpath in self.due(subpaths) {
-            let progress = self.progress.get(&subpath.mount.mount_point);
-            let is_restless = rounds > 0 && progress.is_none_or(|it| it.failure.is_none());
-            if !is_restless {
-                self.fail(subpath, NotReplaced::OutOfTime(time));
+        let all = found.len();
+        found.sort_by_key(|Found { shown, .. }| {
+            let place = &shown.mount.mount_point;
+            let is_of_spec = spec.is_some_and(|spec| spec.has_mount_at(place));
+            (!is_of_spec, !shown.is_current())
+        });
+        let mut of_file: BTreeMap<(PathBuf, PathBuf), usize> = BTreeMap::new();
+        found.retain(|Found { shown, .. }| {
+            let file = (shown.volume.clone(), shown.sub_path.clone());
+            let count = of_file.entry(file).or_default();
+            *count += 1;
+            *count <= MAX_MOUNTS_OF_FILE
+        });
+        Self {
+            overlooked: all - found.len(),
+            table,
+            found,
+            missing,
+        }
+    }
+
+    /// The stale mounts that a further round may replace.
+    pub(super) fn due(&self, progress: &Progress) -> Vec<&Found<'a>> {
+        let mut due = Vec::new();
+        for found in self.found.iter().filter(|found| found.shown.is_due()) {
+            let progress = progress.get(&found.shown.mount.mount_point);
+            let may_try = progress.is_none_or(|it| {
+                it.failures < MAX_FAILURES && it.failure != Some(MountResult::KeyGone)
+            });
+            if may_try && due.len() < MAX_REPLACEMENTS {
+                due.push(found);
             }
         }
+        due
+    }
+
+    /// The stale mounts that no refresh can help: the volume no longer has the file, or a rule keeps
+    /// the mount. The sources are probed together.
+    fn obstacles(&self, due: Vec<&Found<'_>>, files: &[&dyn CurrentFiles]) -> Progress {
+        let mut obstacles = Progress::new();
+        probe_sources(&due, files);
+        for found in due {
+            let opened = found.refuse_peer_of_host();
+            let opened = opened.and_then(|()| found.files.open_current(&found.shown));
+            let below = opened.and_then(|_| found.files.mounts_below(&found.shown, &self.table));
+            if let Err(why @ (MountResult::KeyGone | MountResult::Refused { .. })) = below {
+                let progress = MountProgress {
+                    failure: Some(why),
+                    ..MountProgress::default()
+                };
+                obstacles.insert(found.shown.mount.mount_point.clone(), progress);
+            }
+        }
+        obstacles
+    }
+
+    /// A line for each stale mount, with the attach method if the mount is current now, and a line
+    /// for each missing bind. `unreplaced` is the result of a stale mount without a failure.
+    fn report(self, mut progress: Progress, unreplaced: &MountResult) -> Refreshed {
+        let mut report = Refreshed {
+            subpaths: self.found.len(),
+            overlooked: self.overlooked,
+            ..Refreshed::default()
+        };
+        for Found { shown, .. } in self.found {
+            let progress = progress.get_mut(&shown.mount.mount_point);
+            let outcome = match &shown.verdict {
+                _ if shown.is_due() => {
+                    let failure = progress.and_then(|it| it.failure.take());
+                    failure.unwrap_or_else(|| unreplaced.clone())
+                }
+                Verdict::Current => {
+                    let Some(progress) = progress else { continue };
+                    let Some(method) = progress.replaced else {
+                        continue;
+                    };
+                    match progress.failure.take() {
+                        Some(MountResult::KeyGone) | None => MountResult::Replaced { method },
+                        Some(failure) => failure,
+                    }
+                }
+                Verdict::Foreign => MountResult::Hidden,
+                Verdict::Stale { .. } => MountResult::Occupied,
+                Verdict::Orphaned { .. }
+                | Verdict::Unmounted(_)
+                | Verdict::Pinning(_)
+                | Verdict::Wrong(_)
+                | Verdict::Dead(_)
+                | Verdict::NotProbed
+                | Verdict::Unknown(_) => unreplaced.clone(),
+            };
+            let is_host_root = matches!(shown.verdict, Verdict::Pinning(_));
+            let source = join(shown.volume, &shown.sub_path);
+            report.mounts.push(RefreshedMount {
+                kind: is_host_root.then_some(KindName::HostRoot),
+                ..RefreshedMount::new(&shown.mount.mount_point, &source, outcome)
+            });
+        }
+        for SpecBind {
+            source,
+            destination,
+            ..
+        } in &self.missing
+        {
+            let missing = RefreshedMount::new(destination, source, MountResult::Missing);
+            report.mounts.push(missing);
+        }
+        report
+    }
+}
+
+/// Probes the sources of these mounts together: each silent source takes time.
+pub(super) fn probe_sources(due: &[&Found<'_>], files: &[&dyn CurrentFiles]) {
+    let due: Vec<_> = due.iter().map(|found| &found.shown).collect();
+    for files in files {
+        files.probe_sources(&due);
+    }
+}
+
+/// The progress at each mount point at which something was done or failed.
+pub(super) type Progress = BTreeMap<PathBuf, MountProgress>;
+
+/// The progress of the replacement at a mount point.
+#[derive(Debug, Default)]
+pub(super) struct MountProgress {
+    /// The method that replaced the mount.
+    pub(super) replaced: Option<AttachMethod>,
+    /// The method that attached the new mount, if the call that detaches the old mount gave no
+    /// answer.
+    pub(super) unanswered: Option<AttachMethod>,
+    /// The last failure since the mount was replaced.
+    failure: Option<MountResult>,
+    /// The number of failures since the mount was replaced.
+    failures: u32,
+}
+
+impl MountProgress {
+    /// The new mount is there, and the old mount is not.
+    pub(super) fn replace(&mut self, method: AttachMethod) {
+        self.replaced = Some(method);
+        self.failure = None;
+        self.failures = 0;
+    }
+}
+
+/// A running refresh of a container.
+pub(super) struct ContainerRefresh<'a> {
+    pub(super) helper: &'a HelperProcess,
+    pub(super) container: &'a Container<'a>,
+    pub(super) files: &'a [&'a dyn CurrentFiles],
+    pub(super) records: &'a TuckRecords,
+    pub(super) notify: Notify,
+    pub(super) until: Instant,
+    pub(super) progress: Progress,
+    /// Why the application was not notified.
+    pub(super) not_notified: Option<String>,
+    pub(super) abandoned: Option<Abandoned>,
+}
+
+impl<'a> ContainerRefresh<'a> {
+    fn look(&self) -> Result<Look<'a>, RefreshError> {
+        let table = self.container.namespace.mounts()?;
+        Ok(Look::at(table, self.files, Some(self.container.spec)))
+    }
+
+    pub(super) fn progress_of(&mut self, found: &Found<'_>) -> &mut MountProgress {
+        let place = found.shown.mount.mount_point.clone();
+        self.progress.entry(place).or_default()
+    }
+
+    /// A failure after the end of the time is not counted: the mount may be replaced in the next
+    /// turn.
+    pub(super) fn fail(&mut self, found: &Found<'_>, why: MountResult) {
+        let is_in_time = Instant::now() < self.until;
+        let progress = self.progress_of(found);
+        progress.failures += u32::from(is_in_time);
+        progress.failure = Some(why);
     }
 
     /// Goes on to the report after an error. The mount table is read again; if that
@@ -241,58 +582,35 @@ impl ContainerRefresh<'_> {
     ///
     /// # Errors
     /// The error, if no mount was changed.
-    fn interrupt(
-        &mut self,
-        subpaths: &mut Vec<SubpathInContainer>,
-        error: RefreshError,
-    ) -> Result<(), RefreshError> {
+    fn interrupt(&mut self, look: &mut Look<'a>, error: RefreshError) -> Result<(), RefreshError> {
         let is_changed = |it: &MountProgress| it.replaced.is_some() || it.unanswered.is_some();
         if self.abandoned.is_none() && !self.progress.values().any(is_changed) {
             return Err(error);
         }
-        if let Ok(now) = self.find() {
-            *subpaths = now;
+        if let Ok(now) = self.look() {
+            *look = now;
         } else {
             // The table has the ids of the old mounts.
-            self.table = MountTable::default();
-            for subpath in &mut *subpaths {
-                let progress = self.progress.get(&subpath.mount.mount_point);
+            look.table = MountTable::default();
+            for Found { shown, .. } in &mut look.found {
+                let progress = self.progress.get(&shown.mount.mount_point);
                 if progress.is_some_and(|it| it.replaced.is_some()) {
-                    subpath.verdict = Verdict::Current;
-                    subpath.covers_its_equal = false;
+                    shown.verdict = Verdict::Current;
+                    shown.covers_its_equal = false;
                 }
             }
         }
-        let error = Arc::new(error);
-        for subpath in self.due(subpaths) {
-            self.fail(subpath, NotReplaced::Interrupted(Arc::clone(&error)));
-        }
-        Ok(())
-    }
-
-    /// Notes at each replaced mount that propagation was not restored. The record of the former
-    /// propagation stays.
-    ///
-    /// # Errors
-    /// The error, if no mount was replaced.
-    fn note_left_shared(&mut self, error: RefreshError) -> Result<(), RefreshError> {
-        let is_replaced = |it: &&mut MountProgress| it.replaced.is_some();
-        let mut replaced = self.progress.values_mut().filter(is_replaced).peekable();
-        if replaced.peek().is_none() {
-            return Err(error);
-        }
-        let error = Arc::new(error);
-        for progress in replaced {
-            progress.failure = Some(NotReplaced::Interrupted(Arc::clone(&error)));
+        for found in look.due(&self.progress) {
+            self.fail(found, failed(&error));
         }
         Ok(())
     }
 
     /// The table decides about a detach that gave no answer: the call may wait for a dead server
     /// after it has detached the old mount.
-    fn settle_unanswered(&mut self, subpaths: &[SubpathInContainer]) {
-        for subpath in subpaths.iter().filter(|subpath| subpath.is_current()) {
-            let Some(progress) = self.progress.get_mut(&subpath.mount.mount_point) else {
+    fn settle_unanswered(&mut self, look: &Look<'_>) {
+        for found in look.found.iter().filter(|found| found.shown.is_current()) {
+            let Some(progress) = self.progress.get_mut(&found.shown.mount.mount_point) else {
                 continue;
             };
             let Some(method) = progress.unanswered.take() else {
@@ -300,25 +618,14 @@ impl ContainerRefresh<'_> {
             };
             let failure = progress.failure.take();
             progress.replace(method);
-            if method == AttachMethod::Beneath && is_on_shared(subpath) {
+            if method == AttachMethod::Beneath && found.is_on_shared() {
                 // No child has set the propagation of the new mount.
                 progress.failure = failure;
-            } else if let Some(NotReplaced::Enter(error)) = failure
+            } else if let Some(MountResult::Failed { error }) = failure
                 && self.notify == Notify::Touch
             {
-                self.not_notified = Some(error.into());
+                self.not_notified = Some(error);
             }
-        }
-    }
-
-    /// Reports the new mounts to the kinds of files, which record the mounts below.
-    fn note_attached(&self, subpaths: &[SubpathInContainer]) {
-        let is_new = |subpath: &&SubpathInContainer| {
-            let progress = self.progress.get(&subpath.mount.mount_point);
-            subpath.is_current() && progress.is_some_and(|it| it.replaced.is_some())
-        };
-        for subpath in subpaths.iter().filter(is_new) {
-            self.volumes.note_attached(subpath, &self.table);
         }
     }
 
@@ -327,225 +634,27 @@ impl ContainerRefresh<'_> {
         if self.progress.values().all(|it| it.replaced.is_none()) {
             return;
         }
+        let process = self.container.process;
         let sent = match &self.notify {
             Notify::None | Notify::Touch => return,
-            Notify::Signal(signal) => self.process.signal(number_of(*signal)),
+            Notify::Signal(signal) => process.signal(number_of(*signal)),
             Notify::SignalProgram(signal, program) => {
-                let found = self
-                    .process
-                    .running(program, Instant::now() + SIGNAL_TIMEOUT);
+                let found = process.running(program, Instant::now() + SIGNAL_TIMEOUT);
                 found.and_then(|found| found.signal(number_of(*signal)))
             }
         };
-        self.not_notified = sent.err().map(NotNotified::from);
+        self.not_notified = sent.err().map(|error| error_chain(&error));
     }
 
-    fn find(&mut self) -> Result<Vec<SubpathInContainer>, RefreshError> {
-        let table = self.namespace.mounts()?;
-        self.missing = self.volumes.missing_in(&table);
-        let (subpaths, overlooked) = limited(self.volumes.shown_in(&table), |place| {
-            self.spec.has_mount_at(place)
-        });
-        self.overlooked = overlooked;
-        self.table = table;
-        Ok(subpaths)
-    }
-
-    /// Records the stale mounts that no refresh can help.
-    fn look_for_obstacles(&mut self, subpaths: &[SubpathInContainer]) {
-        let due = self.due(subpaths);
-        for (subpath, why) in obstacles(self.volumes, &due, &self.table) {
-            self.fail(subpath, why);
+    fn into_report(self, look: Look<'_>) -> Refreshed {
+        let report = look.report(self.progress, &MountResult::Restless);
+        let (error, request) = (self.not_notified, self.notify);
+        let is_due = request != Notify::None && (report.replaced() > 0 || error.is_some());
+        Refreshed {
+            notification: is_due.then_some(Notification { request, error }),
+            abandoned: self.abandoned,
+            ..report
         }
-    }
-
-    /// The stale mounts that a further round may replace.
-    fn due<'s>(&self, subpaths: &'s [SubpathInContainer]) -> Vec<&'s SubpathInContainer> {
-        let is_due = |subpath: &&SubpathInContainer| {
-            let progress = self.progress.get(&subpath.mount.mount_point);
-            subpath.is_due() && progress.is_none_or(MountProgress::may_try_again)
-        };
-        subpaths
-            .iter()
-            .filter(is_due)
-            .take(MAX_REPLACEMENTS)
-            .collect()
-    }
-
-    fn replace(&mut self, due: &[&SubpathInContainer]) -> Result<(), RefreshError> {
-        let (subpaths, below, replacements) = self.prepared(due);
-        if subpaths.is_empty() {
-            return Ok(());
-        }
-        let entered = match Entered::enter(
-            self.helper,
-            self.namespace,
-            replacements,
-            STEP_TIMEOUT,
-            self.until,
-        ) {
-            Ok(entered) => entered,
-            Err(error) => {
-                let error = Arc::new(error);
-                let why = || NotReplaced::NotEntered(Arc::clone(&error));
-                subpaths
-                    .iter()
-                    .for_each(|subpath| self.fail(subpath, why()));
-                return Ok(());
-            }
-        };
-        let mut round = Round {
-            refresh: self,
-            subpaths: &subpaths,
-            below: &below,
-            entered: &entered,
-        };
-        let is_silent = round.run()?;
-        if is_silent {
-            self.abandoned = Some(entered.abandon());
-        }
-        Ok(())
-    }
-
-    /// Prepares a new mount for each due subpath, except for subpaths whose key is gone.
-    /// Directories come first: the old directories are empty.
-    fn prepared<'s>(&mut self, due: &[&'s SubpathInContainer]) -> Prepared<'s> {
-        let mut prepared = Vec::new();
-        self.volumes.probe_sources(due);
-        for subpath in due {
-            let below = match self.volumes.mounts_below(subpath, &self.table) {
-                Ok(below) => below,
-                Err(why) => {
-                    self.fail(subpath, why);
-                    continue;
-                }
-            };
-            let new = match subpath.covers_its_equal {
-                true => None,
-                false => match self.new_mount(subpath, below.as_ref()) {
-                    Ok(Some(new)) => Some(new),
-                    // The volume changed: judge again.
-                    Ok(None) => continue,
-                    Err(why) => {
-                        self.fail(subpath, why);
-                        continue;
-                    }
-                },
-            };
-            let (new, kind) = new.unzip();
-            let is_directory = kind == Some(FileKind::Directory);
-            let replacement = Replacement {
-                stale: &subpath.mount,
-                parent: subpath.parent.as_ref(),
-                new,
-            };
-            prepared.push((is_directory, *subpath, below, replacement));
-        }
-        prepared.sort_by_key(|(is_directory, ..)| !is_directory);
-        let mut sorted = Prepared::default();
-        for (_, subpath, below, replacement) in prepared {
-            sorted.0.push(subpath);
-            sorted.1.push(below);
-            sorted.2.push(replacement);
-        }
-        sorted
-    }
-
-    /// A mount of the current file, and its kind; `None` if the volume changed meanwhile.
-    fn new_mount(
-        &self,
-        subpath: &SubpathInContainer,
-        below: Option<&KeptMounts>,
-    ) -> Result<Option<(NewMount, FileKind)>, NotReplaced> {
-        refuse_peer_of_host(subpath)?;
-        let file = self.volumes.open_current(subpath)?;
-        self.refuse_unreadable(&file)?;
-        let users = self.users_of(&subpath.mount)?;
-        let kind = file
-            .identity()
-            .map_or(FileKind::File, |identity| identity.kind);
-        let settings = self.volumes.clone_settings(subpath);
-        let top = match clone_like(&file, &subpath.mount, users, settings) {
-            Ok(top) => top,
-            Err(CloneError::TargetGone) => return Ok(None),
-            Err(error) => return Err(error.into()),
-        };
-        let parts = match below {
-            Some(below) => self.tree_parts(subpath, below)?,
-            None => Vec::new(),
-        };
-        let new = complete_tree(
-            self.helper,
-            self.namespace,
-            top,
-            &parts,
-            STEP_TIMEOUT,
-            self.until,
-        )?;
-        self.volumes.note_replacement(subpath, &file, &new)?;
-        Ok(Some((new, kind)))
-    }
-}
-
-/// A limited number of mounts of each file, and the number of left-out mounts. The binds of the
-/// spec come first, then current mounts, so that the limit keeps the mounts that an earlier round
-/// replaced.
-fn limited(
-    mut subpaths: Vec<SubpathInContainer>,
-    is_of_spec: impl Fn(&Path) -> bool,
-) -> (Vec<SubpathInContainer>, usize) {
-    subpaths.sort_by_key(|subpath| {
-        (
-            !is_of_spec(&subpath.mount.mount_point),
-            !subpath.is_current(),
-        )
-    });
-    let mut of_file: BTreeMap<(PathBuf, PathBuf), usize> = BTreeMap::new();
-    let all = subpaths.len();
-    subpaths.retain(|subpath| {
-        let count = of_file
-            .entry((subpath.volume.clone(), subpath.sub_path.clone()))
-            .or_default();
-        *count += 1;
-        *count <= MAX_MOUNTS_OF_FILE
-    });
-    let overlooked = all - subpaths.len();
-    (subpaths, overlooked)
-}
-
-/// The stale mounts that no refresh can help: the volume no longer has the file, or a rule keeps the
-/// mount. The sources are probed together.
-fn obstacles<'s>(
-    volumes: &dyn CurrentFiles,
-    due: &[&'s SubpathInContainer],
-    table: &MountTable,
-) -> Vec<(&'s SubpathInContainer, NotReplaced)> {
-    volumes.probe_sources(due);
-    let obstacle = |subpath: &&'s SubpathInContainer| {
-        let opened = refuse_peer_of_host(subpath).and_then(|()| volumes.open_current(subpath));
-        let why = match opened {
-            Ok(_) => volumes.mounts_below(subpath, table).err()?,
-            Err(why) => why,
-        };
-        why.is_refusal().then_some((*subpath, why))
-    };
-    due.iter().filter_map(obstacle).collect()
-}
-
-/// Refuses a place below a peer of a mount of the host: a new mount would arrive on the host as well.
-fn refuse_peer_of_host(subpath: &SubpathInContainer) -> Result<(), NotReplaced> {
-    let parent = subpath.parent.as_ref();
-    let Some(group) = parent.and_then(|parent| parent.propagation.peer_group) else {
-        return Ok(());
-    };
-    let host = bindguard_sys::read_mount_table().map_err(NotReplaced::HostMounts)?;
-    let mut mounts = host.entries().iter();
-    match mounts.any(|mount| mount.propagation.peer_group == Some(group)) {
-        true => {
-            let place = &subpath.mount.mount_point;
-            Err(Refused::new(RefusedReason::ParentIsShared, place).into())
-        }
-        false => Ok(()),
     }
 }
 

@@ -1,8 +1,10 @@
 //! The files on the host that the mounts of a container should show: those of a pod's volumes,
 //! volumes that were mounted anew, host-root binds, or single files that a container engine bound.
 
+use std::error::Error;
 use std::path::{Path, PathBuf};
 
+use bindguard_core::error_chain;
 use bindguard_core::evidence::FilePlace;
 use bindguard_core::mount_table::{MountEntry, MountTable};
 use bindguard_core::paths::{below, climbs};
@@ -10,15 +12,37 @@ use bindguard_core::refresh::{
     KeptMounts, NestedBind, Refused, RefusedReason, ReliedOn, SpecBind, SubpathInContainer, Way,
     WayFolder, can_lead,
 };
+use bindguard_core::report::MountResult;
 use bindguard_sys::replace::{CloneSettings, NewMount};
 use bindguard_sys::{Handle, Mounts, WalkedFolder, walk_host_path};
 
+use crate::Failure;
 use crate::directories::in_real_folder;
 use crate::probes::Probes;
-use crate::refresh::files::BoundFileError;
-use crate::refresh::outcome::NotReplaced;
-use crate::refresh::round::place_of;
 use crate::refresh::running::{RunningContainers, Writer, WriterReach};
+
+/// The result of a mount that is not replaced because of this error.
+pub(super) fn failed(error: &dyn Error) -> MountResult {
+    let error = error_chain(error);
+    MountResult::Failed { error }
+}
+
+/// The same, with the step that failed.
+pub(super) fn failed_to(act: &str, error: &dyn Error) -> MountResult {
+    let error = format!("{act}: {}", error_chain(error));
+    MountResult::Failed { error }
+}
+
+/// The same, if the current file cannot be opened.
+pub(super) fn not_opened(error: Failure) -> MountResult {
+    failed_to("open the current file", &error)
+}
+
+/// The result of a mount whose container changed its mounts during the refresh.
+pub(super) fn changed() -> MountResult {
+    let error = "the mount table of the container changed meanwhile".to_owned();
+    MountResult::Failed { error }
+}
 
 /// The source of a bind that is nested in a volume.
 #[derive(Debug)]
@@ -35,11 +59,9 @@ pub trait CurrentFiles {
     /// The mounts of a container that show the files, judged at this moment.
     fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer>;
 
-    /// True if a mount shows files of this kind.
-    fn has(&self, stale: &SubpathInContainer) -> bool;
-
-    /// The binds of the container's spec that were mounted in a refreshed directory and are gone.
-    fn missing_in(&self, _table: &MountTable) -> Vec<SpecBind> {
+    /// The binds of the container's spec that were mounted in one of the `shown` directories and are
+    /// gone.
+    fn missing_in(&self, _table: &MountTable, _shown: &[SubpathInContainer]) -> Vec<SpecBind> {
         Vec::new()
     }
 
@@ -56,7 +78,7 @@ pub trait CurrentFiles {
         _stale: &SubpathInContainer,
         _file: &Handle,
         _new: &NewMount,
-    ) -> Result<(), NotReplaced> {
+    ) -> Result<(), MountResult> {
         Ok(())
     }
 
@@ -69,7 +91,7 @@ pub trait CurrentFiles {
         &self,
         _stale: &SubpathInContainer,
         _beneath: &MountEntry,
-    ) -> Result<(), NotReplaced> {
+    ) -> Result<(), MountResult> {
         Ok(())
     }
 
@@ -90,7 +112,7 @@ pub trait CurrentFiles {
         &self,
         _stale: &SubpathInContainer,
         _table: &MountTable,
-    ) -> Result<Option<KeptMounts>, NotReplaced> {
+    ) -> Result<Option<KeptMounts>, MountResult> {
         Ok(None)
     }
 
@@ -99,103 +121,15 @@ pub trait CurrentFiles {
     ///
     /// # Errors
     /// If the bind must stay as it is.
-    fn open_nested(
-        &self,
-        _stale: &SubpathInContainer,
-        _nested: &NestedBind,
-    ) -> Result<OpenedNested, NotReplaced> {
-        Err(NotReplaced::Changed)
+    fn open_nested(&self, _nested: &NestedBind) -> Result<OpenedNested, MountResult> {
+        Err(changed())
     }
 
     /// Opens the file or directory that a stale mount should show now.
     ///
     /// # Errors
-    /// [`NotReplaced::KeyGone`] if there is none, or if the mount must stay.
-    fn open_current(&self, stale: &SubpathInContainer) -> Result<Handle, NotReplaced>;
-}
-
-/// Several kinds of files of a container. No mount shows files of two kinds.
-#[derive(Default)]
-pub struct FileKinds<'a>(pub Vec<&'a dyn CurrentFiles>);
-
-impl<'a> FileKinds<'a> {
-    fn of(&self, stale: &SubpathInContainer) -> Option<&'a dyn CurrentFiles> {
-        self.0.iter().copied().find(|kind| kind.has(stale))
-    }
-}
-
-impl CurrentFiles for FileKinds<'_> {
-    fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer> {
-        let kinds = self.0.iter();
-        kinds.flat_map(|kind| kind.shown_in(table)).collect()
-    }
-
-    fn has(&self, stale: &SubpathInContainer) -> bool {
-        self.of(stale).is_some()
-    }
-
-    fn missing_in(&self, table: &MountTable) -> Vec<SpecBind> {
-        let kinds = self.0.iter();
-        kinds.flat_map(|kind| kind.missing_in(table)).collect()
-    }
-
-    fn probe_sources(&self, stale: &[&SubpathInContainer]) {
-        self.0.iter().for_each(|kind| kind.probe_sources(stale));
-    }
-
-    fn note_replacement(
-        &self,
-        stale: &SubpathInContainer,
-        file: &Handle,
-        new: &NewMount,
-    ) -> Result<(), NotReplaced> {
-        self.of(stale)
-            .map_or(Ok(()), |kind| kind.note_replacement(stale, file, new))
-    }
-
-    fn note_arrived(
-        &self,
-        stale: &SubpathInContainer,
-        beneath: &MountEntry,
-    ) -> Result<(), NotReplaced> {
-        self.of(stale)
-            .map_or(Ok(()), |kind| kind.note_arrived(stale, beneath))
-    }
-
-    fn note_attached(&self, new: &SubpathInContainer, table: &MountTable) {
-        if let Some(kind) = self.of(new) {
-            kind.note_attached(new, table);
-        }
-    }
-
-    fn clone_settings(&self, stale: &SubpathInContainer) -> CloneSettings {
-        self.of(stale)
-            .map(|kind| kind.clone_settings(stale))
-            .unwrap_or_default()
-    }
-
-    fn mounts_below(
-        &self,
-        stale: &SubpathInContainer,
-        table: &MountTable,
-    ) -> Result<Option<KeptMounts>, NotReplaced> {
-        self.of(stale)
-            .map_or(Ok(None), |kind| kind.mounts_below(stale, table))
-    }
-
-    fn open_nested(
-        &self,
-        stale: &SubpathInContainer,
-        nested: &NestedBind,
-    ) -> Result<OpenedNested, NotReplaced> {
-        let kind = self.of(stale).ok_or(NotReplaced::Changed)?;
-        kind.open_nested(stale, nested)
-    }
-
-    fn open_current(&self, stale: &SubpathInContainer) -> Result<Handle, NotReplaced> {
-        let kind = self.of(stale).ok_or(NotReplaced::KeyGone)?;
-        kind.open_current(stale)
-    }
+    /// [`MountResult::KeyGone`] if there is none, or if the mount must stay.
+    fn open_current(&self, stale: &SubpathInContainer) -> Result<Handle, MountResult>;
 }
 
 // The folder of a pod by any of its names.
@@ -248,6 +182,38 @@ impl PodFolder {
     }
 }
 
+pub(super) fn mounts_of_host() -> Result<MountTable, Failure> {
+    let host = bindguard_sys::read_mount_table();
+    host.map_err(|error| Failure::of("compare with the mounts of the host", error))
+}
+
+/// Refuses a mount whose replacement would reach the host and other containers.
+pub(super) fn refuse_shared(stale: &SubpathInContainer) -> Result<(), Refused> {
+    let is_shared = |mount: &MountEntry| mount.propagation.peer_group.is_some();
+    let reason = if stale.parent.as_ref().is_none_or(is_shared) {
+        RefusedReason::ParentIsShared
+    } else if is_shared(&stale.mount) {
+        RefusedReason::MountIsShared
+    } else {
+        return Ok(());
+    };
+    Err(Refused::new(reason, &stale.mount.mount_point))
+}
+
+/// The place of a file in its filesystem.
+pub(super) fn place_of(file: &Handle, mounts: &Mounts) -> Result<FilePlace, Failure> {
+    let path = file.path().display();
+    let mount = mounts.mount_of(file);
+    let mount = mount.map_err(|error| Failure::of(format!("find the mount of {path}"), error))?;
+    let resolved = file.resolved_path();
+    let resolved = resolved.map_err(|error| Failure::of(format!("resolve {path}"), error))?;
+    let place = mount.entry.place_in_filesystem(&resolved);
+    Ok(FilePlace {
+        device: mount.entry.device,
+        path: place.ok_or_else(|| Failure::new(format!("{path} is not below its mount")))?,
+    })
+}
+
 // The ways to sources on the host. A container or a user that may write a folder of a way can lead
 // the way to another file.
 
@@ -298,15 +264,21 @@ pub(super) fn refuse_unsafe_way(
     stale: &SubpathInContainer,
     root: &Handle,
     others: &dyn RunningContainers,
-) -> Result<(), NotReplaced> {
+) -> Result<(), MountResult> {
     let source = &stale.volume;
     let (Some(directory), Some(name)) = (source.parent(), source.file_name()) else {
-        return Err(NotReplaced::Changed);
+        return Err(changed());
     };
-    let way = way_to_folder(directory)?.to_mount_point(name);
-    let way = way.ok_or(NotReplaced::Changed)?;
+    let walk = walk_host_path(directory);
+    let walk = walk.map_err(|error| not_opened(Failure::of("walk to a bound file", error)))?;
+    let mounts = Mounts::default();
+    let way = Way {
+        folders: folders_on_the_way(&walk.folders, &mounts).map_err(not_opened)?,
+        look_ups: walk.look_ups,
+    };
+    let way = way.to_mount_point(name).ok_or_else(changed)?;
     let relied_on = way.all_relied_on()?;
-    let place = place_of(root, &Mounts::default()).map_err(BoundFileError::from)?;
+    let place = place_of(root, &mounts).map_err(not_opened)?;
     let to_write = !stale.mount.is_read_only();
     Ok(refuse_writable_way(
         &way,
@@ -316,29 +288,21 @@ pub(super) fn refuse_unsafe_way(
     )?)
 }
 
-/// The way to a folder of the host.
-pub(super) fn way_to_folder(folder: &Path) -> Result<Way, BoundFileError> {
-    let walk = walk_host_path(folder)?;
-    Ok(Way {
-        folders: folders_on_the_way(&walk.folders, &Mounts::default())?,
-        look_ups: walk.look_ups,
-    })
-}
-
 pub(super) fn folders_on_the_way(
     folders: &[WalkedFolder],
     mounts: &Mounts,
-) -> Result<Vec<WayFolder>, BoundFileError> {
-    let folder = |folder: &WalkedFolder| {
-        Ok(WayFolder {
+) -> Result<Vec<WayFolder>, Failure> {
+    let mut on_the_way = Vec::with_capacity(folders.len());
+    for folder in folders {
+        on_the_way.push(WayFolder {
             path: folder.handle.path().to_owned(),
             place: place_of(&folder.handle, mounts)?,
             owner: folder.owner,
             mode: folder.mode,
             born: folder.born,
-        })
-    };
-    folders.iter().map(folder).collect()
+        });
+    }
+    Ok(on_the_way)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Refreshes running containers. Each kind of bind has a module that finds the current files:
 //!
 //! * [`volumes`]: a `subPath` of a volume that the kubelet, or a CSI driver in the same way, writes
-//! * [`mounts`] and [`engine_mounts`]: a mount that the host mounted anew, with the nested binds
+//! * [`mounts`]: a mount that the host mounted anew, with the nested binds
 //! * [`files`]: a single file of the host that was replaced
 //! * [`host_roots`]: a bind that keeps mounts of the host alive
 //!
@@ -14,38 +14,27 @@ mod current_files;
 mod files;
 mod host_roots;
 mod mounts;
-mod outcome;
 mod records;
 mod release;
 mod round;
 mod running;
 mod volumes;
 
-pub use crate::refresh::files::BoundFileError;
-pub use crate::refresh::host_roots::HostRootError;
-pub use crate::refresh::host_roots::{VolumeOfPod, rebind_volume};
-pub use crate::refresh::round::PlaceError;
-pub(crate) use crate::refresh::running::refuse_sandbox;
-pub use crate::refresh::volumes::payload_of_driver;
+pub(crate) use crate::refresh::container::refuse_sandbox;
 pub use container::{
-    MAX_MOUNTS_OF_FILE, RefreshAct, find_stale, refresh_container, refresh_container_within,
+    MAX_MOUNTS_OF_FILE, RefreshAct, RefreshError, Refreshed, find_stale, refresh_container,
+    refresh_container_within,
 };
-pub use current_files::{CurrentFiles, FileKinds};
+pub use current_files::CurrentFiles;
 pub use files::{BoundFiles, FileBind};
 pub use host_roots::HostRoots;
 pub use mounts::BoundMounts;
-pub use outcome::{
-    AttachMethod, MountOutcome, MountRefresh, NotNotified, NotReplaced, RefreshError, Refreshed,
-};
-pub use records::{TuckRecordError, TuckRecords};
-pub use release::{
-    NotReleased, Release, ReleaseError, ReleaseOutcome, Released, releasable_copies, release_copies,
-};
+pub use records::TuckRecords;
+pub use release::{Release, ReleaseError, Released, releasable_copies, release_copies};
+pub use running::{RunningContainers, Writer, WriterReach, places_by_binds, reach_by_spec};
+pub use volumes::{PodVolumes, payload_of_driver};
 
-pub use running::{
-    RunningContainer, RunningContainers, Writer, WriterReach, places_by_binds, reach_by_spec,
-};
-pub use volumes::{ContainerVolumes, PodVolumes, VolumesError};
+pub use crate::rebind::{VolumeOfPod, rebind_volume};
 
 /// A container's init process, held against reuse of its pid; a child that hangs in a container;
 /// and the process that starts the children.

@@ -2,38 +2,137 @@
 //! that was restarted, and the binds of the spec that are nested in these binds.
 //!
 //! In a pod, only sources in the pod's folder are volumes: the kubelet made the way to these
-//! sources, for root alone. [`super::running`] checks the way to sources of containers
-//! without a pod. No symlink is followed. The record of the create has the places that the
-//! container's mounts showed before; without that record, refreshes keep a record of their own
-//! mounts. A refresh writes the record before it replaces a mount.
+//! sources, for root alone. The way to a source of a container of Docker or Podman is checked: a user
+//! of the host or a container may be able to rename a folder of the path, which then leads to another
+//! mount. No symlink is followed. The record of the create has the places that the container's mounts
+//! showed before; without that record, refreshes keep a record of their own mounts. A refresh writes
+//! the record before it replaces a mount.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard};
 
-use bindguard_core::evidence::{FilePlace, Reach};
+use bindguard_core::evidence::{FileKind, FilePlace, Reach};
 use bindguard_core::judge::{Verdict, judge_reach};
-use bindguard_core::mount_table::{MountEntry, MountTable};
+use bindguard_core::kubelet::{Plugin, VolumeSubpath, Writer};
+use bindguard_core::mount_table::{MountAttributes, MountEntry, MountTable, Propagation};
 use bindguard_core::paths::lies_in;
+use bindguard_core::places::Places;
+use bindguard_core::policy::Scope;
 use bindguard_core::proof::ExpectedBinds;
 use bindguard_core::refresh::{
-    BoundMount, InnerBind, KeptMounts, MountsBelow, MountsInVolume, NestedBind, RefreshedMounts,
-    Refused, RefusedReason, SubpathInContainer, mounts_in_container, mounts_in_volume,
+    BoundMount, InnerBind, KeptMounts, MountsBelow, NestedBind, RefreshedMounts, Refused,
+    RefusedReason, SubpathInContainer, mounts_in_container, mounts_in_volume,
 };
-use bindguard_core::spec::{Bind, MountMakers, SpecView};
+use bindguard_core::report::MountResult;
+use bindguard_core::spec::{Bind, MountMakers, RequestedPropagation, SpecView};
 use bindguard_sys::bundle::{read_spec, record};
+use bindguard_sys::observe::BindSource;
 use bindguard_sys::replace::{CloneSettings, NewMount};
-use bindguard_sys::{Handle, Mounts};
+use bindguard_sys::{Handle, Mounts, open_without_waiting};
 
-use super::current_files::{CurrentFiles, OpenedNested};
-use super::outcome::NotReplaced;
-use super::running::RunningContainers;
 use crate::expect::dead_volume;
 use crate::inspect::OpenError;
 use crate::probes::Probes;
-use crate::refresh::current_files::PodFolder;
-use crate::refresh::current_files::refuse_unsafe_way;
-use crate::refresh::files::{SpecifiedBind, place_of_source};
+use crate::refresh::current_files::{
+    CurrentFiles, OpenedNested, PodFolder, changed, failed, failed_to, mounts_of_host,
+    refuse_shared, refuse_unsafe_way,
+};
+use crate::refresh::host_roots::HostRoots;
+use crate::refresh::running::RunningContainers;
+
+/// A bind of a container's spec.
+#[derive(Debug)]
+struct SpecifiedBind {
+    index: usize,
+    /// The source; the kernel's name of a source in the folder of the pod.
+    source: PathBuf,
+    destination: PathBuf,
+    settings: CloneSettings,
+    denied: MountAttributes,
+    /// True for a source in the folder of the pod: only root can change the way.
+    is_in_pod: bool,
+    /// True if the host may mount the source anew.
+    is_volume: bool,
+}
+
+impl SpecifiedBind {
+    fn of(bind: &Bind<'_>, is_volume: bool) -> Self {
+        Self {
+            index: bind.index(),
+            source: bind.source().to_owned(),
+            destination: bind.destination().to_owned(),
+            settings: CloneSettings {
+                below: bind.is_recursive().then(|| bind.denied_below()),
+                denied: Some(bind.denied()),
+                leaves_flags: bind.leaves_flags(),
+                requested: bind.propagation(),
+            },
+            denied: bind.denied(),
+            is_in_pod: false,
+            is_volume,
+        }
+    }
+
+    fn of_pod(bind: &Bind<'_>, pod: &PodFolder) -> Self {
+        let in_pod = pod.path_in(bind.source());
+        let Some(source) = in_pod.filter(|source| source != pod.path()) else {
+            return Self::of(bind, false);
+        };
+        let is_volume = !is_of_kubelet_written_volume(&source, pod.path());
+        Self {
+            source,
+            is_in_pod: true,
+            ..Self::of(bind, is_volume)
+        }
+    }
+
+    /// The source, if it is a mount point now and no server has to answer.
+    fn open_mount_point(&self) -> Option<(Handle, FilePlace)> {
+        let (handle, source) = BindSource::open_without_waiting(&self.source)?;
+        let place = self.place_of_mount_point(&source)?;
+        Some((handle, place))
+    }
+
+    /// The place of an opened source. `None` unless the source of the spec is a mount point, and the
+    /// opened file is the root of that mount.
+    fn place_of_mount_point(&self, opened: &BindSource) -> Option<FilePlace> {
+        let is_mount_point = opened.path == self.source && opened.mount.mount_point == self.source;
+        opened.place().filter(|_| is_mount_point)
+    }
+}
+
+/// True for a volume that the kubelet updates through `..data`, and for the volume's subpaths,
+/// which [`super::volumes`] refreshes.
+fn is_of_kubelet_written_volume(source: &Path, pod: &Path) -> bool {
+    let root = pod.parent().and_then(Path::parent);
+    let subpath = root.and_then(|root| VolumeSubpath::from_path(source, [root]));
+    let mut written = Plugin::all().filter(|plugin| plugin.writer() == Writer::Kubelet);
+    written.any(|plugin| {
+        let volumes = pod.join("volumes").join(plugin.folder());
+        match &subpath {
+            Some(subpath) => fs::symlink_metadata(volumes.join(subpath.volume())).is_ok(),
+            None => lies_in(source, &volumes),
+        }
+    })
+}
+
+/// True for a single file that can be reached without waiting: [`super::files`] follows these.
+fn is_of_file(source: &Path) -> bool {
+    let mounts = Mounts::default();
+    let local = open_without_waiting(source, |handle| mounts.is_local(handle));
+    let local = local.ok().filter(|handle| mounts.is_local(handle));
+    let identity = local.and_then(|handle| handle.identity().ok());
+    identity.is_some_and(|identity| identity.kind != FileKind::Directory)
+}
+
+/// The place of a source of the spec. `None` for a relative path, or if a server would have to
+/// answer.
+pub(super) fn place_of_source(source: &Path) -> Option<FilePlace> {
+    let found = BindSource::open_without_waiting(source).filter(|_| source.is_absolute());
+    found?.1.place()
+}
 
 /// All binds of a container. The source of a bind with `is_volume` may be mounted anew.
 #[derive(Debug)]
@@ -42,11 +141,11 @@ pub struct BoundMounts<'a> {
     binds: Vec<SpecifiedBind>,
     /// None if a part of the spec was not understood.
     makers: Option<MountMakers>,
-    record: Mutex<ExpectedBinds>,
+    record: RefCell<ExpectedBinds>,
     /// The mounts of refreshes, for binds that the record of the create lacks.
-    refreshed: Mutex<RefreshedMounts>,
+    refreshed: RefCell<RefreshedMounts>,
     /// The last answers of sources that were probed together, by source.
-    probed: Mutex<HashMap<PathBuf, Reach>>,
+    probed: RefCell<HashMap<PathBuf, Reach>>,
     /// The running containers, which may be able to write a folder on the way to a source. `None` for
     /// the container of a pod: root alone made the way.
     others: Option<&'a dyn RunningContainers>,
@@ -63,142 +162,104 @@ impl<'a> BoundMounts<'a> {
         Self::with_binds(bundle, |bind| SpecifiedBind::of_pod(bind, &pod), None)
     }
 
-    /// The binds of the container with this bundle; `specified` classifies each bind of the spec.
-    pub(super) fn with_binds(
+    /// The binds of directories of an engine's container with this bundle. Left out are the host-root
+    /// binds: the binds of `roots`, and of directories in or above which a kubelet or a runtime
+    /// mounts (`places`). `others` are the running containers.
+    ///
+    /// # Errors
+    /// If the bundle has no spec.
+    pub fn of_engine(
+        bundle: &Path,
+        others: &'a dyn RunningContainers,
+        places: &Places,
+        roots: Option<&HostRoots>,
+    ) -> Result<Self, OpenError> {
+        let specified = |bind: &Bind<'_>| {
+            let source = bind.source();
+            let is_root = places.holds_runtime_mounts(source, Scope::RuntimeDirectories)
+                || roots.is_some_and(|roots| roots.has(source));
+            let is_volume = source.is_absolute() && !is_root && !is_of_file(source);
+            SpecifiedBind::of(bind, is_volume)
+        };
+        Self::with_binds(bundle, specified, Some(others))
+    }
+
+    fn with_binds(
         bundle: &Path,
         specified: impl Fn(&Bind<'_>) -> SpecifiedBind,
         others: Option<&'a dyn RunningContainers>,
     ) -> Result<Self, OpenError> {
         let bytes = read_spec(bundle)?;
         let spec = SpecView::from_bytes(&bytes)?;
-        let binds = spec.binds().iter().map(specified);
-        let record = record::read(bundle).unwrap_or_default();
         Ok(Self {
             bundle: bundle.to_owned(),
-            binds: binds.collect(),
+            binds: spec.binds().iter().map(specified).collect(),
             makers: MountMakers::from_spec(spec.bytes()).ok(),
-            record: Mutex::new(record),
-            refreshed: Mutex::default(),
-            probed: Mutex::default(),
+            record: RefCell::new(record::read(bundle).unwrap_or_default()),
+            refreshed: RefCell::default(),
+            probed: RefCell::default(),
             others,
         })
     }
 
-    fn record(&self) -> MutexGuard<'_, ExpectedBinds> {
-        self.record.lock().unwrap_or_else(|it| it.into_inner())
-    }
-
-    fn refreshed(&self) -> MutexGuard<'_, RefreshedMounts> {
-        self.refreshed.lock().unwrap_or_else(|it| it.into_inner())
-    }
-
-    /// Reads the records again: the agent and the command line may refresh the same container.
-    fn read_records(&self, table: &MountTable) {
-        if let Ok(now) = record::read(&self.bundle) {
-            *self.record() = now;
-        }
-        let refreshed = record::read_refreshed(&self.bundle).unwrap_or_default();
-        *self.refreshed() = refreshed.of_container(table);
-    }
-
     fn bind_of(&self, stale: &SubpathInContainer) -> Option<&SpecifiedBind> {
-        let is_of = |bind: &&SpecifiedBind| {
-            bind.source == stale.volume && bind.destination == stale.mount.mount_point
-        };
-        self.volumes().find(is_of)
+        self.binds.iter().find(|bind| {
+            bind.is_volume
+                && bind.source == stale.volume
+                && bind.destination == stale.mount.mount_point
+        })
     }
 
-    /// The refusal of a source that does not answer: a FUSE mount is in the mount table before its
-    /// daemon answers.
-    fn refusal_of_dead(&self, source: &Path) -> Option<Refused> {
-        let probed = self.probed.lock().unwrap_or_else(|it| it.into_inner());
-        let known = probed.get(source).cloned();
-        drop(probed);
+    /// Refuses a source that does not answer: a FUSE mount is in the mount table before its daemon
+    /// answers.
+    fn refuse_dead(&self, source: &Path) -> Result<(), Refused> {
+        let known = self.probed.borrow().get(source).cloned();
         let reach = known.unwrap_or_else(|| {
-            let reaches = Probes::for_create().reaches(&[source.to_owned()]);
-            reaches.into_iter().next().unwrap_or(Reach::NotProbed)
+            let mut reaches = Probes::for_create().reaches(&[source.to_owned()]);
+            reaches.pop().unwrap_or(Reach::NotProbed)
         });
-        let error = match judge_reach(&reach)? {
-            Verdict::Dead(words) => dead_volume(source, words, &Probes::for_create()),
-            verdict => verdict.reason()?,
+        let error = match judge_reach(&reach) {
+            Some(Verdict::Dead(words)) => Some(dead_volume(source, words, &Probes::for_create())),
+            verdict => verdict.and_then(|verdict| verdict.reason()),
         };
-        Some(Refused::new(RefusedReason::SourceIsDead, source).with_error(error))
-    }
-
-    fn volumes(&self) -> impl Iterator<Item = &SpecifiedBind> {
-        self.binds.iter().filter(|bind| bind.is_volume)
+        match error {
+            Some(error) => Err(Refused::new(RefusedReason::SourceIsDead, source).with_error(error)),
+            None => Ok(()),
+        }
     }
 
     /// All binds, each with the places that the container's mount may show.
     fn inner(&self) -> Vec<InnerBind> {
-        let inner = self.binds.iter().map(|bind| InnerBind {
-            index: bind.index,
-            destination: bind.destination.clone(),
-            places: self.recorded(bind),
-        });
-        inner.collect()
-    }
-
-    /// Refuses a nested mount that shows neither a recorded place nor the source of now: the container
-    /// may have made that mount.
-    fn refuse_mount_of_container(&self, nested: &NestedBind) -> Result<(), NotReplaced> {
-        let bind = self.binds.iter().find(|it| it.index == nested.bind);
-        let (Some(bind), Some(shown)) = (bind, &nested.shown) else {
-            return Ok(());
-        };
-        let is_recorded = || self.recorded(bind).iter().any(|place| shows(shown, place));
-        let is_current = || {
-            let opened = bind.open_source();
-            opened.is_some_and(|(_, place, _)| shows(shown, &place))
-        };
-        match is_recorded() || is_current() {
-            true => Ok(()),
-            false => Err(Refused::new(RefusedReason::NestedMount, &bind.destination).into()),
-        }
-    }
-
-    /// The mounts in a volume, if those that are no binds of the spec may go with the volume: they
-    /// are copies of mounts of the host.
-    fn kept_mounts(
-        &self,
-        bind: &SpecifiedBind,
-        found: MountsInVolume<'_>,
-        table: &MountTable,
-        volume: &MountEntry,
-    ) -> Result<KeptMounts, NotReplaced> {
-        let Some(other) = found.others.first() else {
-            let nested = found.nested;
-            return Ok(KeptMounts {
-                nested,
-                ..KeptMounts::default()
+        let mut inner = Vec::with_capacity(self.binds.len());
+        for bind in &self.binds {
+            inner.push(InnerBind {
+                index: bind.index,
+                destination: bind.destination.clone(),
+                places: self.recorded(bind),
             });
-        };
-        let refused = Refused::new(RefusedReason::NestedMount, &other.mount_point);
-        let below = MountsBelow::of(table, volume.id).ok_or(NotReplaced::Changed)?;
-        let (true, Some(makers)) = (bind.settings.is_recursive(), &self.makers) else {
-            return Err(refused.into());
-        };
-        let host = bindguard_sys::read_mount_table().map_err(NotReplaced::HostMounts)?;
-        let places = (&*bind.source, &*bind.destination);
-        let record = self.record().clone();
-        let kept = below.compared(found, places, &host, makers, &record, &place_of_source);
-        kept.map_err(|why| Refused::new(RefusedReason::NestedMount, why.path).into())
+        }
+        inner
     }
 
     fn recorded(&self, bind: &SpecifiedBind) -> Vec<FilePlace> {
-        let record = self.record();
+        let record = self.record.borrow();
         let mut known = record.binds.iter();
         let expected = known.find(|it| it.bind == bind.index && it.destination == bind.destination);
         expected.map(|it| it.places()).unwrap_or_default()
     }
 
-    /// True if the record of the create has the inode of this file.
-    fn is_recorded_file(&self, bind: &SpecifiedBind, file: &Handle) -> bool {
-        let record = self.record();
-        let mut known = record.binds.iter().filter(|it| it.bind == bind.index);
-        let identity = file.identity().ok();
-        let recorded = known.find_map(|it| it.inode);
-        recorded.is_some() && recorded == identity.map(|identity| identity.inode)
+    /// Refuses a nested mount that shows neither a recorded place nor the source of now: the container
+    /// may have made that mount.
+    fn refuse_nested(&self, nested: &NestedBind) -> Result<(), MountResult> {
+        let bind = self.binds.iter().find(|it| it.index == nested.bind);
+        let (Some(bind), Some(mount)) = (bind, &nested.shown) else {
+            return Ok(());
+        };
+        let is_recorded = self.recorded(bind).iter().any(|place| shows(mount, place));
+        if !is_recorded && open_source(bind).is_none_or(|(_, place, _)| !shows(mount, &place)) {
+            return Err(Refused::new(RefusedReason::NestedMount, &bind.destination).into());
+        }
+        Ok(())
     }
 
     /// Records the place that the new mount will show, and the place that the old mount shows.
@@ -211,17 +272,17 @@ impl<'a> BoundMounts<'a> {
         bind: &SpecifiedBind,
         old: Option<&MountEntry>,
         new: &FilePlace,
-    ) -> Result<(), NotReplaced> {
-        let mut record = self.record();
+    ) -> Result<(), MountResult> {
+        let mut record = self.record.borrow_mut();
         let mut known = record.binds.iter_mut();
         let Some(expected) = known.find(|it| it.bind == bind.index) else {
             return Ok(());
         };
         let shown = old.map_or_else(|| new.clone(), FilePlace::root_of);
-        match expected.add_refreshed(shown, new.clone()) {
-            true => record::replace(&self.bundle, &record).map_err(NotReplaced::PlaceNotRecorded),
-            false => Ok(()),
+        if expected.add_refreshed(shown, new.clone()) {
+            record::replace(&self.bundle, &record).map_err(not_recorded)?;
         }
+        Ok(())
     }
 
     /// Records mounts of a bind that the record of the create lacks.
@@ -232,54 +293,53 @@ impl<'a> BoundMounts<'a> {
         &self,
         bind: &SpecifiedBind,
         mounts: &[(Option<u64>, FilePlace)],
-    ) -> Result<(), NotReplaced> {
+    ) -> Result<(), MountResult> {
         if !self.recorded(bind).is_empty() {
             return Ok(());
         }
-        let mut refreshed = self.refreshed();
+        let mut refreshed = self.refreshed.borrow_mut();
         for (id, place) in mounts {
             refreshed.add(bind.index, *id, place.clone());
         }
-        record::replace_refreshed(&self.bundle, &refreshed).map_err(NotReplaced::PlaceNotRecorded)
+        record::replace_refreshed(&self.bundle, &refreshed).map_err(not_recorded)
     }
 }
 
+fn not_recorded(error: std::io::Error) -> MountResult {
+    failed_to("record the new mount beside the container's bundle", &error)
+}
+
 impl CurrentFiles for BoundMounts<'_> {
+    /// Reads the records again: the agent and the command line may refresh the same container.
     fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer> {
-        self.read_records(table);
-        let bound = self.volumes().filter_map(|bind| {
-            Some(BoundMount {
-                source: bind.source.clone(),
-                destination: bind.destination.clone(),
-                recorded: self.recorded(bind),
-                refreshed: self.refreshed().bind(bind.index).cloned(),
-                current: bind.open_mount_point()?.1,
-                is_recursive: bind.settings.is_recursive(),
-            })
-        });
-        mounts_in_container(table, &bound.collect::<Vec<_>>(), &self.inner())
+        if let Ok(now) = record::read(&self.bundle) {
+            self.record.replace(now);
+        }
+        let refreshed = record::read_refreshed(&self.bundle).unwrap_or_default();
+        self.refreshed.replace(refreshed.of_container(table));
+        let mut bound = Vec::new();
+        for bind in self.binds.iter().filter(|bind| bind.is_volume) {
+            if let Some((_, current)) = bind.open_mount_point() {
+                bound.push(BoundMount {
+                    source: bind.source.clone(),
+                    destination: bind.destination.clone(),
+                    recorded: self.recorded(bind),
+                    refreshed: self.refreshed.borrow().bind(bind.index).cloned(),
+                    current,
+                    is_recursive: bind.settings.is_recursive(),
+                });
+            }
+        }
+        mounts_in_container(table, &bound, &self.inner())
     }
 
-    fn has(&self, stale: &SubpathInContainer) -> bool {
-        self.bind_of(stale).is_some()
-    }
-
-    fn open_current(&self, stale: &SubpathInContainer) -> Result<Handle, NotReplaced> {
-        let bind = self.bind_of(stale).ok_or(NotReplaced::KeyGone)?;
-        let refused = |reason| Err(Refused::new(reason, &stale.mount.mount_point).into());
-        let is_shared = |mount: &MountEntry| mount.propagation.peer_group.is_some();
-        if stale.parent.as_ref().is_some_and(is_shared) {
-            return refused(RefusedReason::ParentIsShared);
-        }
-        if is_shared(&stale.mount) {
-            return refused(RefusedReason::MountIsShared);
-        }
+    fn open_current(&self, stale: &SubpathInContainer) -> Result<Handle, MountResult> {
+        let bind = self.bind_of(stale).ok_or(MountResult::KeyGone)?;
+        refuse_shared(stale)?;
         let Some((root, _)) = bind.open_mount_point() else {
             return Err(Refused::new(RefusedReason::NoSource, &bind.source).into());
         };
-        if let Some(refused) = self.refusal_of_dead(&bind.source) {
-            return Err(refused.into());
-        }
+        self.refuse_dead(&bind.source)?;
         if let Some(others) = self.others {
             refuse_unsafe_way(stale, &root, others)?;
         }
@@ -287,17 +347,19 @@ impl CurrentFiles for BoundMounts<'_> {
     }
 
     fn probe_sources(&self, stale: &[&SubpathInContainer]) {
-        let stale = stale.iter().filter(|stale| self.bind_of(stale).is_some());
-        let places: Vec<_> = stale.map(|stale| &stale.mount.mount_point).collect();
-        let is_affected = |bind: &&SpecifiedBind| {
-            let mut places = places.iter();
-            places.any(|place| lies_in(&bind.destination, place))
-        };
-        let affected = self.binds.iter().filter(is_affected);
-        let sources: Vec<_> = affected.map(|bind| bind.source.clone()).collect();
+        let mut sources = Vec::new();
+        for bind in &self.binds {
+            let is_affected = |stale: &&SubpathInContainer| {
+                lies_in(&bind.destination, &stale.mount.mount_point)
+                    && self.bind_of(stale).is_some()
+            };
+            if stale.iter().any(is_affected) {
+                sources.push(bind.source.clone());
+            }
+        }
         let reaches = Probes::for_create().reaches(&sources);
-        let mut probed = self.probed.lock().unwrap_or_else(|it| it.into_inner());
-        *probed = sources.into_iter().zip(reaches).collect();
+        self.probed
+            .replace(sources.into_iter().zip(reaches).collect());
     }
 
     fn note_replacement(
@@ -305,12 +367,11 @@ impl CurrentFiles for BoundMounts<'_> {
         stale: &SubpathInContainer,
         file: &Handle,
         new: &NewMount,
-    ) -> Result<(), NotReplaced> {
-        let Some(bind) = self.bind_of(stale) else {
-            return Ok(());
-        };
-        let place = bind.place_of(file, &Mounts::default());
-        let place = place.ok_or(NotReplaced::Changed)?;
+    ) -> Result<(), MountResult> {
+        let bind = self.bind_of(stale).ok_or_else(changed)?;
+        let opened = BindSource::of(file, &Mounts::default());
+        let place = opened.and_then(|opened| bind.place_of_mount_point(&opened));
+        let place = place.ok_or_else(changed)?;
         self.add_place(bind, Some(&stale.mount), &place)?;
         let old = (stale.mount.unique_id, FilePlace::root_of(&stale.mount));
         self.add_mounts(bind, &[old, (new.unique_id(), place)])
@@ -320,12 +381,9 @@ impl CurrentFiles for BoundMounts<'_> {
         &self,
         stale: &SubpathInContainer,
         beneath: &MountEntry,
-    ) -> Result<(), NotReplaced> {
-        let Some(bind) = self.bind_of(stale) else {
-            return Ok(());
-        };
-        let arrived = (beneath.unique_id, FilePlace::root_of(beneath));
-        self.add_mounts(bind, &[arrived])
+    ) -> Result<(), MountResult> {
+        let bind = self.bind_of(stale).ok_or_else(changed)?;
+        self.add_mounts(bind, &[(beneath.unique_id, FilePlace::root_of(beneath))])
     }
 
     /// Records the copies of the host's mounts below the new mount. The next refresh must know that
@@ -335,70 +393,95 @@ impl CurrentFiles for BoundMounts<'_> {
         let (Some(bind), Some(below)) = (bind, MountsBelow::of(table, new.mount.id)) else {
             return;
         };
+        let mut record = self.record.borrow_mut();
         // Without the limit of the create's mounts, nothing is known of the container's own mounts.
-        if below.is_empty() || self.record().mounts_before.is_none() {
+        if below.is_empty() || record.mounts_before.is_none() {
             return;
         }
         let Ok(host) = bindguard_sys::read_mount_table() else {
             return;
         };
-        let copies = below.ids_of_copies((&bind.source, &bind.destination), &host);
-        let mut record = self.record();
-        record.add_refreshed_mounts(copies);
+        record.add_refreshed_mounts(below.ids_of_copies((&bind.source, &bind.destination), &host));
         // Best effort: without the ids, the next refresh refuses if the host unmounted a copy.
         let _ = record::replace(&self.bundle, &record);
     }
 
+    /// The mounts in a volume, if those that are no binds of the spec may go with the volume: they
+    /// are copies of mounts of the host.
     fn mounts_below(
         &self,
         stale: &SubpathInContainer,
         table: &MountTable,
-    ) -> Result<Option<KeptMounts>, NotReplaced> {
-        let Some(bind) = self.bind_of(stale) else {
-            return Ok(None);
-        };
-        let volume = table.mount(stale.mount.id).ok_or(NotReplaced::Changed)?;
+    ) -> Result<Option<KeptMounts>, MountResult> {
+        let bind = self.bind_of(stale).ok_or_else(changed)?;
+        let volume = table.mount(stale.mount.id).ok_or_else(changed)?;
         let found = mounts_in_volume(table, volume, &self.inner());
         if found.nested.is_empty() && found.others.is_empty() {
             return Ok(None);
         }
-        for bind in &found.nested {
-            self.refuse_mount_of_container(bind)?;
+        for nested in &found.nested {
+            self.refuse_nested(nested)?;
         }
-        let shown = found.nested.iter().filter_map(|bind| bind.shown.as_ref());
-        refuse_unbindable(shown.chain([volume]))?;
-        self.kept_mounts(bind, found, table, volume).map(Some)
+        // The new mounts are copied as a tree, and a copy of a tree lacks the unbindable mounts.
+        let nested = found.nested.iter().filter_map(|bind| bind.shown.as_ref());
+        if let Some(mount) = nested.chain([volume]).find(|it| it.propagation.unbindable) {
+            return Err(Refused::new(RefusedReason::Unbindable, &mount.mount_point).into());
+        }
+        let Some(other) = found.others.first() else {
+            let nested = found.nested;
+            return Ok(Some(KeptMounts {
+                nested,
+                ..KeptMounts::default()
+            }));
+        };
+        let refused = |path: &Path| Refused::new(RefusedReason::NestedMount, path);
+        let below = MountsBelow::of(table, volume.id).ok_or_else(changed)?;
+        let (true, Some(makers)) = (bind.settings.is_recursive(), &self.makers) else {
+            return Err(refused(&other.mount_point).into());
+        };
+        let host = mounts_of_host().map_err(|error| failed(&error))?;
+        let record = self.record.borrow();
+        let places = (&*bind.source, &*bind.destination);
+        let kept = below.compared(found, places, &host, makers, &record, &place_of_source);
+        Ok(Some(kept.map_err(|why| refused(&why.path))?))
     }
 
     /// A source in the pod's folder may have been replaced. A source outside the folder must still
     /// be the container's file: a user may have changed the way to the source.
-    fn open_nested(
-        &self,
-        _stale: &SubpathInContainer,
-        nested: &NestedBind,
-    ) -> Result<OpenedNested, NotReplaced> {
+    fn open_nested(&self, nested: &NestedBind) -> Result<OpenedNested, MountResult> {
         let bind = self.binds.iter().find(|it| it.index == nested.bind);
-        let bind = bind.ok_or(NotReplaced::Changed)?;
-        let refused = |reason| NotReplaced::from(Refused::new(reason, &bind.destination));
+        let bind = bind.ok_or_else(changed)?;
+        let refused = |reason| Refused::new(reason, &bind.destination);
         let is_peer = |shown: &MountEntry| shown.propagation.peer_group.is_some();
-        if bind.is_shared || nested.shown.as_ref().is_some_and(is_peer) {
-            return Err(refused(RefusedReason::MountIsShared));
+        if bind.settings.requested == RequestedPropagation::Shared
+            || nested.shown.as_ref().is_some_and(is_peer)
+        {
+            return Err(refused(RefusedReason::MountIsShared).into());
         }
-        let (file, place, made) = bind
-            .open_source()
-            .ok_or_else(|| refused(RefusedReason::NestedSource))?;
-        let is_mount_point = || bind.place_of(&file, &Mounts::default()).is_some();
-        let is_as_before = || match &nested.shown {
-            Some(shown) => certainly_shows(shown, &place, is_mount_point),
-            // Two filesystems may have the same inode number.
-            None => self.recorded(bind).contains(&place) && self.is_recorded_file(bind, &file),
-        };
-        if !bind.is_in_pod && !is_as_before() {
-            return Err(refused(RefusedReason::NestedSource));
+        let source = open_source(bind);
+        let (file, place, made) = source.ok_or_else(|| refused(RefusedReason::NestedSource))?;
+        if !bind.is_in_pod {
+            let is_as_before = match &nested.shown {
+                Some(shown) => certainly_shows(shown, &place, || {
+                    let opened = BindSource::of(&file, &Mounts::default());
+                    opened.is_some_and(|it| bind.place_of_mount_point(&it).is_some())
+                }),
+                // Two filesystems may have the same inode number.
+                None => {
+                    let record = self.record.borrow();
+                    let mut known = record.binds.iter().filter(|it| it.bind == bind.index);
+                    let recorded = known.find_map(|it| it.inode);
+                    let identity = file.identity().ok();
+                    recorded.is_some()
+                        && recorded == identity.map(|identity| identity.inode)
+                        && self.recorded(bind).contains(&place)
+                }
+            };
+            if !is_as_before {
+                return Err(refused(RefusedReason::NestedSource).into());
+            }
         }
-        if let Some(refused) = self.refusal_of_dead(&bind.source) {
-            return Err(refused.into());
-        }
+        self.refuse_dead(&bind.source)?;
         self.add_place(bind, nested.shown.as_ref(), &place)?;
         Ok(OpenedNested {
             file,
@@ -408,20 +491,26 @@ impl CurrentFiles for BoundMounts<'_> {
     }
 
     fn clone_settings(&self, stale: &SubpathInContainer) -> CloneSettings {
-        self.bind_of(stale)
-            .map(|bind| bind.settings)
-            .unwrap_or_default()
+        let bind = self.bind_of(stale);
+        bind.map(|bind| bind.settings).unwrap_or_default()
     }
 }
 
-/// The new mounts are copied as a tree, and a copy of a tree lacks the unbindable mounts.
-fn refuse_unbindable<'t>(
-    mut mounts: impl Iterator<Item = &'t MountEntry>,
-) -> Result<(), NotReplaced> {
-    match mounts.find(|mount| mount.propagation.unbindable) {
-        Some(mount) => Err(Refused::new(RefusedReason::Unbindable, &mount.mount_point).into()),
-        None => Ok(()),
+/// The source of a bind, the place of the source, and the mount that a runtime would make of the
+/// source. `None` if a symlink leads elsewhere, or if a server would have to answer.
+fn open_source(bind: &SpecifiedBind) -> Option<(Handle, FilePlace, MountEntry)> {
+    let (handle, source) = BindSource::open_without_waiting(&bind.source)?;
+    if source.path != bind.source {
+        return None;
     }
+    let place = source.place()?;
+    let mount = MountEntry {
+        mount_point: bind.destination.clone(),
+        attributes: source.mount.attributes.with_denied_by(bind.denied),
+        propagation: Propagation::default(),
+        ..MountEntry::clone(&source.mount)
+    };
+    Some((handle, place, mount))
 }
 
 /// As [`shows`], but without the root of an NFS mount only a mount point is certain: any user of the
@@ -439,8 +528,7 @@ fn certainly_shows(
 fn shows(mount: &MountEntry, place: &FilePlace) -> bool {
     // The root of an NFS mount is a part of the source, and tables of containers have no sources: the
     // device decides.
-    let is_on_device = || mount.fs_type.has_root_in_source() && mount.device == place.device;
-    place.is_root_of(mount) || is_on_device()
+    place.is_root_of(mount) || mount.fs_type.has_root_in_source() && mount.device == place.device
 }
 
 #[cfg(test)]

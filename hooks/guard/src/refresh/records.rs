@@ -5,18 +5,16 @@
 //! the propagation from the record. A record lies in a directory of the host that no container
 //! reaches. A record names its process by pid and start time, and its mount namespace by number.
 
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
 
 use bindguard_core::mount_table::{MountEntry, MountTable};
 use bindguard_core::refresh::{is_record_needed, left_shared};
-use bindguard_sys::enter::{
-    Action, ContainerNamespace, Entered, HeldProcess, ProcessError, Replacement,
-};
+use bindguard_sys::enter::{Action, EnterError, Entered, HeldProcess, ProcessError, Replacement};
 use bindguard_sys::{make_folders, unless_absent, write_new_file};
 
-use crate::refresh::outcome::RefreshError;
-use crate::refresh::round::{ContainerRefresh, STEP_TIMEOUT};
+use crate::Failure;
+use crate::refresh::container::{Container, ContainerRefresh, RefreshError, STEP_TIMEOUT};
 
 /// The default directory. It is on a tmpfs: pids and mount ids begin anew with each boot.
 const DIRECTORY: &str = "/run/bindguard/tucks";
@@ -25,28 +23,6 @@ const DIRECTORY: &str = "/run/bindguard/tucks";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TuckRecords {
     directory: PathBuf,
-}
-
-/// Why a record could not be read or written.
-#[derive(Debug, thiserror::Error)]
-pub enum TuckRecordError {
-    /// The process of the record could not be read.
-    #[error("read the process before a tuck")]
-    Process(#[from] ProcessError),
-    /// An earlier record could not be read. It stays as it is.
-    #[error("record the mounts before a tuck: read {}", path.display())]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    /// The record could not be written.
-    #[error("record the mounts before a tuck: write {}", path.display())]
-    Write {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
 }
 
 impl Default for TuckRecords {
@@ -72,61 +48,51 @@ impl TuckRecords {
         self.path(process).symlink_metadata().is_ok()
     }
 
-    /// Writes these mounts of a process, which are about to become shared. A mount of an earlier
+    /// Writes these mounts of a container, which are about to become shared. A mount of an earlier
     /// record keeps its entry, which describes the state before the kill.
     ///
     /// # Errors
     /// If the process ended, an earlier record cannot be read, or the disk is full.
     pub(super) fn keep(
         &self,
-        process: &HeldProcess,
-        namespace: &ContainerNamespace,
-        mounts: Vec<MountEntry>,
-    ) -> Result<(), TuckRecordError> {
-        let earlier = self.load(process, namespace)?.unwrap_or_default();
-        let is_recorded = |mount: &MountEntry| {
+        container: &Container<'_>,
+        mut mounts: Vec<MountEntry>,
+    ) -> Result<(), Failure> {
+        let owner = owner(container);
+        let owner = owner.map_err(|error| Failure::of("read the process before a tuck", error))?;
+        let earlier = self.load(container.process, &owner)?.unwrap_or_default();
+        mounts.retain(|mount| {
             let mut at_its_place = earlier.stack_at(&mount.mount_point);
-            at_its_place.any(|known| known.device == mount.device)
-        };
-        let new: Vec<MountEntry> = mounts
-            .into_iter()
-            .filter(|mount| !is_recorded(mount))
-            .collect();
-        if new.is_empty() {
+            !at_its_place.any(|known| known.device == mount.device)
+        });
+        if mounts.is_empty() {
             return Ok(());
         }
-        let kept = MountTable::from_entries([earlier.entries(), &new].concat());
-        let (path, new) = (
-            self.path(process),
-            self.directory.join(format!(".{}", process.pid())),
-        );
-        let mut text = owner(process, namespace)?.into_bytes();
+        let kept = MountTable::from_entries([earlier.entries(), &mounts].concat());
+        let path = self.path(container.process);
+        let new = format!(".{}", container.process.pid());
+        let new = self.directory.join(new);
+        let mut text = owner.into_bytes();
         text.extend(kept.to_mountinfo());
         self.forget_ended();
         // Renamed: a kill in the middle leaves no half record.
         let written = make_folders(&self.directory, 0o700)
             .and_then(|()| write_new_file(&new, &text, 0o600))
             .and_then(|()| fs::rename(&new, &path));
-        written.map_err(|source| TuckRecordError::Write { path, source })
+        written.map_err(|error| failed_to("write", &path, error))
     }
 
     /// The mounts of a process that tucks made shared, as they were before. A record of an earlier
-    /// process, or of another namespace, is removed.
+    /// process, or of another namespace, has another first line, and is removed.
     ///
     /// # Errors
-    /// If the process ended, or the record cannot be read.
-    pub(super) fn load(
-        &self,
-        process: &HeldProcess,
-        namespace: &ContainerNamespace,
-    ) -> Result<Option<MountTable>, TuckRecordError> {
+    /// If the record cannot be read.
+    fn load(&self, process: &HeldProcess, owner: &str) -> Result<Option<MountTable>, Failure> {
         let path = self.path(process);
-        let text = match unless_absent(fs::read(&path)) {
-            Ok(Some(text)) => text,
-            Ok(None) => return Ok(None),
-            Err(source) => return Err(TuckRecordError::Read { path, source }),
+        let text = unless_absent(fs::read(&path));
+        let Some(text) = text.map_err(|error| failed_to("read", &path, error))? else {
+            return Ok(None);
         };
-        let owner = owner(process, namespace)?;
         let table = text
             .strip_prefix(owner.as_bytes())
             .and_then(|rest| MountTable::from_mountinfo(rest).ok());
@@ -137,18 +103,15 @@ impl TuckRecords {
     }
 
     /// Removes the record of a process.
-    pub(super) fn forget(&self, process: &HeldProcess) {
+    fn forget(&self, process: &HeldProcess) {
         // A record that stays costs the next refresh a check.
         let _ = fs::remove_file(self.path(process));
     }
 
     /// Removes the records of processes that ended.
     fn forget_ended(&self) {
-        for entry in fs::read_dir(&self.directory)
-            .into_iter()
-            .flatten()
-            .flatten()
-        {
+        let records = fs::read_dir(&self.directory).into_iter().flatten();
+        for entry in records.flatten() {
             let name = entry.file_name();
             let pid = name
                 .to_str()
@@ -165,19 +128,24 @@ impl TuckRecords {
     }
 }
 
+fn failed_to(act: &str, record: &Path, error: std::io::Error) -> Failure {
+    let record = record.display();
+    Failure::of(
+        format!("record the mounts before a tuck: {act} {record}"),
+        error,
+    )
+}
+
 /// The first line of a record: the start time of the process, and the number of its mount
 /// namespace.
-fn owner(process: &HeldProcess, namespace: &ContainerNamespace) -> Result<String, ProcessError> {
+fn owner(container: &Container<'_>) -> Result<String, ProcessError> {
     let failed = |source| ProcessError::Read {
-        pid: process.pid(),
+        pid: container.process.pid(),
         name: "ns/mnt",
         source,
     };
-    Ok(format!(
-        "{} {}\n",
-        process.start_time()?,
-        namespace.number().map_err(failed)?
-    ))
+    let number = container.namespace.number().map_err(failed)?;
+    Ok(format!("{} {number}\n", container.process.start_time()?))
 }
 
 // Restores the propagation that an interrupted refresh left changed, from its record.
@@ -187,56 +155,62 @@ impl ContainerRefresh<'_> {
     /// the record is removed: until then a mount beneath a stale mount may be shared. What could not
     /// be restored is left to the next refresh, with the record. Returns true if a mount was changed.
     pub(super) fn restore_propagation(&mut self, is_end: bool) -> Result<bool, RefreshError> {
-        let before = match self.records.load(self.process, self.namespace) {
-            Ok(Some(before)) => before,
-            Ok(None) => return Ok(false),
-            Err(TuckRecordError::Process(error)) => return Err(error.into()),
-            // The record stays.
-            Err(TuckRecordError::Read { .. } | TuckRecordError::Write { .. }) => return Ok(false),
+        let process = self.container.process;
+        if !self.records.has(process) {
+            return Ok(false);
+        }
+        // A record that cannot be read stays.
+        let before = self.records.load(process, &owner(self.container)?);
+        let Ok(Some(before)) = before else {
+            return Ok(false);
         };
-        let now = self.namespace.mounts()?;
-        let left = left_shared(&before, &now, &self.volumes.shown_in(&now));
-        let mounts = left.iter().map(|stale| Replacement {
-            stale,
-            parent: None,
-            new: None,
-        });
-        let is_restored = left.is_empty() || self.restored(mounts.collect());
+        let now = self.container.namespace.mounts()?;
+        let files = self.files.iter();
+        let shown: Vec<_> = files.flat_map(|files| files.shown_in(&now)).collect();
+        let left = left_shared(&before, &now, &shown);
+        let is_restored = left.is_empty() || self.restore(&left);
         if is_end && is_restored && !is_record_needed(&before, &now, &left) {
-            self.records.forget(self.process);
+            self.records.forget(process);
         }
         Ok(!left.is_empty())
     }
 
-    fn restored(&mut self, mounts: Vec<Replacement<'_>>) -> bool {
+    /// Returns true if all of them have their former propagation again.
+    fn restore(&mut self, mounts: &[MountEntry]) -> bool {
         let all: Vec<usize> = (0..mounts.len()).collect();
-        let Ok(entered) = Entered::enter(
+        let mut replacements = Vec::with_capacity(mounts.len());
+        for stale in mounts {
+            replacements.push(Replacement {
+                stale,
+                parent: None,
+                new: None,
+            });
+        }
+        let namespace = &self.container.namespace;
+        let entered = Entered::enter(
             self.helper,
-            self.namespace,
-            mounts,
+            namespace,
+            replacements,
             STEP_TIMEOUT,
             self.until,
-        ) else {
+        );
+        let Ok(entered) = entered else {
             return false;
         };
         // The walk to a mount point may hang, as in any refresh.
         let opened = entered.call_all(Action::Open, &all);
-        if opened
-            .iter()
-            .any(|opened| opened.as_ref().is_err_and(|error| error.is_over()))
-        {
+        let is_over =
+            |opened: &Result<(), EnterError>| opened.as_ref().is_err_and(|error| error.is_over());
+        if opened.iter().any(is_over) {
             self.abandoned = Some(entered.abandon());
             return false;
         }
-        let is_restored = |(index, opened): (usize, _)| {
-            matches!(opened, Ok(())) && entered.call(Action::Restore, index).is_ok()
-        };
         // A failure does not stop the remaining restores.
-        opened
-            .into_iter()
-            .enumerate()
-            .map(is_restored)
-            .fold(true, |all, one| all & one)
+        let mut is_restored = true;
+        for (index, opened) in opened.iter().enumerate() {
+            is_restored &= opened.is_ok() && entered.call(Action::Restore, index).is_ok();
+        }
+        is_restored
     }
 }
 
@@ -247,7 +221,7 @@ mod tests {
     use std::os::unix::fs::symlink;
     use std::thread;
 
-    use bindguard_core::spec::RequestedUserNamespace;
+    use bindguard_core::spec::SpecUsers;
     use bindguard_testing::deny_call;
     use nix::errno::Errno;
     use nix::libc;
@@ -260,21 +234,26 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let records = TuckRecords::at(folder.path());
         let own = HeldProcess::open(std::process::id()).unwrap();
-        let namespace = own.mount_namespace().unwrap();
-        let requested = RequestedUserNamespace::OfRuntime;
-        let namespace = namespace.accepted(&own, &requested).unwrap();
+        let (namespace, spec) = (own.mount_namespace().unwrap(), SpecUsers::from_spec(b"{}"));
+        let spec = &spec.unwrap();
+        let container = Container {
+            process: &own,
+            spec,
+            namespace: namespace.accepted(&own, spec.namespace()).unwrap(),
+        };
         let mounts = || own.mounts().unwrap().entries()[..1].to_vec();
         let unreadable = records.path(&own);
         symlink(&unreadable, &unreadable).unwrap();
-        let kept = records.keep(&own, &namespace, mounts());
-        assert!(
-            matches!(kept, Err(TuckRecordError::Read { .. })),
-            "{kept:?}"
-        );
+        let kept = records.keep(&container, mounts());
+        let error = kept.unwrap_err().to_string();
+        assert!(error.contains(": read /"), "{error}");
         assert!(unreadable.read_link().is_ok(), "the record is replaced");
         fs::remove_file(&unreadable).unwrap();
-        records.keep(&own, &namespace, mounts()).unwrap();
-        let loaded = records.load(&own, &namespace).unwrap().unwrap();
+        records.keep(&container, mounts()).unwrap();
+        let loaded = records
+            .load(&own, &owner(&container).unwrap())
+            .unwrap()
+            .unwrap();
         assert_eq!(loaded.entries().len(), 1);
     }
 

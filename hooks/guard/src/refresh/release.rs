@@ -5,21 +5,20 @@
 //! goes by the name in the folder of the parent mount, and fails with EBUSY while the mount is in
 //! use.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use bindguard_core::error_chain;
 use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable};
+use bindguard_core::report::ReleaseResult;
 use bindguard_core::spec::SpecUsers;
 use bindguard_sys::enter::{
     Action, ContainerNamespace, EnterError, Entered, HeldProcess, HelperProcess, Replacement,
 };
 
-use super::container::wait_for_lock;
-use super::host_roots::{HostRoots, PrivateCopy};
-use super::outcome::RefreshError;
+use crate::Failure;
 use crate::rebind::REPLACE_TIMEOUT;
-use crate::refresh::host_roots::HostRootError;
-use crate::refresh::round::STEP_TIMEOUT;
-use crate::refresh::running::refuse_sandbox;
+use crate::refresh::container::{Container, RefreshError, STEP_TIMEOUT};
+use crate::refresh::host_roots::{HostRoots, PrivateCopy};
 
 /// The extent of a release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,73 +38,35 @@ pub struct Released {
     pub namespace: u64,
     /// Its line in the container's mount table.
     pub mount: MountEntry,
-    pub outcome: ReleaseOutcome,
+    pub result: ReleaseResult,
+    /// Why the copy is not released.
+    pub error: Option<String>,
+    /// True if the child in the container gave no answer.
+    is_unanswered: bool,
 }
 
 impl Released {
-    /// Corrects the outcome by the mount table after the release.
+    fn set(&mut self, result: ReleaseResult, error: impl Into<String>) {
+        self.result = result;
+        self.error = Some(error.into());
+    }
+
+    /// Corrects the result by the mount table after the release.
     ///
     /// An umount by name takes the topmost mount there. A mount keeps its unique id whatever the
     /// container changes of the mount. An umount that waits for a dead server has taken the mount
     /// out of the table before.
     fn check_against(&mut self, table: &MountTable) {
-        let id = self.mount.unique_id;
         let now = table.mount(self.mount.id);
-        let is_there = now.is_some_and(|now| now.unique_id == id);
-        match &self.outcome {
-            ReleaseOutcome::Released if is_there => {
-                self.outcome = NotReleased::Covered.into();
-            }
-            ReleaseOutcome::NotReleased(NotReleased::Enter(error))
-                if error.is_over() && !is_there =>
-            {
-                self.outcome = ReleaseOutcome::Released;
-            }
-            ReleaseOutcome::Released | ReleaseOutcome::Kept | ReleaseOutcome::NotReleased(_) => {}
+        let is_there = now.is_some_and(|now| now.unique_id == self.mount.unique_id);
+        if self.result == ReleaseResult::Released && is_there {
+            let error = "the container mounted over the copy meanwhile";
+            self.set(ReleaseResult::Refused, error);
+        } else if self.is_unanswered && !is_there {
+            self.result = ReleaseResult::Released;
+            self.error = None;
         }
     }
-}
-
-/// The outcome for a copy.
-#[derive(Debug)]
-pub enum ReleaseOutcome {
-    /// The container no longer has the copy.
-    Released,
-    /// The copy can be released; this run only checks.
-    Kept,
-    NotReleased(NotReleased),
-}
-
-impl From<NotReleased> for ReleaseOutcome {
-    fn from(why: NotReleased) -> Self {
-        Self::NotReleased(why)
-    }
-}
-
-/// Why a copy is not released.
-#[derive(Debug, thiserror::Error)]
-pub enum NotReleased {
-    /// No record of the create shows that the mount is a copy.
-    #[error("the create of the container was not recorded: the container may have made the mount")]
-    NoRecord,
-    /// The record of the create does not show that the mount is a copy.
-    #[error("the record of the create lacks the mount: the container may have made the mount")]
-    NotRecorded,
-    /// The umount would reach other namespaces.
-    #[error("the parent mount is shared: an umount would reach other mount namespaces")]
-    ParentIsShared,
-    /// A process uses the copy, or a mount is on the copy.
-    #[error("it is in use")]
-    Busy,
-    /// A step in the container failed.
-    #[error(transparent)]
-    Enter(#[from] EnterError),
-    /// Earlier copies took the whole time.
-    #[error("no time was left after {} s; run the command again", .0.as_secs())]
-    OutOfTime(Duration),
-    /// The umount succeeded, and the mount is still there.
-    #[error("the container mounted over the copy meanwhile")]
-    Covered,
 }
 
 /// Why no copy of a container can be judged.
@@ -116,7 +77,7 @@ pub enum ReleaseError {
     Container(#[from] RefreshError),
     /// Its mounts cannot be compared with the host's.
     #[error(transparent)]
-    Compare(#[from] HostRootError),
+    Compare(#[from] Failure),
 }
 
 /// Releases the copies of mounts that the host has unmounted, as far as they are wanted, from the
@@ -132,37 +93,47 @@ pub fn release_copies(
     is_wanted: impl Fn(&MountEntry, &MountIndex<'_>) -> bool,
     extent: Release,
 ) -> Result<Vec<Released>, ReleaseError> {
-    let namespace = process.mount_namespace().map_err(RefreshError::from)?;
-    refuse_sandbox(process, &namespace)?;
-    let spec = spec.ok_or(RefreshError::NoSpec)?;
-    let namespace = namespace
-        .accepted(process, spec.namespace())
-        .map_err(RefreshError::from)?;
+    let container = Container::open(process, spec)?;
     let until = Instant::now() + REPLACE_TIMEOUT;
-    let lock = wait_for_lock(&namespace, until)?;
+    let lock = container.lock(until)?;
+    let namespace = &container.namespace;
     let table = namespace.mounts().map_err(RefreshError::from)?;
     let index = MountIndex::of(&table);
-    let copies = roots.copies(&table)?.into_iter();
-    let wanted = copies.filter(|copy| is_wanted(&copy.mount, &index));
-    let number = namespace.number().unwrap_or_default();
-    let releasing = Releasing {
-        helper,
-        namespace: &namespace,
-        extent,
-        has_record: roots.has_record(),
-        until,
-    };
-    let released = wanted.map(|copy| Released {
-        namespace: number,
-        outcome: releasing.release(&copy).unwrap_or_else(Into::into),
-        mount: copy.mount,
-    });
-    let mut released: Vec<_> = released.collect();
+    let mut released = Vec::new();
+    for copy in roots.copies(&table)? {
+        if !is_wanted(&copy.mount, &index) {
+            continue;
+        }
+        let mut done = Released {
+            namespace: namespace.number().unwrap_or_default(),
+            mount: copy.mount.clone(),
+            result: ReleaseResult::Kept,
+            error: None,
+            is_unanswered: false,
+        };
+        if let Some(why) = refusal(&copy, roots) {
+            done.set(ReleaseResult::Refused, why);
+        } else if extent != Release::Look && Instant::now() >= until {
+            let limit = REPLACE_TIMEOUT.as_secs();
+            let why = format!("no time was left after {limit} s; run the command again");
+            done.set(ReleaseResult::Refused, why);
+        } else if extent != Release::Look {
+            match release(helper, namespace, &copy, extent, until) {
+                Ok(true) => done.result = ReleaseResult::Released,
+                Ok(false) => done.set(ReleaseResult::Busy, "it is in use"),
+                Err(error) => {
+                    done.is_unanswered = error.is_over();
+                    done.set(ReleaseResult::Refused, error_chain(&error));
+                }
+            }
+        }
+        released.push(done);
+    }
     // A single read for all copies: a container may have thousands of mounts.
     if let Ok(table) = namespace.mounts() {
-        released
-            .iter_mut()
-            .for_each(|copy| copy.check_against(&table));
+        for copy in &mut released {
+            copy.check_against(&table);
+        }
     }
     drop(lock);
     Ok(released)
@@ -177,82 +148,59 @@ pub fn releasable_copies(
     spec: Option<&SpecUsers>,
     roots: &HostRoots,
 ) -> Result<Vec<MountEntry>, ReleaseError> {
-    let namespace = process.mount_namespace().map_err(RefreshError::from)?;
-    refuse_sandbox(process, &namespace)?;
-    let spec = spec.ok_or(RefreshError::NoSpec)?;
-    let namespace = namespace
-        .accepted(process, spec.namespace())
-        .map_err(RefreshError::from)?;
+    let namespace = Container::open(process, spec)?.namespace;
     let table = namespace.mounts().map_err(RefreshError::from)?;
     let mut copies = roots.copies(&table)?;
-    copies.retain(|copy| check_copy(copy, roots.has_record()).is_ok());
+    copies.retain(|copy| refusal(copy, roots).is_none());
     Ok(copies.into_iter().map(|copy| copy.mount).collect())
 }
 
-fn check_copy(copy: &PrivateCopy, has_record: bool) -> Result<(), NotReleased> {
-    match copy {
-        _ if !has_record => Err(NotReleased::NoRecord),
-        copy if !copy.is_recorded => Err(NotReleased::NotRecorded),
-        PrivateCopy {
-            parent: Some(parent),
-            ..
-        } if parent.propagation.peer_group.is_none() => Ok(()),
-        _ => Err(NotReleased::ParentIsShared),
+fn refusal(copy: &PrivateCopy, roots: &HostRoots) -> Option<&'static str> {
+    let is_on_private = |parent: &MountEntry| parent.propagation.peer_group.is_none();
+    if !roots.has_record() {
+        Some("the create of the container was not recorded: the container may have made the mount")
+    } else if !copy.is_recorded {
+        Some("the record of the create lacks the mount: the container may have made the mount")
+    } else if !copy.parent.as_ref().is_some_and(is_on_private) {
+        Some("the parent mount is shared: an umount would reach other mount namespaces")
+    } else {
+        None
     }
 }
 
-/// The release of the copies of a container.
-struct Releasing<'a> {
-    helper: &'a HelperProcess,
-    namespace: &'a ContainerNamespace,
+/// Returns false if the copy is in use.
+fn release(
+    helper: &HelperProcess,
+    namespace: &ContainerNamespace,
+    copy: &PrivateCopy,
     extent: Release,
-    has_record: bool,
     until: Instant,
-}
-
-impl Releasing<'_> {
-    fn release(&self, copy: &PrivateCopy) -> Result<ReleaseOutcome, NotReleased> {
-        check_copy(copy, self.has_record)?;
-        if self.extent == Release::Look {
-            return Ok(ReleaseOutcome::Kept);
+) -> Result<bool, EnterError> {
+    let mount = Replacement {
+        stale: &copy.mount,
+        parent: copy.parent.as_ref(),
+        new: None,
+    };
+    // A child for each: the folder that a child has open is in use.
+    let entered = Entered::enter(helper, namespace, vec![mount], STEP_TIMEOUT, until)?;
+    entered.call(Action::Open, 0)?;
+    if extent == Release::Detach {
+        // A detach would take mounts along that may be the container's own.
+        let is_on_copy = |it: &MountEntry| it.parent == copy.mount.id;
+        if namespace
+            .mounts()
+            .map_or(true, |table| table.entries().iter().any(is_on_copy))
+        {
+            return Ok(false);
         }
-        if Instant::now() >= self.until {
-            return Err(NotReleased::OutOfTime(REPLACE_TIMEOUT));
-        }
-        let mount = Replacement {
-            stale: &copy.mount,
-            parent: copy.parent.as_ref(),
-            new: None,
-        };
-        // A child for each: the folder that a child has open is in use.
-        let entered = Entered::enter(
-            self.helper,
-            self.namespace,
-            vec![mount],
-            STEP_TIMEOUT,
-            self.until,
-        )?;
-        entered.call(Action::Open, 0)?;
-        let done = match self.extent {
-            Release::Detach if self.has_mounts_on(&copy.mount) => return Err(NotReleased::Busy),
-            Release::Detach => entered
-                .call(Action::MakePrivate, 0)
-                .and_then(|()| entered.call(Action::Detach, 0)),
-            Release::Look | Release::Unmount => entered.call(Action::Unmount, 0),
-        };
-        match done {
-            Ok(()) => Ok(ReleaseOutcome::Released),
-            Err(error) if error.is_busy() => Err(NotReleased::Busy),
-            Err(error) => Err(error.into()),
-        }
+        entered.call(Action::MakePrivate, 0)?;
+        entered.call(Action::Detach, 0)?;
+        return Ok(true);
     }
-
-    /// A detach would take mounts along that may be the container's own.
-    fn has_mounts_on(&self, mount: &MountEntry) -> bool {
-        let table = self.namespace.mounts();
-        table.map_or(true, |table| {
-            table.entries().iter().any(|it| it.parent == mount.id)
-        })
+    match entered.call(Action::Unmount, 0) {
+        Ok(()) => Ok(true),
+        Err(error) if error.is_busy() => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
@@ -264,34 +212,29 @@ mod tests {
 
     const COPY: &str = "7 1 8:2 / /host/mnt rw - ext4 d rw\n";
 
-    fn checked(outcome: ReleaseOutcome, afterwards: &str) -> ReleaseOutcome {
-        let table = |text: &str| MountTable::from_mountinfo(text.as_bytes()).unwrap();
-        let mut copy = Released {
-            namespace: 1,
-            mount: table(COPY).entries()[0].clone(),
-            outcome,
-        };
-        copy.check_against(&table(afterwards));
-        copy.outcome
-    }
-
     #[test]
     fn the_table_decides_if_a_copy_is_released() {
-        let silent = || NotReleased::Enter(EnterError::Silent(STEP_TIMEOUT)).into();
+        let table = |text: &str| MountTable::from_mountinfo(text.as_bytes()).unwrap();
         let remounted = COPY.replace(" rw - ", " ro - ");
         let others = COPY.replace("7 1", "8 1");
-        for (outcome, afterwards, is_released) in [
-            (ReleaseOutcome::Released, others.as_str(), true),
-            (ReleaseOutcome::Released, COPY, false),
-            (ReleaseOutcome::Released, &remounted, false),
-            (silent(), &others, true),
-            (silent(), COPY, false),
-            (NotReleased::Busy.into(), &others, false),
+        for (result, is_unanswered, afterwards, is_released) in [
+            (ReleaseResult::Released, false, others.as_str(), true),
+            (ReleaseResult::Released, false, COPY, false),
+            (ReleaseResult::Released, false, &remounted, false),
+            (ReleaseResult::Refused, true, &others, true),
+            (ReleaseResult::Refused, true, COPY, false),
+            (ReleaseResult::Busy, false, &others, false),
         ] {
-            let text = format!("{outcome:?}, {afterwards}");
-            let outcome = checked(outcome, afterwards);
-            let is = matches!(outcome, ReleaseOutcome::Released);
-            assert_eq!(is, is_released, "{text}");
+            let mut copy = Released {
+                namespace: 1,
+                mount: table(COPY).entries()[0].clone(),
+                result,
+                error: None,
+                is_unanswered,
+            };
+            copy.check_against(&table(afterwards));
+            let is = copy.result == ReleaseResult::Released;
+            assert_eq!(is, is_released, "{result:?}, {afterwards}");
         }
     }
 }

@@ -253,7 +253,7 @@ impl History {
                     helper(),
                     &container.process,
                     Some(container.spec()),
-                    &mounts,
+                    &[&mounts],
                     RefreshAct::Replace(Notify::None),
                     &TuckRecords::at(&records(&self.pod)),
                 );

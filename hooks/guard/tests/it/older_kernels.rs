@@ -82,7 +82,7 @@ fn the_host_and_running_containers_are_left_as_they_are() {
             helper(),
             &container.process,
             Some(container.spec()),
-            &volumes,
+            &[&volumes],
             act,
             &scene.records(),
         )

@@ -101,7 +101,7 @@ impl Scene {
             helper(),
             &container.process,
             Some(container.spec()),
-            &volumes,
+            &[&volumes],
             RefreshAct::Replace(Notify::None),
             &TuckRecords::at(&self.folder.path().join("tucks")),
         )
@@ -160,10 +160,13 @@ fn a_volume_that_a_container_may_write_is_refused() {
         (None, unknown),
     ] {
         let refreshed = scene.refresh(&container, sources.as_deref());
-        let refused = refreshed.mounts.iter().map(|mount| match mount.result() {
-            MountResult::Refused { reason, path, .. } => (reason, path),
-            other => panic!("{sources:?}: {other:?}"),
-        });
+        let refused = refreshed
+            .mounts
+            .iter()
+            .map(|mount| match mount.outcome.clone() {
+                MountResult::Refused { reason, path, .. } => (reason, path),
+                other => panic!("{sources:?}: {other:?}"),
+            });
         let directory = scene.volume().to_string_lossy().into_owned();
         let expected = vec![(expected, directory); 2];
         assert_eq!(refused.collect::<Vec<_>>(), expected, "{sources:?}");

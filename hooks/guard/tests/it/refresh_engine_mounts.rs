@@ -1,6 +1,7 @@
 //! A share of the host that was mounted anew, in a container of Docker or Podman. Any user may have
 //! made the path: the container must not get a mount that no bind gives it.
 
+use crate::refresh_scene::running::{RunningContainer, RunningInits};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use bindguard_core::refresh::RefusedReason;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::MountResult;
 use bindguard_guard::refresh::{
-    BoundMounts, RefreshAct, Refreshed, RunningContainer, TuckRecords, refresh_container,
+    BoundMounts, RefreshAct, Refreshed, TuckRecords, refresh_container,
 };
 use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::{Folder, helper, mount_of};
@@ -73,17 +74,17 @@ impl Scene {
     }
 
     fn refresh(&self, container: &Container) -> Refreshed {
-        let running = vec![RunningContainer {
+        let running = RunningInits(vec![RunningContainer {
             init: container.process.pid(),
             spec: Some(container.spec().clone()),
-        }];
+        }]);
         let bundle = self.own.path().join("bundle");
         let mounts = BoundMounts::of_engine(&bundle, &running, &Places::default(), None).unwrap();
         refresh_container(
             helper(),
             &container.process,
             Some(container.spec()),
-            &mounts,
+            &[&mounts],
             RefreshAct::Replace(Notify::None),
             &TuckRecords::at(&self.own.path().join("tucks")),
         )
@@ -93,7 +94,7 @@ impl Scene {
     /// The reason of the refusal, and its path.
     fn refused(&self, container: &Container) -> (RefusedReason, String) {
         let refreshed = self.refresh(container);
-        match refreshed.mounts[0].result() {
+        match refreshed.mounts[0].outcome.clone() {
             MountResult::Refused { reason, path, .. } => (reason, path),
             other => panic!("{other:?}"),
         }

@@ -2,6 +2,7 @@
 //! file. A refresh shows the container the new file, whatever method the editor used, and never a
 //! file of another directory.
 
+use crate::refresh_scene::running::RunningInits;
 use std::cell::Cell;
 use std::fs;
 use std::io::Read;
@@ -21,8 +22,8 @@ use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::MountResult;
 use bindguard_core::spec::SpecView;
 use bindguard_guard::refresh::{
-    BoundFiles, CurrentFiles, FileBind, HeldProcess, NotReplaced, RefreshAct, RefreshError,
-    Refreshed, RunningContainer, TuckRecords, find_stale, refresh_container,
+    BoundFiles, CurrentFiles, FileBind, HeldProcess, RefreshAct, RefreshError, Refreshed,
+    TuckRecords, find_stale, refresh_container,
 };
 use bindguard_sys::Handle;
 use bindguard_testing::live::{self, Container, Inside};
@@ -38,7 +39,7 @@ use crate::refresh_scene::{can_run, refusal};
 pub(crate) const PLACE: &str = "/etc/app.conf";
 
 /// No other container runs.
-pub(crate) static NO_OTHERS: Vec<RunningContainer> = Vec::new();
+pub(crate) static NO_OTHERS: RunningInits = RunningInits(Vec::new());
 
 /// A directory of the host with a file, and the root of a container that binds it.
 pub(crate) struct Scene {
@@ -80,7 +81,7 @@ impl Scene {
             helper(),
             &container.process,
             Some(container.spec()),
-            files,
+            &[files],
             RefreshAct::Replace(Notify::None),
             &records,
         )
@@ -216,7 +217,7 @@ fn a_file_that_is_gone_keeps_its_old_content() {
     fs::remove_file(scene.at("app.conf")).unwrap();
     let refreshed = scene.refresh(&container);
     assert!(
-        matches!(refreshed.mounts[0].result(), MountResult::KeyGone),
+        matches!(refreshed.mounts[0].outcome, MountResult::KeyGone),
         "{refreshed:?}"
     );
     assert_eq!(container.read("etc/app.conf").as_deref(), Some("0"));
@@ -238,7 +239,7 @@ impl CurrentFiles for Unlisted<'_> {
         &self,
         _: &SubpathInContainer,
         _: &MountTable,
-    ) -> Result<Option<KeptMounts>, NotReplaced> {
+    ) -> Result<Option<KeptMounts>, MountResult> {
         const SYS_LISTMOUNT: i64 = 458;
         self.looks.set(self.looks.get() + 1);
         if self.looks.get() == 2 {
@@ -247,11 +248,7 @@ impl CurrentFiles for Unlisted<'_> {
         Ok(None)
     }
 
-    fn has(&self, stale: &SubpathInContainer) -> bool {
-        self.files.has(stale)
-    }
-
-    fn open_current(&self, stale: &SubpathInContainer) -> Result<Handle, NotReplaced> {
+    fn open_current(&self, stale: &SubpathInContainer) -> Result<Handle, MountResult> {
         self.files.open_current(stale)
     }
 }
@@ -296,7 +293,7 @@ fn a_symlink_out_of_the_directory_is_refused() {
         fs::remove_file(scene.at("app.conf")).unwrap();
         symlink(target, scene.at("app.conf")).unwrap();
         let refreshed = scene.refresh(&container);
-        assert!(refreshed.mounts[0].outcome.is_err(), "{refreshed:?}");
+        assert!(!refreshed.mounts[0].outcome.is_replaced(), "{refreshed:?}");
         assert_eq!(container.read("etc/app.conf").as_deref(), Some("0"));
         fs::remove_file(scene.at("app.conf")).unwrap();
         fs::write(scene.at("app.conf"), "0").unwrap();
@@ -325,10 +322,10 @@ fn a_file_of_another_directory_is_never_shown() {
         error: None,
     };
     // A survey has the reason as well: a command that is refused is no cure.
-    let seen = find_stale(&container.process, &scene.files(&container)).unwrap();
-    assert_eq!(seen.mounts[0].result(), refused);
+    let seen = find_stale(&container.process, &[&scene.files(&container)]).unwrap();
+    assert_eq!(seen.mounts[0].outcome, refused);
     let refreshed = scene.refresh(&container);
-    assert_eq!(refreshed.mounts[0].result(), refused);
+    assert_eq!(refreshed.mounts[0].outcome, refused);
     assert_eq!(container.read("etc/app.conf").as_deref(), Some("0"));
 }
 
@@ -357,7 +354,7 @@ fn a_file_of_another_filesystem_is_found_unless_the_container_mounted_it() {
     umount2(&conf, MntFlags::MNT_DETACH).unwrap();
     over(&conf, "1");
     let refreshed = scene.refresh(&plain);
-    let refused = matches!(refreshed.mounts[0].result(), MountResult::Refused { .. });
+    let refused = matches!(refreshed.mounts[0].outcome, MountResult::Refused { .. });
     assert!(refused && refreshed.mounts.len() == 1, "{refreshed:?}");
     let mounts = covered.mounts();
     let refreshed = scene.refresh(&covered);
@@ -433,7 +430,7 @@ fn a_mount_of_the_container_over_it_stays() {
     keep_backup(&scene, "1");
     let refreshed = scene.refresh(&container);
     assert!(
-        matches!(refreshed.mounts[0].outcome, Ok(MountResult::Hidden)),
+        matches!(refreshed.mounts[0].outcome, MountResult::Hidden),
         "{refreshed:?}"
     );
     assert_eq!(
@@ -467,6 +464,7 @@ fn binds_of_directories_are_left_out() {
     );
     let destinations: Vec<_> = files
         .binds()
+        .iter()
         .map(|bind| bind.destination.as_path())
         .collect();
     // A file whose directory is gone may come back.
@@ -499,7 +497,7 @@ fn a_sandbox_is_never_entered() {
             helper(),
             &process,
             Some(&live::spec_of(None)),
-            &files,
+            &[&files],
             RefreshAct::Replace(Notify::None),
             &TuckRecords::default(),
         );

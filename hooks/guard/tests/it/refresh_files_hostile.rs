@@ -1,6 +1,7 @@
 //! A container that can write a folder on the way to its file: it must not get a file of the host
 //! that no bind gives it.
 
+use crate::refresh_scene::running::{RunningContainer, RunningInits};
 use std::fs;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -15,7 +16,7 @@ use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::MountResult;
 use bindguard_core::spec::{SpecUsers, SpecView};
 use bindguard_guard::refresh::{
-    BoundFiles, FileBind, RefreshAct, Refreshed, RunningContainer, TuckRecords, refresh_container,
+    BoundFiles, FileBind, RefreshAct, Refreshed, TuckRecords, refresh_container,
 };
 use bindguard_testing::hostile_process::{self, HostileProcess, Step, errno};
 use bindguard_testing::live::{Container, Inside};
@@ -108,14 +109,14 @@ impl Scene {
         let spec = serde_json::json!({"mounts": [bindguard_testing::mount_of(&self.at(CONF).join(".env"), PLACE, "rprivate")]});
         let spec = spec.to_string().into_bytes();
         let binds = FileBind::of_spec(&SpecView::from_bytes(&spec).unwrap());
-        let running = running.to_vec();
+        let running = RunningInits(running.to_vec());
         let (files, _) = BoundFiles::open(binds, container.process.pid(), &running);
         let records = TuckRecords::at(&self.at("tucks"));
         refresh_container(
             helper(),
             &container.process,
             Some(container.spec()),
-            &files,
+            &[&files],
             RefreshAct::Replace(Notify::None),
             &records,
         )
@@ -124,7 +125,7 @@ impl Scene {
 
     /// The reason of the refusal, and its path below P.
     fn refused(&self, refreshed: &Refreshed) -> Option<(RefusedReason, String)> {
-        match refreshed.mounts.first()?.result() {
+        match refreshed.mounts.first()?.outcome.clone() {
             MountResult::Refused { reason, path, .. } => Some((
                 reason,
                 Path::new(&path)
@@ -346,7 +347,7 @@ fn an_exchange_in_a_loop_never_shows_a_file_from_outside() {
             fs::rename(folder.join("new"), folder.join(".env")).unwrap();
             let refreshed = scene.refresh(&container);
             for mount in &refreshed.mounts {
-                *outcomes.entry(mount.result().as_str()).or_default() += 1;
+                *outcomes.entry(mount.outcome.as_str()).or_default() += 1;
             }
             assert_ne!(shown(&container), "SECRET", "{refreshed:?}");
         }

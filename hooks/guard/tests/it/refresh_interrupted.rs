@@ -34,7 +34,7 @@ fn a_container_that_locks_itself_is_told() {
             helper(),
             &container.process,
             Some(container.spec()),
-            &volumes,
+            &[&volumes],
             act.clone(),
             &scene.records(),
         )
@@ -274,7 +274,7 @@ fn a_container_that_ends_meanwhile_leaves_nothing() {
                 helper(),
                 &container.process,
                 Some(container.spec()),
-                &volumes,
+                &[&volumes],
                 act,
                 &scene.records(),
             );
@@ -305,7 +305,7 @@ fn a_container_that_ended_is_an_error_and_nothing_more() {
         helper(),
         &container.process,
         Some(container.spec()),
-        &volumes,
+        &[&volumes],
         act,
         &scene.records(),
     )

@@ -1,6 +1,7 @@
 //! A release, a refresh of a bound file and a proof that are killed before each of their calls:
 //! nothing is lost, nothing is left over, and the next run finishes.
 
+use crate::release_copies::is_without_record;
 use std::env;
 use std::ffi::OsString;
 use std::fs;
@@ -9,11 +10,12 @@ use std::path::{Path, PathBuf};
 use bindguard_core::places::Places;
 use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::refresh_request::Notify;
+use bindguard_core::report::MountResult;
 use bindguard_core::spec::SpecView;
 use bindguard_guard::prove_container;
 use bindguard_guard::refresh::{
-    BoundFiles, FileBind, HeldProcess, HelperProcess, HostRoots, NotReleased, NotReplaced,
-    RefreshAct, Refreshed, Release, ReleaseOutcome, TuckRecords, refresh_container, release_copies,
+    BoundFiles, FileBind, HeldProcess, HelperProcess, HostRoots, RefreshAct, Refreshed, Release,
+    TuckRecords, refresh_container, release_copies,
 };
 use bindguard_testing::live::{self, Container};
 use bindguard_testing::{mounts_of_host, unmount};
@@ -139,7 +141,7 @@ fn refresh_file(folder: &Path, init: u32) -> Refreshed {
     begin(&MOUNT_CALLS);
     let helper = HelperProcess::start().unwrap();
     let spec = live::spec_of(None);
-    refresh_container(&helper, &process, Some(&spec), &files, act, &records).unwrap()
+    refresh_container(&helper, &process, Some(&spec), &[&files], act, &records).unwrap()
 }
 
 #[test]
@@ -153,7 +155,7 @@ fn refreshes_a_file_without_a_detach() {
         panic!("{refreshed:?}");
     };
     assert!(
-        matches!(&only.outcome, Err(NotReplaced::Enter(why)) if why.is_over()),
+        matches!(&only.outcome, MountResult::Failed { error } if error.starts_with("the container did not answer within ")),
         "{refreshed:?}"
     );
     assert!(refreshed.abandoned.is_some(), "{refreshed:?}");
@@ -267,10 +269,7 @@ fn a_proof_that_is_killed_before_each_call_leaves_a_whole_record() {
         unmount(&scene.disk());
         let looked = scene.release(&container, Release::Look);
         without_record += match &looked[..] {
-            [only] => u32::from(matches!(
-                only.outcome,
-                ReleaseOutcome::NotReleased(NotReleased::NoRecord)
-            )),
+            [only] => u32::from(is_without_record(only)),
             others => panic!("after {calls} calls: {others:?}"),
         };
         scene.prove(&container);
@@ -299,7 +298,7 @@ fn refreshes_a_host_root() {
     begin(&MOUNT_CALLS);
     let helper = HelperProcess::start().unwrap();
     let (spec, act) = (live::spec_of(None), RefreshAct::Replace(Notify::None));
-    refresh_container(&helper, &process, Some(&spec), &roots, act, &records).unwrap();
+    refresh_container(&helper, &process, Some(&spec), &[&roots], act, &records).unwrap();
 }
 
 /// No record says which of two mounts of the host's root a refresh made.

@@ -59,7 +59,7 @@ fn a_volume_that_was_mounted_anew_is_replaced_by_any_name_of_the_root() {
             helper(),
             &container.process,
             Some(container.spec()),
-            &mounts,
+            &[&mounts],
             RefreshAct::Replace(Notify::None),
             &TuckRecords::at(&host.path().join("tucks")),
         )

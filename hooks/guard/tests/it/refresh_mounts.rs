@@ -3,18 +3,17 @@
 use std::fs;
 use std::path::Path;
 
-use bindguard_core::refresh::RefusedReason;
+use bindguard_core::refresh::{Refused, RefusedReason};
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{AttachMethod, MountResult};
-use bindguard_guard::refresh::{CurrentFiles, NotReplaced, RefreshAct};
-use bindguard_sys::MountinfoError;
+use bindguard_guard::refresh::{CurrentFiles, RefreshAct};
 use bindguard_testing::live::{self, Container};
 use bindguard_testing::{Fuse, bind, mount_tmpfs, mounts_of_host, unmount};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::refresh_scene::host_root::can_record;
 use crate::refresh_scene::volume::Scene;
-use crate::refresh_scene::{can_run, reason, refusal};
+use crate::refresh_scene::{can_run, failure, refusal};
 
 #[test]
 fn each_new_mount_of_the_host_arrives_with_the_restrictions_of_the_old_one() {
@@ -274,7 +273,7 @@ fn a_volume_without_mounts_in_it_is_replaced_where_only_propagation_attaches() {
             live::change(&scene.volume(), MsFlags::MS_SHARED);
             let host = mounts_of_host();
             let refreshed = scene.refresh(&container);
-            let outcome = refreshed.mounts[0].result();
+            let outcome = refreshed.mounts[0].outcome.clone();
             let method = AttachMethod::Tucked;
             assert_eq!(outcome, MountResult::Replaced { method }, "{refreshed:?}");
             assert_eq!(container.read("data/0").as_deref(), Some(content));
@@ -364,11 +363,8 @@ fn a_source_that_vanishes_during_a_refresh_has_its_own_reason() {
     let stale = mounts.shown_in(&container.process.mounts().unwrap());
     umount2(&scene.volume(), MntFlags::MNT_DETACH).unwrap();
     let opened = mounts.open_current(&stale[0]);
-    let Err(NotReplaced::Refused(refused)) = opened else {
-        panic!("{opened:?}");
-    };
-    assert_eq!(refused.reason, RefusedReason::NoSource);
-    assert_eq!(refused.path, scene.volume());
+    let refused = Refused::new(RefusedReason::NoSource, scene.volume());
+    assert_eq!(opened.unwrap_err(), refused.into());
 }
 
 /// No rule refuses the mount: another refresh may read the table.
@@ -389,7 +385,7 @@ fn without_the_hosts_mount_table_a_volume_with_mounts_in_it_is_a_failure() {
     let below = mounts.mounts_below(&stale[0], &table);
     umount2(proc, MntFlags::MNT_DETACH).unwrap();
     assert!(
-        matches!(below, Err(NotReplaced::HostMounts(MountinfoError::Read(_)))),
+        matches!(&below, Err(MountResult::Failed { error }) if error.starts_with("compare with the mounts of the host: ")),
         "{below:?}"
     );
 }
@@ -410,7 +406,7 @@ fn a_mount_that_cannot_be_recorded_is_not_made() {
     mount(none, &bundle, none, read_only, none).unwrap();
     let refreshed = scene.refresh(&container);
     assert!(
-        matches!(reason(&refreshed), NotReplaced::PlaceNotRecorded(_)),
+        failure(&refreshed).starts_with("record the new mount beside the container's bundle: "),
         "{refreshed:?}"
     );
     assert_eq!(container.read("data/0").as_deref(), Some("1"));
@@ -438,7 +434,11 @@ fn a_container_that_mounted_its_own_volume_is_reported() {
     let _pinned = fs::File::open(scene.volume()).unwrap();
     scene.mount_anew("2");
     let refreshed = scene.refresh(&container);
-    let results: Vec<_> = refreshed.mounts.iter().map(|it| it.result()).collect();
+    let results: Vec<_> = refreshed
+        .mounts
+        .iter()
+        .map(|it| it.outcome.clone())
+        .collect();
     assert_eq!(results, [MountResult::Hidden]);
     assert_eq!(container.mounts(), mounts);
     assert_eq!(container.read("data/0"), None);

@@ -49,7 +49,7 @@ fn a_process_that_changes_namespaces_in_a_loop_gets_no_volume_in_the_other_one()
             helper(),
             &container.process,
             Some(&live::spec_of(None)),
-            &volumes,
+            &[&volumes],
             RefreshAct::Replace(Notify::None),
             &records,
         );
@@ -285,7 +285,7 @@ fn an_old_mount_that_stays_locked_is_a_failure() {
             &helper,
             &container.process,
             Some(container.spec()),
-            &scene.bound_mounts(),
+            &[&scene.bound_mounts()],
             RefreshAct::Replace(Notify::None),
             &TuckRecords::at(&scene.records()),
         )

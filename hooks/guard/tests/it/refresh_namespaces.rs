@@ -186,7 +186,7 @@ fn refresh(
         helper(),
         process,
         Some(spec),
-        &volumes,
+        &[&volumes],
         RefreshAct::Replace(Notify::None),
         &scene.records(),
     )

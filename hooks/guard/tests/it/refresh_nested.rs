@@ -62,7 +62,7 @@ impl Nested {
             helper(),
             &container.process,
             Some(container.spec()),
-            &volumes,
+            &[&volumes],
             act,
             &self.scene.records(),
         )
@@ -74,7 +74,7 @@ fn results(refreshed: &Refreshed) -> Vec<(&Path, &'static str)> {
     refreshed
         .mounts
         .iter()
-        .map(|mount| (mount.destination.as_path(), mount.result().as_str()))
+        .map(|mount| (Path::new(&mount.destination), mount.outcome.as_str()))
         .collect()
 }
 

@@ -90,7 +90,7 @@ impl Nested {
             time,
             &container.process,
             Some(container.spec()),
-            &mounts,
+            &[&mounts],
             RefreshAct::Replace(Notify::None),
             &TuckRecords::at(&pod.places().kubelet_roots[0].join("tucks")),
         )
@@ -136,7 +136,7 @@ fn a_volume_with_too_many_binds_stays() {
     let mounts = container.mounts();
     nested.mount_anew("2");
     let refreshed = nested.scene.refresh(&container);
-    let refused = reason(&refreshed).to_string();
+    let refused = reason(&refreshed);
     assert!(refused.ends_with("257 instead of 256"), "{refused}");
     assert_eq!(refusal(&refreshed), RefusedReason::ManyNestedBinds);
     assert_eq!(container.mounts(), mounts);

@@ -6,13 +6,12 @@
 use std::fs;
 use std::path::Path;
 
-use bindguard_core::refresh::RefusedReason;
-use bindguard_guard::refresh::NotReplaced;
+use bindguard_core::refresh::{Refused, RefusedReason};
 use bindguard_testing::{mounts_of_host, skipped};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
+use crate::refresh_scene::can_attach_beneath;
 use crate::refresh_scene::volume::Scene;
-use crate::refresh_scene::{can_attach_beneath, reason};
 
 /// False, with a printed reason, where the policy is not enforced.
 fn has_policy() -> bool {
@@ -53,11 +52,9 @@ fn a_volume_that_the_container_may_not_read_is_refused() {
     mount_anew(&scene, "secret_t");
     let (mounts, shown) = (mounts_of_host(), container.mounts_at("/data"));
     let refreshed = scene.refresh(&container);
-    let NotReplaced::Refused(refused) = reason(&refreshed) else {
-        panic!("{refreshed:?}");
-    };
-    assert_eq!(refused.reason, RefusedReason::SelinuxDenies);
-    assert_eq!(refused.path, scene.volume());
+    let volume = scene.volume();
+    let refused = Refused::new(RefusedReason::SelinuxDenies, volume);
+    assert_eq!(refreshed.mounts[0].outcome, refused.into());
     assert_eq!(container.mounts_at("/data"), shown);
     assert_eq!(mounts_of_host(), mounts);
 

@@ -4,6 +4,7 @@
 //! A refresh may record the mounts that it makes itself, and the mount that it replaces. Who made
 //! the other mounts of the container stays unknown.
 
+use crate::release_copies::{is_not_recorded, is_without_record};
 use std::env;
 use std::ffi::OsString;
 use std::fs;
@@ -14,8 +15,8 @@ use bindguard_core::proof::EXPECTED_FILE;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::MountResult;
 use bindguard_guard::refresh::{
-    BoundMounts, HeldProcess, HelperProcess, NotReleased, RefreshAct, Refreshed, Release,
-    ReleaseOutcome, TuckRecords, refresh_container,
+    BoundMounts, HeldProcess, HelperProcess, RefreshAct, Refreshed, Release, Released, TuckRecords,
+    refresh_container,
 };
 use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::{Pod, bind, helper, mount_of, mount_tmpfs, mounts_of_host, unmount};
@@ -89,7 +90,7 @@ impl Scene {
             helper(),
             &container.process,
             Some(container.spec()),
-            &mounts,
+            &[&mounts],
             RefreshAct::Replace(Notify::None),
             &TuckRecords::at(&self.records()),
         )
@@ -128,7 +129,7 @@ fn refreshes() {
     let spec = live::spec_of(users.as_deref());
     let act = RefreshAct::Replace(Notify::None);
     let records = TuckRecords::at(&folder(RECORDS));
-    refresh_container(&helper, &process, Some(&spec), &mounts, act, &records).unwrap();
+    refresh_container(&helper, &process, Some(&spec), &[&mounts], act, &records).unwrap();
 }
 
 /// The next refresh took the new mount for a mount of the container, for ever.
@@ -363,7 +364,11 @@ fn a_mount_that_the_container_put_in_the_place_of_a_refreshed_volume_is_never_lo
     scene.mount_anew("a", "3");
     let refreshed = scene.refresh(&container);
     assert_eq!(container.read("a/0").as_deref(), Some("own"));
-    let results: Vec<_> = refreshed.mounts.iter().map(|it| it.result()).collect();
+    let results: Vec<_> = refreshed
+        .mounts
+        .iter()
+        .map(|it| it.outcome.clone())
+        .collect();
     assert_eq!(results, [MountResult::Hidden], "{refreshed:?}");
 }
 
@@ -437,7 +442,7 @@ fn a_record_that_a_refresh_began_releases_no_copy() {
         helper(),
         &container.process,
         Some(container.spec()),
-        &volumes,
+        &[&volumes],
         RefreshAct::Replace(Notify::None),
         &TuckRecords::at(&scene.host.path().join("tucks")),
     )
@@ -445,17 +450,9 @@ fn a_record_that_a_refresh_began_releases_no_copy() {
     assert_eq!(refreshed.replaced(), 1, "{refreshed:?}");
     unmount(&disk);
     let released = scene.release(&container, Release::Unmount);
-    let is_kept = |outcome: &ReleaseOutcome| {
-        matches!(
-            outcome,
-            ReleaseOutcome::NotReleased(NotReleased::NoRecord | NotReleased::NotRecorded)
-        )
-    };
+    let is_kept = |it: &Released| is_without_record(it) || is_not_recorded(it);
     assert!(!released.is_empty());
-    assert!(
-        released.iter().all(|it| is_kept(&it.outcome)),
-        "{released:?}"
-    );
+    assert!(released.iter().all(is_kept), "{released:?}");
     for place in ["/host/disk", "/host/later"] {
         assert_eq!(container.mounts_at(place).len(), 1, "{place}");
     }

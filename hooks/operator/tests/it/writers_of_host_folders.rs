@@ -7,22 +7,24 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread::sleep;
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use bindguard_core::places::Places;
 use bindguard_core::refresh::RefusedReason;
 use bindguard_core::refresh_request::Notify;
-use bindguard_core::report::{MountResult, RefreshedMount};
+use bindguard_core::report::MountResult;
 use bindguard_core::spec::SpecView;
 use bindguard_guard::refresh::{
-    BoundFiles, BoundMounts, CurrentFiles, FileBind, RefreshAct, Refreshed, TuckRecords,
-    refresh_container,
+    BoundFiles, BoundMounts, CurrentFiles, FileBind, RefreshAct, Refreshed, RunningContainers,
+    TuckRecords, refresh_container,
 };
 use bindguard_operator::engines::ContainersOfNode;
 use bindguard_testing::hostile_process::{self, HostileProcess, Step, errno};
 use bindguard_testing::live::{Container, Inside};
-use bindguard_testing::{helper, mount_of, mount_tmpfs, own_namespace};
+use bindguard_testing::{deny_call, helper, mount_of, mount_tmpfs, own_namespace};
+use nix::errno::Errno;
+use nix::libc;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{chdir, pivot_root};
@@ -107,7 +109,7 @@ impl Scene {
             helper(),
             &container.process,
             Some(container.spec()),
-            files,
+            &[files],
             RefreshAct::Replace(Notify::None),
             &TuckRecords::at(&self.at("tucks")),
         )
@@ -160,10 +162,9 @@ fn refused(refreshed: &Refreshed) -> Option<(RefusedReason, String)> {
     let [mount] = &refreshed.mounts[..] else {
         panic!("{refreshed:?}");
     };
-    match mount.result() {
+    match mount.outcome.clone() {
         MountResult::Refused { reason, .. } => {
-            let reported = RefreshedMount::from(mount);
-            let text = reported.reason().unwrap_or_default().into_owned();
+            let text = mount.reason().unwrap_or_default().into_owned();
             Some((reason, text))
         }
         _ => None,
@@ -284,6 +285,22 @@ fn a_writer_without_a_record_leads_to_no_file() {
     );
     let reason = refused(&refreshed).map(|(reason, _)| reason);
     assert_eq!(reason, Some(RefusedReason::LinkBelowWritableBind));
+}
+
+/// An agent without a free descriptor took every container for one that ended.
+#[test]
+fn a_container_that_cannot_be_opened_is_not_left_out() {
+    let Some(scene) = Scene::new() else { return };
+    let binds = [Inside::writable(scene.at("data"), "data")];
+    let writer = Container::start(scene.attacker.path(), &binds);
+    scene.record(OTHER, writer.process.pid(), &scene.plain("data"));
+    let node = scene.node.path().to_owned();
+    let found = thread::spawn(move || {
+        deny_call(libc::SYS_pidfd_open, Errno::EMFILE);
+        let mut writers = ContainersOfNode::at(&node).writers();
+        writers.any(|writer| writer.name == format!("container {OTHER}"))
+    });
+    assert!(found.join().unwrap());
 }
 
 /// The init is in a namespace without the bind, and another process is still in the container's.

@@ -20,9 +20,7 @@ use bindguard_core::identity::{Identity, PodName};
 use bindguard_core::places::Places;
 use bindguard_core::refresh::SpecBind;
 use bindguard_core::spec::SpecView;
-use bindguard_guard::refresh::{
-    BoundFiles, BoundMounts, CurrentFiles, FileBind, FileKinds, PodVolumes,
-};
+use bindguard_guard::refresh::{BoundFiles, BoundMounts, CurrentFiles, FileBind, PodVolumes};
 use bindguard_guard::{Probes, kubelet_roots_by_all_names};
 use bindguard_operator::bundles::bundle_of_container;
 use bindguard_operator::engines::ContainersOfNode;
@@ -296,7 +294,7 @@ impl<'a> PodRefreshes<'a> {
             roots.as_ref().map(|roots| roots as &dyn CurrentFiles),
             host_files.as_ref().map(|files| files as &dyn CurrentFiles),
         ];
-        let kinds = FileKinds(kinds.into_iter().flatten().collect());
+        let kinds: Vec<&dyn CurrentFiles> = kinds.into_iter().flatten().collect();
         let errors = errors.into_iter().flatten();
         let errors: Vec<String> = errors
             .map(|error| format!("{name}: {}", error_chain(&error)))

@@ -4,6 +4,7 @@
 //! own refresh wait, and must not delay the host's re-binds.
 
 use std::collections::HashMap;
+use std::mem;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -16,8 +17,8 @@ use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{Actor, MountResult, RefreshLine, RefreshedMount};
 use bindguard_guard::OpenError;
 use bindguard_guard::refresh::{
-    CurrentFiles, HeldProcess, HelperProcess, HostRoots, MAX_MOUNTS_OF_FILE, MountRefresh,
-    ProcessError, RefreshAct, RefreshError, Refreshed, TuckRecords, refresh_container_within,
+    CurrentFiles, HeldProcess, HelperProcess, HostRoots, MAX_MOUNTS_OF_FILE, ProcessError,
+    RefreshAct, RefreshError, Refreshed, TuckRecords, refresh_container_within,
 };
 use bindguard_operator::node::{NotInit, hold_init};
 use tracing::{info, warn};
@@ -113,7 +114,7 @@ impl<'a> Refresher<'a> {
         turn: Turn,
         time: Duration,
         container: &Container,
-        files: &dyn CurrentFiles,
+        files: &[&dyn CurrentFiles],
         notify: &Notify,
     ) -> RefreshedContainer {
         let start = Instant::now();
@@ -138,7 +139,7 @@ impl<'a> Refresher<'a> {
         time: Duration,
         turn: Turn,
         container: &Container,
-        files: &dyn CurrentFiles,
+        files: &[&dyn CurrentFiles],
         notify: &Notify,
     ) -> RefreshedContainer {
         let has_more_time = turn == Turn::First;
@@ -187,11 +188,11 @@ impl<'a> Refresher<'a> {
         }
         let is_out_of_time = refreshed.is_out_of_time || refreshed.abandoned.is_some();
         if has_more_time && is_out_of_time {
-            refreshed.mounts.retain(MountRefresh::is_replaced);
+            refreshed.mounts.retain(|mount| mount.outcome.is_replaced());
         }
         let mut line = line_about(container);
-        line.mounts = refreshed.mounts.iter().map(RefreshedMount::from).collect();
-        line.notification = refreshed.notification(notify);
+        line.mounts = mem::take(&mut refreshed.mounts);
+        line.notification = refreshed.notification.take();
         line.set_duration(start.elapsed());
         let mut warnings = self.report(name, &line);
         if refreshed.overlooked > 0 {
@@ -470,7 +471,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let files = PodVolumes::open(folder.path()).unwrap();
         let time = Duration::from_millis(300);
-        let refreshed = |turn| refresher.refresh(turn, time, &container, &files, &Notify::None);
+        let refreshed = |turn| refresher.refresh(turn, time, &container, &[&files], &Notify::None);
         (refreshed(Turn::First), refreshed(Turn::Last))
     }
 

@@ -338,14 +338,14 @@ pub(super) fn refresh(
         helper,
         &HeldProcess::open(init)?,
         Some(&SpecUsers::from_spec(spec.unwrap_or("{}").as_bytes())?),
-        &PodVolumes::open(&volume.pod_directory())?,
+        &[&PodVolumes::open(&volume.pod_directory())?],
         RefreshAct::Replace(Notify::None),
         &TuckRecords::at(&pod.0.join("tucks")),
     )?;
     let results: Vec<_> = refreshed
         .mounts
         .iter()
-        .map(|mount| mount.result())
+        .map(|mount| &mount.outcome)
         .collect();
     ensure!(
         refreshed.is_current(),

@@ -142,7 +142,7 @@ impl Scene {
             helper(),
             &container.process,
             Some(container.spec()),
-            &roots,
+            &[&roots],
             act,
             &TuckRecords::at(&self.host.path().join("tucks")),
         )

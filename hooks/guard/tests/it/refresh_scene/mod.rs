@@ -5,13 +5,14 @@ use std::fs;
 
 use bindguard_core::refresh::RefusedReason;
 use bindguard_core::refresh_request::Notify;
-use bindguard_core::report::MountResult;
+use bindguard_core::report::{AttachMethod, MountResult};
 use bindguard_guard::refresh::{
-    AttachMethod, HelperProcess, MountOutcome, NotReplaced, PodVolumes, RefreshAct, Refreshed,
-    TuckRecords, VolumeOfPod, rebind_volume, refresh_container,
+    HelperProcess, PodVolumes, RefreshAct, Refreshed, TuckRecords, VolumeOfPod, rebind_volume,
+    refresh_container,
 };
 
 pub mod host_root;
+pub mod running;
 pub mod supervised;
 pub mod volume;
 
@@ -89,7 +90,7 @@ impl Scene {
             helper,
             &container.process,
             Some(container.spec()),
-            &volumes,
+            &[&volumes],
             act,
             &self.records(),
         )
@@ -121,8 +122,8 @@ pub fn method() -> AttachMethod {
 }
 
 pub fn methods(refreshed: &Refreshed) -> Vec<AttachMethod> {
-    let method = |outcome: &MountOutcome| match outcome {
-        Ok(MountResult::Replaced { method }) => *method,
+    let method = |outcome: &MountResult| match outcome {
+        MountResult::Replaced { method } => *method,
         other => panic!("not replaced: {other:?}"),
     };
     refreshed
@@ -140,10 +141,18 @@ pub fn container_free(scene: &Scene) -> bool {
 }
 
 /// The only reason for which a mount was not replaced.
-pub fn reason(refreshed: &Refreshed) -> &NotReplaced {
+pub fn reason(refreshed: &Refreshed) -> String {
+    match &refreshed.mounts[..] {
+        [only] if !only.outcome.is_replaced() => only.reason().unwrap().into_owned(),
+        others => panic!("{others:?}"),
+    }
+}
+
+/// The error of the only mount, which no rule refused.
+pub fn failure(refreshed: &Refreshed) -> String {
     match &refreshed.mounts[..] {
         [only] => match &only.outcome {
-            Err(why) => why,
+            MountResult::Failed { error } => error.clone(),
             other => panic!("{other:?}"),
         },
         others => panic!("{others:?}"),
@@ -152,8 +161,11 @@ pub fn reason(refreshed: &Refreshed) -> &NotReplaced {
 
 /// The rule by which the only mount was not replaced.
 pub fn refusal(refreshed: &Refreshed) -> RefusedReason {
-    match reason(refreshed) {
-        NotReplaced::Refused(refused) => refused.reason,
-        other => panic!("{other:?}"),
+    match &refreshed.mounts[..] {
+        [only] => match only.outcome {
+            MountResult::Refused { reason, .. } => reason,
+            ref other => panic!("{other:?}"),
+        },
+        others => panic!("{others:?}"),
     }
 }

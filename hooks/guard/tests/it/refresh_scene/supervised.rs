@@ -190,7 +190,7 @@ fn program() {
         &helper,
         &process,
         Some(&live::spec_of(None)),
-        &volumes,
+        &[&volumes],
         act,
         &records,
     )

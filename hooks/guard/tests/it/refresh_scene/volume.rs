@@ -148,7 +148,7 @@ impl Scene {
         act: RefreshAct,
     ) -> Refreshed {
         let records = TuckRecords::at(&self.records());
-        refresh_container(helper(), process, Some(spec), mounts, act, &records).unwrap()
+        refresh_container(helper(), process, Some(spec), &[mounts], act, &records).unwrap()
     }
 
     pub fn records(&self) -> PathBuf {

@@ -12,7 +12,7 @@ use bindguard_core::paths::lies_in;
 use bindguard_core::places::Places;
 use bindguard_core::refresh_request::{Notify, OptIn, RefreshRequest, RequestedBinds};
 use bindguard_core::spec::{SpecUsers, SpecView};
-use bindguard_guard::refresh::{BoundFiles, BoundMounts, CurrentFiles, FileBind, FileKinds};
+use bindguard_guard::refresh::{BoundFiles, BoundMounts, CurrentFiles, FileBind};
 use bindguard_operator::engines::{
     ContainersOfNode, Engine, EngineContainer, engine_containers, state_folders,
 };
@@ -207,13 +207,9 @@ impl<'a> Followed<'a> {
             noted(mounts, &mut unread)
         });
         let mounts = mounts.flatten();
-        let mut kinds = FileKinds(vec![&files]);
-        kinds
-            .0
-            .extend(mounts.as_ref().map(|mounts| mounts as &dyn CurrentFiles));
-        kinds
-            .0
-            .extend(roots.as_ref().map(|roots| roots as &dyn CurrentFiles));
+        let mut kinds: Vec<&dyn CurrentFiles> = vec![&files];
+        kinds.extend(mounts.as_ref().map(|mounts| mounts as &dyn CurrentFiles));
+        kinds.extend(roots.as_ref().map(|roots| roots as &dyn CurrentFiles));
         let (container, notify) = (&opted_in.container, &opted_in.notify);
         let done = self
             .refresher

@@ -22,14 +22,14 @@ use bindguard_core::plan::refusal_of_uncompared;
 use bindguard_core::policy::{Alarm, Mode};
 use bindguard_core::refresh::SpecBind;
 use bindguard_core::refresh_request::Notify;
-use bindguard_core::report::{Actor, RefreshLine, RefreshedMount};
+use bindguard_core::report::{Actor, RefreshLine};
 use bindguard_core::spec::{Bind, SpecUsers, SpecView};
 use bindguard_guard::refresh::{
-    HeldProcess, HelperProcess, PodVolumes, RefreshAct, Refreshed, TuckRecords, VolumesError,
+    HeldProcess, HelperProcess, PodVolumes, RefreshAct, Refreshed, TuckRecords,
     refresh_container_within,
 };
 use bindguard_guard::{
-    ExpectedSources, Probes, Proved, kubelet_roots_by_all_names, prove_new_container,
+    ExpectedSources, Failure, Probes, Proved, kubelet_roots_by_all_names, prove_new_container,
 };
 use bindguard_operator::bundles::{bundle_of_container, spec_of_container};
 use bindguard_operator::node::{hold_init, recorded_init_of};
@@ -55,7 +55,7 @@ const REFRESH_TIMEOUT: Duration = Duration::from_millis(400);
 enum NotChecked {
     /// Its volumes could not be opened.
     #[error(transparent)]
-    Volumes(#[from] VolumesError),
+    Volumes(#[from] Failure),
     /// No process could enter the container.
     #[error("the agent has no helper process")]
     NoHelper,
@@ -183,8 +183,8 @@ impl Calls {
         refreshed: Refreshed,
         took: Duration,
     ) -> StartAnswer {
-        let mounts: Vec<RefreshedMount> = refreshed.mounts.iter().map(Into::into).collect();
-        let (replaced, all) = (refreshed.replaced(), mounts.len());
+        let (replaced, mounts) = (refreshed.replaced(), refreshed.mounts);
+        let all = mounts.len();
         mounts
             .iter()
             .for_each(|mount| self.metrics.refreshed(RefreshResult::of(&mount.outcome)));
@@ -232,7 +232,7 @@ fn refreshed(
         time_until(until)?,
         &init,
         Some(&users),
-        &volumes,
+        &[&volumes],
         RefreshAct::Replace(Notify::None),
         &TuckRecords::default(),
     );
