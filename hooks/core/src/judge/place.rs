@@ -65,6 +65,18 @@ pub enum OnIt {
     Inside,
 }
 
+impl Expected<'_> {
+    pub(crate) fn remedy(&self, method: RepairMethod) -> Remedy {
+        Remedy {
+            volume: self.directory.to_owned(),
+            sub_path: self.sub_path.clone(),
+            writer: self.writer,
+            layout: self.layout,
+            method,
+        }
+    }
+}
+
 pub fn judge(expected: &Expected<'_>, shown: &Shown<'_>) -> Verdict {
     let comparison = Comparison { expected, shown };
     match (shown.on_it, expected.target) {
@@ -180,7 +192,7 @@ impl Comparison<'_> {
         let can_be_made = is_plain && shown.kind == FileKind::Directory;
         self.orphaned(
             Lack::Key(self.expected.sub_path.path.clone()),
-            can_be_made.then(|| self.remedy(RepairMethod::Remake)),
+            can_be_made.then(|| self.expected.remedy(RepairMethod::Remake)),
         )
     }
 
@@ -206,20 +218,10 @@ impl Comparison<'_> {
 
     fn stale(&self, cause: StaleCause, method: RepairMethod) -> Verdict {
         let remedy = match self.shown.on_it {
-            OnIt::Nothing | OnIt::Cover => Ok(self.remedy(method)),
+            OnIt::Nothing | OnIt::Cover => Ok(self.expected.remedy(method)),
             OnIt::Inside => Err(NoRemedy::Occupied),
         };
         Verdict::Stale { cause, remedy }
-    }
-
-    fn remedy(&self, method: RepairMethod) -> Remedy {
-        Remedy {
-            volume: self.expected.directory.to_owned(),
-            sub_path: self.expected.sub_path.clone(),
-            writer: self.expected.writer,
-            layout: self.expected.layout,
-            method,
-        }
     }
 }
 

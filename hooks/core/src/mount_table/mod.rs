@@ -105,7 +105,7 @@ impl MountTable {
     }
 
     /// The mounts at exactly this mount point, hidden mounts included.
-    pub fn stack_at<'a>(&'a self, mount_point: &'a Path) -> impl Iterator<Item = &'a MountEntry> {
+    pub fn stack_at(&self, mount_point: &Path) -> impl Iterator<Item = &MountEntry> {
         self.entries
             .iter()
             .filter(move |entry| entry.mount_point == mount_point)

@@ -10,14 +10,13 @@
 //! anew, as by LXCFS (lxc/lxcfs#701).
 
 use std::collections::HashSet;
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use crate::evidence::FilePlace;
 use crate::judge::{Expected, ExpectedTarget, PathInVolume, Pinning, Verdict};
 use crate::kubelet::{VolumeLayout, Writer};
 use crate::mount_table::{MountEntry, MountIndex, MountTable};
-use crate::paths::below;
+use crate::paths::{below, lies_below};
 use crate::refresh::{SubpathInContainer, judged};
 
 /// A bind of a single file, from a container's spec.
@@ -38,13 +37,12 @@ pub struct BoundFile {
 /// The mounts of a container that show these files, or older files of the same names.
 pub fn files_in_container(table: &MountTable, files: &[BoundFile]) -> Vec<SubpathInContainer> {
     let expected_at = |mount: &MountEntry| {
-        let by_destination = files
+        let file = files
             .iter()
-            .find(|file| file.is_destination_of(mount, table));
-        // The mount table names the destination without the symlinks that the image may have on the
-        // way.
-        let by_name = || files.iter().find(|file| file.is_name_of(mount));
-        let file = by_destination.or_else(by_name)?;
+            .find(|file| file.is_destination_of(mount, table))
+            // The mount table names the destination without the symlinks that the image may have on
+            // the way.
+            .or_else(|| files.iter().find(|file| file.is_name_of(mount)))?;
         Some(file.expected())
     };
     judged(table, expected_at, |_| false)
@@ -58,28 +56,23 @@ impl BoundFile {
             return false;
         }
         let has_name = mount.root.path.file_name() == Some(self.name.as_os_str());
-        if mount.device != self.place.device {
-            return has_name && self.is_alone(mount, table);
+        if mount.device == self.place.device {
+            return has_name || lies_below(&mount.root.path, &self.place.path);
         }
-        let inside = below(&mount.root.path, &self.place.path)
-            .is_some_and(|name| !name.as_os_str().is_empty());
-        inside || has_name
-    }
-
-    /// True if no mount of the container is at the destination. An interrupted refresh leaves the
-    /// current file beneath.
-    fn is_alone(&self, mount: &MountEntry, table: &MountTable) -> bool {
-        let is_current = |other: &MountEntry| {
-            let current = self.current.as_ref();
-            current.is_some_and(|current| current.is_root_of(other))
-        };
+        // No mount of the container may be at the destination. An interrupted refresh leaves the
+        // current file beneath.
+        let current = self.current.as_ref();
         let mut here = table.stack_at(&self.destination);
-        here.all(|other| other.id == mount.id || is_current(other))
+        has_name
+            && here.all(|other| {
+                other.id == mount.id || current.is_some_and(|current| current.is_root_of(other))
+            })
     }
 
     fn is_name_of(&self, mount: &MountEntry) -> bool {
-        let name = below(&mount.root.path, &self.place.path).map(|name| name.as_os_str());
-        mount.device == self.place.device && name == Some(OsStr::new(&self.name))
+        mount.device == self.place.device
+            && below(&mount.root.path, &self.place.path).map(Path::as_os_str)
+                == Some(self.name.as_os_str())
     }
 
     fn expected(&self) -> Expected<'_> {
@@ -126,35 +119,36 @@ pub fn host_roots_in_container(
     table: &MountTable,
     binds: &[HostRootBind],
 ) -> Vec<SubpathInContainer> {
-    binds
-        .iter()
-        .filter_map(|bind| bind.shown_in(table))
-        .collect()
+    let shown = binds.iter().filter_map(|bind| bind.shown_in(table));
+    shown.collect()
 }
 
 impl HostRootBind {
     fn shown_in(&self, table: &MountTable) -> Option<SubpathInContainer> {
         let stack: Vec<&MountEntry> = table.stack_at(&self.destination).collect();
-        let is_on = |mount: &MountEntry, below: &MountEntry| mount.parent == below.id;
-        let in_stack = |mount: &&&MountEntry| stack.iter().any(|other| is_on(mount, other));
-        let lowest = *stack.iter().find(|mount| !in_stack(mount))?;
-        let above = stack.iter().find(|mount| is_on(mount, lowest));
+        let lowest = *stack
+            .iter()
+            .find(|mount| stack.iter().all(|other| mount.parent != other.id))?;
+        let above = stack.iter().find(|mount| mount.parent == lowest.id);
+        let verdict = self.verdict_on(lowest)?;
         let (mount, verdict, covers_its_equal) = match above {
-            None => (lowest, self.verdict_on(lowest)?, false),
-            Some(top) if self.is_interrupted(table, lowest, top, stack.len()) => {
+            None => (lowest, verdict, false),
+            // The two mounts of an interrupted refresh: the mount beneath was made last.
+            Some(top)
+                if stack.len() == 2
+                    && verdict == Verdict::Current
+                    && matches!(self.verdict_on(top), Some(Verdict::Pinning(_)))
+                    && table.is_listed_after(lowest.id, top.id) == Some(true) =>
+            {
                 (*top, Verdict::Pinning(self.pinning.clone()), true)
             }
-            Some(_) => match self.verdict_on(lowest)? {
-                Verdict::Current => (lowest, Verdict::Current, false),
-                _ => (lowest, Verdict::Foreign, false),
-            },
+            Some(_) if verdict == Verdict::Current => (lowest, verdict, false),
+            Some(_) => (lowest, Verdict::Foreign, false),
         };
-        let parent = table
-            .mount(mount.parent)
-            .filter(|parent| parent.id != mount.id);
+        let parent = table.mount(mount.parent);
         Some(SubpathInContainer {
             mount: mount.clone(),
-            parent: parent.cloned(),
+            parent: parent.filter(|parent| parent.id != mount.id).cloned(),
             volume: self.source.clone(),
             sub_path: PathBuf::new(),
             verdict,
@@ -164,29 +158,13 @@ impl HostRootBind {
 
     /// `None` for a mount that does not show the source.
     fn verdict_on(&self, mount: &MountEntry) -> Option<Verdict> {
-        let verdict = || match mount.propagation.passes_umounts_on() {
+        if !self.current.is_root_of(mount) || mount.root.deleted {
+            return None;
+        }
+        Some(match mount.propagation.passes_umounts_on() {
             true => Verdict::Current,
             false => Verdict::Pinning(self.pinning.clone()),
-        };
-        self.is_shown_by(mount).then(verdict)
-    }
-
-    /// True for the two mounts of an interrupted refresh. The mount beneath was made last.
-    fn is_interrupted(
-        &self,
-        table: &MountTable,
-        beneath: &MountEntry,
-        top: &MountEntry,
-        in_stack: usize,
-    ) -> bool {
-        in_stack == 2
-            && self.verdict_on(beneath) == Some(Verdict::Current)
-            && matches!(self.verdict_on(top), Some(Verdict::Pinning(_)))
-            && table.is_listed_after(beneath.id, top.id) == Some(true)
-    }
-
-    fn is_shown_by(&self, mount: &MountEntry) -> bool {
-        self.current.is_root_of(mount) && !mount.root.deleted
+        })
     }
 }
 
@@ -219,27 +197,31 @@ pub fn can_lead(
 /// only the newest are judged.
 fn has(table: &MountTable, file: &FilePlace, to_write: bool) -> bool {
     let index = MountIndex::of(table);
-    let gives = |mount: &&MountEntry| !(to_write && mount.is_read_only());
-    let mounts = table.entries().iter().rev().filter(gives);
-    let given = mounts.filter_map(|mount| {
-        let rest = file.below(mount)?;
-        Some((mount, mount.mount_point.join(rest)))
-    });
-    given
-        .take(MAX_JUDGED_MOUNTS)
-        .any(|(mount, path)| is_seen(table, &index, mount, &path))
-}
-
-/// True if no mount hides the path: only the parents of this mount lie on the way to the mount.
-fn is_seen(table: &MountTable, index: &MountIndex<'_>, mount: &MountEntry, path: &Path) -> bool {
-    let mut carrying = HashSet::from([mount.id]);
-    let mut next = index.parent(mount);
-    while let Some(parent) = next.filter(|parent| carrying.insert(parent.id)) {
-        next = index.parent(parent);
+    let mut judged = 0;
+    for mount in table.entries().iter().rev() {
+        let rest = file
+            .below(mount)
+            .filter(|_| !to_write || !mount.is_read_only());
+        let Some(rest) = rest else { continue };
+        if judged == MAX_JUDGED_MOUNTS {
+            return false;
+        }
+        judged += 1;
+        // The container sees the file if no mount hides the path: only the parents of this mount
+        // lie on the way to the mount.
+        let path = mount.mount_point.join(rest);
+        let mut carrying = HashSet::from([mount.id]);
+        let mut next = index.parent(mount);
+        while let Some(parent) = next.filter(|parent| carrying.insert(parent.id)) {
+            next = index.parent(parent);
+        }
+        let mut mounts = table.entries().iter();
+        if mounts.all(|other| carrying.contains(&other.id) || !path.starts_with(&other.mount_point))
+        {
+            return true;
+        }
     }
-    let mounts = table.entries().iter();
-    let mut on_the_way = mounts.filter(|other| path.starts_with(&other.mount_point));
-    on_the_way.all(|other| carrying.contains(&other.id))
+    false
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! Before Linux 6.5 a refresh makes the mount around a stale file shared for a moment, and the new
 //! mount arrives shared. The mount table of before shows their former propagation.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use crate::mount_table::{MountEntry, MountIndex, MountTable};
 
@@ -13,63 +13,69 @@ use super::SubpathInContainer;
 /// these mounts. Duplicates are removed.
 pub fn changed_by_tuck(now: &MountTable, subpaths: &[&SubpathInContainer]) -> Vec<MountEntry> {
     let index = MountIndex::of(now);
-    let mut changed: Vec<MountEntry> = Vec::new();
+    let mut changed = BTreeMap::new();
     for subpath in subpaths {
         let mount = index.mount(subpath.mount.id);
-        changed.extend(mount.into_iter().chain(around(subpath, &index)).cloned());
+        let mut around = subpath
+            .parent
+            .as_ref()
+            .and_then(|parent| index.mount(parent.id));
+        while let Some(above) = around
+            && above.mount_point == subpath.mount.mount_point
+        {
+            around = index.parent(above);
+        }
+        for mount in mount.into_iter().chain(around) {
+            changed.insert(mount.id, mount.clone());
+        }
     }
-    changed.sort_by_key(|mount| mount.id);
-    changed.dedup_by_key(|mount| mount.id);
-    changed
+    changed.into_values().collect()
 }
 
-/// The mounts that became shared, with their former propagation. Only recorded mounts, the subpaths
-/// and the mounts around the subpaths are compared: a refresh changes no other mount. A recorded
-/// mount, or one around a subpath, is left unchanged if the mount has a peer: a refresh did not
-/// share that mount.
+/// The mounts that became shared, with their former propagation. Only recorded mounts and the
+/// subpaths are compared: a refresh changes no other mount. A recorded mount is left unchanged if
+/// the mount has a peer: a refresh did not share that mount.
 pub fn left_shared(
     before: &MountTable,
     now: &MountTable,
     subpaths: &[SubpathInContainer],
 ) -> Vec<MountEntry> {
-    let (recorded, index, sizes) = (
-        MountIndex::of(before),
-        MountIndex::of(now),
-        sizes_of_peer_groups(now),
-    );
-    let mut left: Vec<MountEntry> = Vec::new();
+    let index = MountIndex::of(now);
+    let mut sizes: HashMap<u32, usize> = HashMap::new();
+    for mount in now.entries() {
+        if let Some(group) = mount.propagation.peer_group {
+            *sizes.entry(group).or_default() += 1;
+        }
+    }
+    let mut left = BTreeMap::new();
+    let mut add = |mount: &MountEntry, former: &MountEntry| {
+        if mount.propagation.peer_group.is_some() && former.propagation.peer_group.is_none() {
+            left.entry(mount.id).or_insert_with(|| MountEntry {
+                propagation: former.propagation.clone(),
+                ..mount.clone()
+            });
+        }
+    };
+    let recorded = MountIndex::of(before);
     for subpath in subpaths {
         // A volume that was mounted anew has another device than the recorded mount.
-        let former = recorded
-            .stack_at(&subpath.mount.mount_point)
-            .first()
-            .copied();
-        let around = around(subpath, &index);
-        let former_around = around.and_then(|around| {
-            recorded
-                .mount(around.id)
-                .filter(|former| is_same(former, around))
-        });
-        let alone = around.filter(|around| is_alone(around, &sizes));
-        let pairs = [(Some(&subpath.mount), former), (alone, former_around)];
-        left.extend(
-            pairs
-                .into_iter()
-                .filter_map(|(mount, former)| was_not_shared(mount?, former?)),
-        );
+        if let Some(former) = recorded.stack_at(&subpath.mount.mount_point).first() {
+            add(&subpath.mount, former);
+        }
     }
     // While a volume is unmounted on the host, no subpath leads to the mounts around it.
     for former in before.entries() {
         if let Some(mount) = index.mount(former.id)
-            && is_same(former, mount)
-            && is_alone(mount, &sizes)
+            && mount.device == former.device
+            && mount.root.path == former.root.path
+            && mount.mount_point == former.mount_point
+            && let Some(group) = mount.propagation.peer_group
+            && sizes[&group] == 1
         {
-            left.extend(was_not_shared(mount, former));
+            add(mount, former);
         }
     }
-    left.sort_by_key(|mount| mount.id);
-    left.dedup_by_key(|mount| mount.id);
-    left
+    left.into_values().collect()
 }
 
 /// True if a place of the record has a shared mount that is not in `left`. It may be the new mount
@@ -80,50 +86,6 @@ pub fn is_record_needed(before: &MountTable, now: &MountTable, left: &[MountEntr
             && now.stack_at(&former.mount_point).any(|mount| {
                 mount.propagation.peer_group.is_some() && left.iter().all(|it| it.id != mount.id)
             })
-    })
-}
-
-/// The mount that contains the mount point.
-fn around<'t>(subpath: &SubpathInContainer, now: &MountIndex<'t>) -> Option<&'t MountEntry> {
-    let mut mount = now.mount(subpath.parent.as_ref()?.id)?;
-    while mount.mount_point == subpath.mount.mount_point {
-        mount = now.parent(mount)?;
-    }
-    Some(mount)
-}
-
-fn is_same(former: &MountEntry, now: &MountEntry) -> bool {
-    former.device == now.device
-        && former.root.path == now.root.path
-        && former.mount_point == now.mount_point
-}
-
-fn sizes_of_peer_groups(table: &MountTable) -> HashMap<u32, usize> {
-    let mut sizes = HashMap::new();
-    for group in table
-        .entries()
-        .iter()
-        .filter_map(|mount| mount.propagation.peer_group)
-    {
-        *sizes.entry(group).or_default() += 1;
-    }
-    sizes
-}
-
-/// True if a mount is shared, and has no peer in its namespace.
-fn is_alone(mount: &MountEntry, sizes: &HashMap<u32, usize>) -> bool {
-    mount
-        .propagation
-        .peer_group
-        .is_some_and(|group| sizes.get(&group) == Some(&1))
-}
-
-fn was_not_shared(mount: &MountEntry, former: &MountEntry) -> Option<MountEntry> {
-    let is_changed =
-        mount.propagation.peer_group.is_some() && former.propagation.peer_group.is_none();
-    is_changed.then(|| MountEntry {
-        propagation: former.propagation.clone(),
-        ..mount.clone()
     })
 }
 

@@ -6,7 +6,7 @@
 //! Then the copy is what the refresh releases. The mount is taken for such a copy only if nothing
 //! else can have made the mount: neither the container, nor the spec, nor a hook.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use super::{HostRootBind, MountsInVolume, NestedBind};
@@ -41,14 +41,24 @@ pub struct KeptMounts {
     pub nested: Vec<NestedBind>,
 }
 
+/// A mount below a bind that the host does not have, or no longer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GoneMount<'t> {
+    pub mount: &'t MountEntry,
+    /// True if the record of the create shows that the mount is a copy of a host's mount.
+    pub is_recorded_copy: bool,
+}
+
 impl<'t> MountsBelow<'t> {
     /// Finds the mounts below the mount with this id; `None` if the table lacks the mount.
     pub fn of(table: &'t MountTable, top: MountId) -> Option<Self> {
         let index = MountIndex::of(table);
         let top = index.mount(top)?;
         let mut children: HashMap<MountId, Vec<&MountEntry>> = HashMap::new();
-        for mount in table.entries().iter().filter(|it| it.id != it.parent) {
-            children.entry(mount.parent).or_default().push(mount);
+        for mount in table.entries() {
+            if mount.id != mount.parent {
+                children.entry(mount.parent).or_default().push(mount);
+            }
         }
         let (mut mounts, mut next) = (Vec::new(), vec![top.id]);
         while let Some(parent) = next.pop() {
@@ -79,28 +89,50 @@ impl<'t> MountsBelow<'t> {
     /// If a mount in the volume must not be lost.
     pub fn compared(
         &self,
-        found: MountsInVolume<'_>,
+        MountsInVolume { nested, others }: MountsInVolume<'_>,
         (source, destination): (&Path, &Path),
         host: &MountTable,
         makers: &MountMakers,
         record: &ExpectedBinds,
         place_of: &dyn Fn(&Path) -> Option<FilePlace>,
     ) -> Result<KeptMounts, Refused> {
-        let MountsInVolume { nested, others } = found;
-        let is_nested = |path: &&Path| {
-            nested
-                .iter()
-                .any(|bind| destination.join(&bind.path) == **path)
-        };
-        if let Some(path) = makers
-            .paths_below(destination)
-            .find(|path| !is_nested(path))
-        {
-            return Err(Refused::new(RefusedReason::SpecMountsBelow, path));
+        let nested_at: Vec<_> = nested
+            .iter()
+            .map(|bind| destination.join(&bind.path))
+            .collect();
+        for path in makers.paths_below(destination) {
+            if !nested_at.iter().any(|nested| nested == path) {
+                return Err(Refused::new(RefusedReason::SpecMountsBelow, path));
+            }
         }
-        let makers = OtherMakers::of(self, destination, makers, record, place_of);
-        let kept = self.compared_by(&others, (source, destination), host, &makers)?;
-        Ok(KeptMounts { nested, ..kept })
+        let makers = OtherMakers::of(&self.index, destination, makers, record, place_of);
+        let host = MountIndex::of(host);
+        let mut restrictions = Vec::new();
+        for mount in others {
+            let refused = |reason| Err(Refused::new(reason, &mount.mount_point));
+            let Some(path) = below(&mount.mount_point, destination) else {
+                return refused(RefusedReason::NestedMount);
+            };
+            let place = source.join(path);
+            match equal_at(&host, &place, mount) {
+                Some(equal) if is_restricted(mount, equal) => {
+                    if host.stack_at(&place).len() > 1 {
+                        return refused(RefusedReason::StackedMounts);
+                    }
+                    restrictions.push(Restriction {
+                        path: path.to_owned(),
+                        attributes: mount.attributes,
+                    });
+                }
+                Some(_) => {}
+                None if makers.cannot_have_made(mount, &self.index) => {}
+                None => return refused(RefusedReason::NestedMount),
+            }
+        }
+        Ok(KeptMounts {
+            restrictions,
+            nested,
+        })
     }
 
     /// The unique ids of the mounts that the host has at the same places. The bind leads from
@@ -110,56 +142,18 @@ impl<'t> MountsBelow<'t> {
         (source, destination): (&Path, &Path),
         host: &MountTable,
     ) -> Vec<u64> {
-        let host = MountsByPoint::below(host, source);
-        let is_copy = |mount: &&&MountEntry| {
-            let path = below(&mount.mount_point, destination);
-            path.is_some_and(|path| host.equal(path, mount).is_some())
-        };
-        let copies = self.mounts.iter().filter(is_copy);
-        copies.filter_map(|mount| mount.unique_id).collect()
-    }
-
-    fn compared_by(
-        &self,
-        mounts: &[&MountEntry],
-        (source, destination): (&Path, &Path),
-        host: &MountTable,
-        others: &OtherMakers<'_>,
-    ) -> Result<KeptMounts, Refused> {
-        let host = MountsByPoint::below(host, source);
-        let mut kept = KeptMounts::default();
-        for mount in mounts {
-            let refused = |reason| Refused::new(reason, &mount.mount_point);
-            let perhaps = || refused(RefusedReason::NestedMount);
-            let path = below(&mount.mount_point, destination).ok_or_else(perhaps)?;
-            match host.equal(path, mount) {
-                Some(equal) if is_restricted(mount, equal) => {
-                    if host.has_several(path) {
-                        return Err(refused(RefusedReason::StackedMounts));
-                    }
-                    kept.restrictions.push(Restriction {
-                        path: path.to_owned(),
-                        attributes: mount.attributes,
-                    });
-                }
-                Some(_) => {}
-                None if others.cannot_have_made(mount, self.index.parent(mount)) => {}
-                None => return Err(perhaps()),
+        let host = MountIndex::of(host);
+        let mut ids = Vec::new();
+        for mount in &self.mounts {
+            if let Some(path) = below(&mount.mount_point, destination)
+                && equal_at(&host, &source.join(path), mount).is_some()
+            {
+                ids.extend(mount.unique_id);
             }
         }
-        Ok(kept)
+        ids
     }
-}
 
-/// A mount below a bind that the host does not have, or no longer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GoneMount<'t> {
-    pub mount: &'t MountEntry,
-    /// True if the record of the create shows that the mount is a copy of a host's mount.
-    pub is_recorded_copy: bool,
-}
-
-impl<'t> MountsBelow<'t> {
     /// The container's mounts that the host lacks at the same places, parents before children.
     /// Parameters as in [`Self::compared`].
     ///
@@ -176,53 +170,34 @@ impl<'t> MountsBelow<'t> {
         if let Some(path) = makers.paths_below(&bind.destination).next() {
             return Err(Refused::new(RefusedReason::SpecMountsBelow, path));
         }
-        let host = MountsByPoint::below(host, &bind.source);
-        let others = OtherMakers::of(self, &bind.destination, makers, record, place_of);
-        let is_gone = |mount: &&&MountEntry| {
+        let host = MountIndex::of(host);
+        let others = OtherMakers::of(&self.index, &bind.destination, makers, record, place_of);
+        let mut gone = Vec::new();
+        for mount in self.mounts() {
             let path = below(&mount.mount_point, &bind.destination);
-            path.is_none_or(|path| host.equal(path, mount).is_none())
-        };
-        let gone = self.mounts.iter().filter(is_gone).map(|mount| GoneMount {
-            mount,
-            is_recorded_copy: record.has_made(mount)
-                && mount.mount_point.starts_with(&bind.destination)
-                && others.cannot_have_made(mount, self.index.parent(mount)),
-        });
-        Ok(gone.collect())
+            if path.is_some_and(|path| equal_at(&host, &bind.source.join(path), mount).is_some()) {
+                continue;
+            }
+            gone.push(GoneMount {
+                mount,
+                is_recorded_copy: path.is_some()
+                    && record.has_made(mount)
+                    && others.cannot_have_made(mount, &self.index),
+            });
+        }
+        Ok(gone)
     }
 }
 
-/// The host's mounts below a path, by their paths below.
-struct MountsByPoint<'h>(BTreeMap<&'h Path, Vec<&'h MountEntry>>);
-
-impl<'h> MountsByPoint<'h> {
-    fn below(table: &'h MountTable, source: &Path) -> Self {
-        let mut mounts: BTreeMap<&Path, Vec<&MountEntry>> = BTreeMap::new();
-        for mount in table.entries() {
-            if let Some(path) = below(&mount.mount_point, source) {
-                mounts.entry(path).or_default().push(mount);
-            }
-        }
-        Self(mounts)
-    }
-
-    fn at(&self, path: &Path) -> &[&'h MountEntry] {
-        self.0.get(path).map_or(&[], Vec::as_slice)
-    }
-
-    fn equal(&self, path: &Path, mount: &MountEntry) -> Option<&'h MountEntry> {
-        let is_equal = |host: &&&MountEntry| {
-            // Tables of containers have no sources, which have the root of an NFS mount.
-            let is_same_root = host.root == mount.root || host.fs_type.has_root_in_source();
-            let ids = |mount: &MountEntry| mount.attributes.is_idmapped();
-            host.device == mount.device && is_same_root && ids(host) == ids(mount)
-        };
-        self.at(path).iter().find(is_equal).copied()
-    }
-
-    fn has_several(&self, path: &Path) -> bool {
-        self.at(path).len() > 1
-    }
+/// The same mount at a place of the host.
+fn equal_at<'h>(host: &MountIndex<'h>, place: &Path, mount: &MountEntry) -> Option<&'h MountEntry> {
+    let mut stack = host.stack_at(place).iter().copied();
+    stack.find(|host| {
+        // Tables of containers have no sources, which have the root of an NFS mount.
+        let is_same_root = host.root == mount.root || host.fs_type.has_root_in_source();
+        let is_idmapped = host.attributes.is_idmapped();
+        host.device == mount.device && is_same_root && is_idmapped == mount.attributes.is_idmapped()
+    })
 }
 
 /// True if the old mount denies more than the host's, or keeps access times otherwise.
@@ -239,63 +214,60 @@ struct OtherMakers<'r> {
     /// The sources of binds that are not at their destinations: a symlink of the image led the
     /// runtime elsewhere.
     sources: Vec<FilePlace>,
-    fs_types: Vec<String>,
+    fs_types: Vec<&'r str>,
 }
 
 impl<'r> OtherMakers<'r> {
     fn of(
-        below: &MountsBelow<'_>,
+        table: &MountIndex<'_>,
         destination: &Path,
-        makers: &MountMakers,
+        makers: &'r MountMakers,
         record: &'r ExpectedBinds,
         place_of: &dyn Fn(&Path) -> Option<FilePlace>,
     ) -> Self {
-        let is_elsewhere = |place: &Path| below.index.stack_at(place).is_empty();
-        // A symlink of the image can lead the runtime from a masked path to a volume. /proc and /sys
-        // have no such symlinks.
-        let is_masked_elsewhere = |path: &Path| {
-            let is_of_image = !path.starts_with("/proc") && !path.starts_with("/sys");
-            is_of_image && is_elsewhere(path)
-        };
+        let is_elsewhere = |place: &Path| table.stack_at(place).is_empty();
         let mut others = Self {
-            is_unknown: makers.has_hooks() || makers.covered_paths().any(is_masked_elsewhere),
+            is_unknown: makers.has_hooks(),
             container_may_mount: makers.container_may_mount(),
             record,
             sources: Vec::new(),
             fs_types: Vec::new(),
         };
+        for path in makers.covered_paths() {
+            // A symlink of the image can lead the runtime from a masked path to a volume. /proc and
+            // /sys have no such symlinks.
+            let is_of_image = !path.starts_with("/proc") && !path.starts_with("/sys");
+            others.is_unknown |= is_of_image && is_elsewhere(path);
+        }
         for mount in makers.mounts() {
             if mount.destination == destination || !is_elsewhere(&mount.destination) {
                 continue;
             }
-            match &mount.source {
-                Some(source) => match place_of(source) {
-                    Some(place) => others.sources.push(place),
-                    None => others.is_unknown = true,
-                },
-                None => others.fs_types.push(mount.fs_type.clone()),
+            match mount.source.as_deref().map(place_of) {
+                Some(Some(place)) => others.sources.push(place),
+                Some(None) => others.is_unknown = true,
+                None => others.fs_types.push(&mount.fs_type),
             }
         }
         others
     }
 
-    fn cannot_have_made(&self, mount: &MountEntry, parent: Option<&MountEntry>) -> bool {
+    fn cannot_have_made(&self, mount: &MountEntry, table: &MountIndex<'_>) -> bool {
         // A file that was replaced since keeps only its device.
         let is_replaced = |place: &FilePlace| mount.root.deleted && mount.device == place.device;
+        let is_source = |place: &FilePlace| is_replaced(place) || place.is_root_of(mount);
+        // A runtime binds a read-only path onto itself.
+        let is_on_itself = |parent: &MountEntry| {
+            mount.device == parent.device
+                && parent.place_in_filesystem(&mount.mount_point).as_ref() == Some(&mount.root.path)
+        };
         !self.is_unknown
             && (!self.container_may_mount || self.record.has_made(mount))
-            && !self.sources.iter().any(is_replaced)
             && !mount.attributes.is_idmapped()
-            && !parent.is_none_or(|parent| is_bound_onto_itself(mount, parent))
-            && !self.sources.iter().any(|place| place.is_root_of(mount))
-            && !self.fs_types.contains(&mount.fs_type.0)
+            && !table.parent(mount).is_none_or(is_on_itself)
+            && !self.sources.iter().any(is_source)
+            && !self.fs_types.contains(&&*mount.fs_type.0)
     }
-}
-
-/// True for a bind of a folder onto itself, as a runtime makes it for a read-only path.
-fn is_bound_onto_itself(mount: &MountEntry, parent: &MountEntry) -> bool {
-    mount.device == parent.device
-        && parent.place_in_filesystem(&mount.mount_point).as_ref() == Some(&mount.root.path)
 }
 
 #[cfg(test)]

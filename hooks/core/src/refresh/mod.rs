@@ -13,7 +13,7 @@ mod mounts;
 mod volumes;
 mod way;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -60,17 +60,11 @@ impl SubpathInContainer {
     /// True if the mount has to be replaced, or its refresh finished.
     pub fn is_due(&self) -> bool {
         match &self.verdict {
-            Verdict::Stale { remedy: Ok(_), .. } => true,
+            Verdict::Stale { remedy, .. } => remedy.is_ok(),
             Verdict::Pinning(_) => true,
             Verdict::Current => self.covers_its_equal,
-            Verdict::Stale { remedy: Err(_), .. }
-            | Verdict::Orphaned { .. }
-            | Verdict::Unmounted(_)
-            | Verdict::Wrong(_)
-            | Verdict::Dead(_)
-            | Verdict::NotProbed
-            | Verdict::Foreign
-            | Verdict::Unknown(_) => false,
+            Verdict::Orphaned { .. } | Verdict::Unmounted(_) | Verdict::Wrong(_) => false,
+            Verdict::Dead(_) | Verdict::NotProbed | Verdict::Foreign | Verdict::Unknown(_) => false,
         }
     }
 
@@ -94,60 +88,55 @@ fn judged<'e>(
     expected_at: impl Fn(&MountEntry) -> Option<Expected<'e>>,
     goes_along: impl Fn(&MountEntry) -> bool,
 ) -> Vec<SubpathInContainer> {
-    let expected: BTreeMap<MountId, Expected<'e>> = table
-        .entries()
-        .iter()
-        .filter_map(|mount| Some((mount.id, expected_at(mount)?)))
-        .collect();
+    let mut expected = HashMap::new();
+    for mount in table.entries() {
+        if let Some(there) = expected_at(mount) {
+            expected.insert(mount.id, there);
+        }
+    }
     if expected.is_empty() {
         return Vec::new();
     }
-    let by_id: HashMap<MountId, (usize, &MountEntry)> = table
-        .entries()
-        .iter()
-        .enumerate()
-        .map(|(position, mount)| (mount.id, (position, mount)))
-        .collect();
-    let is_newer = |mount: &MountEntry, than: &MountEntry| by_id[&mount.id].0 > by_id[&than.id].0;
+    let mut by_id = HashMap::new();
     let mut on: HashMap<MountId, Vec<&MountEntry>> = HashMap::new();
-    for mount in table
-        .entries()
-        .iter()
-        .filter(|mount| mount.id != mount.parent && expected.contains_key(&mount.parent))
-        .filter(|mount| !goes_along(mount))
-    {
-        on.entry(mount.parent).or_default().push(mount);
+    for (position, mount) in table.entries().iter().enumerate() {
+        by_id.insert(mount.id, (position, mount));
+        let is_on_expected = mount.id != mount.parent && expected.contains_key(&mount.parent);
+        if is_on_expected && !goes_along(mount) {
+            on.entry(mount.parent).or_default().push(mount);
+        }
     }
-    let shows_same = |mount: MountId, as_here: &Expected<'_>| {
-        expected
-            .get(&mount)
-            .is_some_and(|there| is_same_sub_path(there, as_here))
+    let is_newer = |mount: &MountEntry, than: &MountEntry| by_id[&mount.id].0 > by_id[&than.id].0;
+    let is_equal = |mount: &MountEntry, here: &Expected<'_>| {
+        let there = expected.get(&mount.id);
+        there.is_some_and(|there| {
+            there.directory == here.directory && there.sub_path.path == here.sub_path.path
+        })
     };
-    let subpaths = table.entries().iter().filter_map(|mount| {
-        let expected_here = expected.get(&mount.id)?;
-        let parent = by_id
-            .get(&mount.parent)
-            .map(|(_, parent)| *parent)
-            .filter(|parent| parent.id != mount.id);
+    let mut subpaths = Vec::new();
+    for mount in table.entries() {
+        let Some(here) = expected.get(&mount.id) else {
+            continue;
+        };
+        let parent = by_id.get(&mount.parent).map(|(_, parent)| *parent);
+        let parent = parent.filter(|parent| parent.id != mount.id);
         let beneath = parent.filter(|parent| {
             parent.mount_point == mount.mount_point && expected.contains_key(&parent.id)
         });
         if beneath.is_some_and(|beneath| is_newer(mount, beneath)) {
-            return None;
+            continue;
         }
-        let on_it: &[&MountEntry] = on.get(&mount.id).map_or(&[], Vec::as_slice);
+        let on_it = on.get(&mount.id).map_or(&[][..], Vec::as_slice);
         let covering = on_it
             .iter()
             .find(|other| other.mount_point == mount.mount_point);
-        // An equal mount on top comes from an unfinished refresh: the refresh acts on the upper
-        // mount.
-        if covering.is_some_and(|top| shows_same(top.id, expected_here) && !is_newer(top, mount)) {
-            return None;
-        }
-        let on_it = match (covering, on_it) {
-            (Some(_), _) => OnIt::Cover,
-            (None, []) => OnIt::Nothing,
-            (None, _) => OnIt::Inside,
+        let on_it = match covering {
+            // An equal mount on top comes from an unfinished refresh: the refresh acts on the upper
+            // mount.
+            Some(top) if is_equal(top, here) && !is_newer(top, mount) => continue,
+            Some(_) => OnIt::Cover,
+            None if on_it.is_empty() => OnIt::Nothing,
+            None => OnIt::Inside,
         };
         let shown = Shown {
             device: mount.device,
@@ -156,22 +145,18 @@ fn judged<'e>(
             reach: &Reach::NotNeeded,
             on_it,
         };
-        let covers = beneath.is_some_and(|beneath| shows_same(beneath.id, expected_here));
-        Some(SubpathInContainer {
+        subpaths.push(SubpathInContainer {
             mount: mount.clone(),
             parent: parent.cloned(),
-            volume: expected_here.directory.to_owned(),
-            sub_path: expected_here.sub_path.path.clone(),
-            verdict: judge(expected_here, &shown),
+            volume: here.directory.to_owned(),
+            sub_path: here.sub_path.path.clone(),
+            verdict: judge(here, &shown),
             // The mounts in a directory would be lost with the mount that covers its equal.
-            covers_its_equal: covers && on_it == OnIt::Nothing,
-        })
-    });
-    subpaths.collect()
-}
-
-fn is_same_sub_path(one: &Expected<'_>, other: &Expected<'_>) -> bool {
-    one.directory == other.directory && one.sub_path.path == other.sub_path.path
+            covers_its_equal: on_it == OnIt::Nothing
+                && beneath.is_some_and(|beneath| is_equal(beneath, here)),
+        });
+    }
+    subpaths
 }
 
 // The rules by which a refresh leaves a stale mount as it is. A refused mount is refused again until
@@ -314,11 +299,9 @@ impl Refused {
     }
 
     #[must_use]
-    pub fn with_error(self, error: String) -> Self {
-        Self {
-            error: Some(error),
-            ..self
-        }
+    pub fn with_error(mut self, error: String) -> Self {
+        self.error = Some(error);
+        self
     }
 }
 

@@ -15,9 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{InnerBind, SubpathInContainer, judged};
 use crate::evidence::FilePlace;
-use crate::judge::{
-    Expected, ExpectedTarget, PathInVolume, Remedy, RepairMethod, StaleCause, Verdict,
-};
+use crate::judge::{Expected, ExpectedTarget, PathInVolume, RepairMethod, StaleCause, Verdict};
 use crate::kubelet::{VolumeLayout, Writer};
 use crate::mount_table::{MountEntry, MountId, MountTable};
 use crate::paths::lies_below;
@@ -72,23 +70,24 @@ impl RefreshedMounts {
 
     /// Adds a mount of a bind.
     pub fn add(&mut self, bind: usize, id: Option<u64>, place: FilePlace) {
-        let position = self.binds.iter().position(|known| known.bind == bind);
-        let position = position.unwrap_or_else(|| {
+        if self.bind(bind).is_none() {
             self.binds.push(RefreshedBind {
                 bind,
                 ..RefreshedBind::default()
             });
-            self.binds.len() - 1
-        });
-        let known = &mut self.binds[position];
-        if let Some(id) = id {
-            add_newest(&mut known.ids, id);
         }
-        add_newest(&mut known.places, place);
+        for known in &mut self.binds {
+            if known.bind == bind {
+                add_newest(&mut known.ids, id);
+                add_newest(&mut known.places, Some(place));
+                return;
+            }
+        }
     }
 }
 
-fn add_newest<T: PartialEq>(list: &mut Vec<T>, newest: T) {
+fn add_newest<T: PartialEq>(list: &mut Vec<T>, newest: Option<T>) {
+    let Some(newest) = newest else { return };
     list.retain(|known| *known != newest);
     list.push(newest);
     let excess = list.len().saturating_sub(MAX_REFRESHED);
@@ -120,41 +119,44 @@ pub fn mounts_in_container(
     mounts: &[BoundMount],
     inner: &[InnerBind],
 ) -> Vec<SubpathInContainer> {
-    let binds: Vec<_> = mounts
-        .iter()
-        .map(|bind| BindInTable::of(bind, table))
-        .collect();
+    let mut binds = Vec::new();
+    for bind in mounts {
+        binds.push(BindInTable::of(bind, table));
+    }
     let expected_at = |mount: &MountEntry| {
         let found = binds.iter().find(|it| it.has_made(mount))?;
         Some(found.bind.expected())
     };
-    let is_of_spec = |mount: &MountEntry| {
-        let bind = inner
+    // The new mount gets the binds of the spec again. Which of the other mounts are copies of the
+    // host's mounts is judged before the mount is replaced.
+    let goes_along = |mount: &MountEntry| {
+        let of_spec = inner
             .iter()
             .find(|bind| bind.destination == mount.mount_point);
-        bind.is_some_and(|bind| mounts.iter().any(|outer| outer.contains(bind)))
+        mounts.iter().any(|outer| {
+            of_spec.is_some_and(|bind| bind.path_below(&outer.destination, None).is_some())
+                || outer.is_recursive && lies_below(&mount.mount_point, &outer.destination)
+        })
     };
-    // Which of these are copies of the host's mounts is judged before the mount is replaced.
-    let may_be_of_host = |mount: &MountEntry| {
-        let mut recursive = mounts.iter().filter(|outer| outer.is_recursive);
-        recursive.any(|outer| lies_below(&mount.mount_point, &outer.destination))
-    };
-    let goes_along = |mount: &MountEntry| is_of_spec(mount) || may_be_of_host(mount);
     let mut shown = judged(table, expected_at, goes_along);
-    for outer in shown.iter_mut().filter(|outer| outer.is_current()) {
+    for outer in &mut shown {
         let place = &outer.mount.mount_point;
         let index = index_at(inner, place);
-        let mut inner = inner
+        let missing = inner
             .iter()
-            .filter(|bind| bind.path_below(place, index).is_some());
-        let missing = inner.find(|bind| bind.is_missing_in(table));
+            .find(|bind| bind.path_below(place, index).is_some() && bind.is_missing_in(table));
         let bind = mounts.iter().find(|bind| bind.source == outer.volume);
-        if let (Some(missing), Some(bind)) = (missing, bind) {
-            outer.verdict = bind.without(&missing.destination);
+        if let (true, Some(missing), Some(bind)) = (outer.is_current(), missing, bind) {
+            let expected = bind.expected();
+            outer.verdict = Verdict::Stale {
+                cause: StaleCause::LacksBind(missing.destination.clone()),
+                remedy: Ok(expected.remedy(RepairMethod::Rebind)),
+            };
         }
     }
-    let replaced = binds.iter().filter_map(|bind| bind.replaced_in(table));
-    shown.extend(replaced);
+    for bind in &binds {
+        shown.extend(bind.replaced_in(table));
+    }
     shown
 }
 
@@ -169,71 +171,70 @@ struct BindInTable<'t> {
 }
 
 impl<'t> BindInTable<'t> {
-    /// The root of an NFS mount is a part of its source, and tables of containers have no sources:
-    /// the device decides.
     fn of(bind: &BoundMount, table: &'t MountTable) -> Self {
-        let at_destination = |mount: &&MountEntry| mount.mount_point == bind.destination;
-        let here: Vec<_> = table.entries().iter().filter(at_destination).collect();
         let mut bind = bind.clone();
-        let is_current = |mount: &&&MountEntry| {
+        let here: Vec<_> = table.stack_at(&bind.destination).collect();
+        // The root of an NFS mount is a part of its source, and tables of containers have no
+        // sources: the device decides.
+        let current = here.iter().find(|mount| {
             mount.fs_type.has_root_in_source() && mount.device == bind.current.device
-        };
-        if let Some(mount) = here.iter().find(is_current) {
+        });
+        if let Some(mount) = current {
             bind.current.path.clone_from(&mount.root.path);
         }
-        let ids = bind.refreshed.iter().flat_map(|refreshed| &refreshed.ids);
-        let ids: Vec<u64> = ids.copied().collect();
-        let is_refreshed =
-            |mount: &&&MountEntry| mount.unique_id.is_some_and(|id| ids.contains(&id));
-        let refreshed = here.iter().filter(is_refreshed);
+        let mut beneath_refreshed = Vec::new();
+        for mount in &here {
+            if let (Some(refreshed), Some(id)) = (&bind.refreshed, mount.unique_id)
+                && refreshed.ids.contains(&id)
+            {
+                beneath_refreshed.push(mount.parent);
+            }
+        }
         Self {
-            beneath_refreshed: refreshed.map(|mount| mount.parent).collect(),
             bind,
             here,
+            beneath_refreshed,
         }
     }
 
     fn has_made(&self, mount: &MountEntry) -> bool {
-        let bind = &self.bind;
-        mount.mount_point == bind.destination
-            && (bind.current.is_root_of(mount) || self.is_recorded(mount))
+        mount.mount_point == self.bind.destination
+            && (self.bind.current.is_root_of(mount) || self.is_recorded(mount))
     }
 
     fn is_recorded(&self, mount: &MountEntry) -> bool {
-        let bind = &self.bind;
-        if !bind.recorded.is_empty() {
-            return bind.recorded.iter().any(|place| place.is_root_of(mount));
+        let is_root = |places: &[FilePlace]| places.iter().any(|place| place.is_root_of(mount));
+        if !self.bind.recorded.is_empty() {
+            return is_root(&self.bind.recorded);
         }
         let is_lone = self.here.len() == 1;
-        let Some(refreshed) = &bind.refreshed else {
-            return is_lone;
-        };
-        let shows_refreshed = || refreshed.places.iter().any(|place| place.is_root_of(mount));
-        match mount.unique_id {
+        match (&self.bind.refreshed, mount.unique_id) {
+            (None, _) => is_lone,
             // A mount that arrived by propagation has an id that no refresh knew before. A refresh
             // that was killed then left the mount beneath the old mount.
-            Some(id) => {
+            (Some(refreshed), Some(id)) => {
                 refreshed.ids.contains(&id)
-                    || self.beneath_refreshed.contains(&mount.id) && shows_refreshed()
+                    || self.beneath_refreshed.contains(&mount.id) && is_root(&refreshed.places)
             }
-            None => is_lone || shows_refreshed(),
+            (Some(refreshed), None) => is_lone || is_root(&refreshed.places),
         }
     }
 
     /// The container's own mount in place of the bind, if the host has mounted the source anew since
     /// the bind was made or refreshed. Until then the container does not lack anything.
     fn replaced_in(&self, table: &MountTable) -> Option<SubpathInContainer> {
+        let bind = &self.bind;
         let top = *self.here.last()?;
-        let refreshed = self.bind.refreshed.iter();
-        let mut known = refreshed
-            .flat_map(|refreshed| &refreshed.places)
-            .chain(&self.bind.recorded);
-        let is_replaced = !known.any(|place| *place == self.bind.current)
-            && !self.here.iter().any(|mount| self.has_made(mount));
-        is_replaced.then(|| SubpathInContainer {
+        let refreshed = bind.refreshed.as_ref();
+        let is_known = bind.recorded.contains(&bind.current)
+            || refreshed.is_some_and(|refreshed| refreshed.places.contains(&bind.current));
+        if is_known || self.here.iter().any(|mount| self.has_made(mount)) {
+            return None;
+        }
+        Some(SubpathInContainer {
             mount: top.clone(),
             parent: table.mount(top.parent).cloned(),
-            volume: self.bind.source.clone(),
+            volume: bind.source.clone(),
             sub_path: PathBuf::new(),
             verdict: Verdict::Foreign,
             covers_its_equal: false,
@@ -242,25 +243,6 @@ impl<'t> BindInTable<'t> {
 }
 
 impl BoundMount {
-    fn contains(&self, inner: &InnerBind) -> bool {
-        inner.path_below(&self.destination, None).is_some()
-    }
-
-    /// The verdict on a mount of this bind that lacks a bind of the spec.
-    fn without(&self, inner: &Path) -> Verdict {
-        let expected = self.expected();
-        Verdict::Stale {
-            cause: StaleCause::LacksBind(inner.to_owned()),
-            remedy: Ok(Remedy {
-                volume: self.source.clone(),
-                sub_path: expected.sub_path,
-                writer: expected.writer,
-                layout: expected.layout,
-                method: RepairMethod::Rebind,
-            }),
-        }
-    }
-
     fn expected(&self) -> Expected<'_> {
         Expected {
             directory: &self.source,

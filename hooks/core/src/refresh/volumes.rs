@@ -27,9 +27,11 @@ pub struct PodVolume {
 /// The mounts of a container that show a part of a payload of these volumes. Mounts of a whole
 /// volume follow `..data` by themselves.
 pub fn subpaths_in_container(table: &MountTable, volumes: &[PodVolume]) -> Vec<SubpathInContainer> {
-    let expected_at =
-        |mount: &MountEntry| volumes.iter().find_map(|volume| volume.expected_at(mount));
-    judged(table, expected_at, |_| false)
+    judged(
+        table,
+        |mount| volumes.iter().find_map(|volume| volume.expected_at(mount)),
+        |_| false,
+    )
 }
 
 impl PodVolume {
@@ -103,11 +105,12 @@ impl InnerBind {
     /// True if the container had a mount of this bind, and has no such mount now. A symlink of the
     /// image may lead the destination elsewhere, so the mount may be at any place.
     pub(super) fn is_missing_in(&self, table: &MountTable) -> bool {
-        let shows = |mount: &MountEntry| {
-            let mut places = self.places.iter();
-            places.any(|place| place.is_root_of(mount)) || mount.mount_point == self.destination
-        };
-        !self.places.is_empty() && !table.entries().iter().any(shows)
+        let mut mounts = table.entries().iter();
+        !self.places.is_empty()
+            && !mounts.any(|mount| {
+                mount.mount_point == self.destination
+                    || self.places.iter().any(|place| place.is_root_of(mount))
+            })
     }
 }
 
@@ -124,22 +127,25 @@ pub fn mounts_in_volume<'t>(
     binds: &[InnerBind],
 ) -> MountsInVolume<'t> {
     let outer_index = index_at(binds, &volume.mount_point);
-    let nested = binds.iter().filter_map(|bind| {
-        let path = bind.path_below(&volume.mount_point, outer_index)?;
-        Some(NestedBind {
-            bind: bind.index,
-            path: path.to_owned(),
-            shown: None,
-        })
-    });
-    let mut nested: Vec<NestedBind> = nested.collect();
+    let mut nested = Vec::new();
+    for bind in binds {
+        if let Some(path) = bind.path_below(&volume.mount_point, outer_index) {
+            nested.push(NestedBind {
+                bind: bind.index,
+                path: path.to_owned(),
+                shown: None,
+            });
+        }
+    }
     nested.sort_by_key(|bind| bind.path.components().count());
     let mut others = Vec::new();
     let below_it = MountsBelow::of(table, volume.id);
     for mount in below_it.iter().flat_map(MountsBelow::mounts) {
         let path = below(&mount.mount_point, &volume.mount_point);
-        let is_here = |bind: &&mut NestedBind| bind.shown.is_none() && Some(&*bind.path) == path;
-        match nested.iter_mut().find(is_here) {
+        let bind = nested
+            .iter_mut()
+            .find(|bind| bind.shown.is_none() && Some(&*bind.path) == path);
+        match bind {
             Some(bind) => bind.shown = Some(mount.clone()),
             None => others.push(mount),
         }
@@ -165,13 +171,12 @@ pub struct SpecBind {
 impl SpecBind {
     /// The binds of a spec.
     pub fn of_spec(spec: &SpecView<'_>) -> Vec<Self> {
-        let bind = |destination: PathBuf, source: PathBuf| Self {
-            destination,
-            source,
-        };
-        spec.binds()
-            .iter()
-            .map(|it| bind(it.destination().to_owned(), it.source().to_owned()))
+        let binds = spec.binds().iter();
+        binds
+            .map(|bind| Self {
+                destination: bind.destination().to_owned(),
+                source: bind.source().to_owned(),
+            })
             .collect()
     }
 }
@@ -183,20 +188,23 @@ pub fn missing_binds<'b>(
     subpaths: &[SubpathInContainer],
     binds: &'b [SpecBind],
 ) -> Vec<&'b SpecBind> {
-    let is_mounted = |bind: &SpecBind| table.stack_at(&bind.destination).next().is_some();
-    let is_in = |bind: &SpecBind, directory: &PathBuf| lies_below(&bind.destination, directory);
-    let outer: Vec<&PathBuf> = subpaths
-        .iter()
-        .map(|subpath| &subpath.mount.mount_point)
-        .collect();
-    let of_spec = |directory: &&&PathBuf| binds.iter().any(|bind| bind.destination == ***directory);
-    let outer: Vec<&PathBuf> = outer.iter().filter(of_spec).copied().collect();
-    let is_nested = |bind: &&SpecBind| outer.iter().any(|directory| is_in(bind, directory));
-    binds
-        .iter()
-        .filter(is_nested)
-        .filter(|bind| !is_mounted(bind))
-        .collect()
+    let mut outer = Vec::new();
+    for subpath in subpaths {
+        let directory = &subpath.mount.mount_point;
+        if binds.iter().any(|bind| bind.destination == *directory) {
+            outer.push(directory);
+        }
+    }
+    let mut missing = Vec::new();
+    for bind in binds {
+        let place = &bind.destination;
+        if outer.iter().any(|directory| lies_below(place, directory))
+            && table.stack_at(place).next().is_none()
+        {
+            missing.push(bind);
+        }
+    }
+    missing
 }
 
 #[cfg(test)]

@@ -94,12 +94,34 @@ impl Way {
         stale: &MountEntry,
         started: Option<Duration>,
     ) -> Result<Vec<ReliedOn<'_>>, Refused> {
-        let (links, folders) = self.look_ups_relied_on(stale, started);
         let mut relied_on = Vec::new();
-        for look_up in links {
-            relied_on.push(self.relied_on_at(look_up, RefusedReason::LinkBelowWritableBind)?);
+        // The look-ups that led to each folder, since the last folder that is known from the start.
+        let mut led_to: Vec<Vec<usize>> = vec![Vec::new(); self.folders.len()];
+        // A symlink decides which folder comes next, wherever its target begins.
+        let mut through_links = Vec::new();
+        for (index, LookUp { folder, found, .. }) in self.look_ups.iter().enumerate() {
+            match *found {
+                Found::Folder(child) if self.folders[child].is_of_start(stale, started) => {
+                    led_to[child].clear();
+                    through_links.clear();
+                }
+                Found::Folder(child) => {
+                    let mut led_here = led_to[*folder].clone();
+                    led_here.push(index);
+                    led_to[child] = led_here;
+                }
+                Found::Link { .. } => {
+                    relied_on.push(self.relied_on_at(index, RefusedReason::LinkBelowWritableBind)?);
+                    through_links.extend_from_slice(&led_to[*folder]);
+                }
+                Found::File | Found::MountPoint | Found::Missing => {}
+            }
         }
-        for look_up in folders {
+        let last = self.look_ups.last().map_or(0, |last| last.folder);
+        through_links.extend_from_slice(&led_to[last]);
+        through_links.sort_unstable();
+        through_links.dedup();
+        for look_up in through_links {
             relied_on
                 .push(self.relied_on_at(look_up, RefusedReason::OtherFolderBelowWritableBind)?);
         }
@@ -110,9 +132,9 @@ impl Way {
     /// a symlink or is not complete.
     #[must_use]
     pub fn to_mount_point(mut self, name: &OsStr) -> Option<Self> {
-        let is_folder = |look_up: &LookUp| matches!(look_up.found, Found::Folder(_));
         let folder = self.folders.len().checked_sub(1)?;
-        if !self.look_ups.iter().all(is_folder) {
+        let mut look_ups = self.look_ups.iter();
+        if !look_ups.all(|look_up| matches!(look_up.found, Found::Folder(_))) {
             return None;
         }
         self.look_ups.push(LookUp {
@@ -130,8 +152,8 @@ impl Way {
     /// # Errors
     /// If users besides root may write a folder of the way.
     pub fn all_relied_on(&self) -> Result<Vec<ReliedOn<'_>>, Refused> {
-        let look_ups = 0..self.look_ups.len();
         let reason = RefusedReason::OtherFolderBelowWritableBind;
+        let look_ups = 0..self.look_ups.len();
         look_ups
             .map(|look_up| self.relied_on_at(look_up, reason))
             .collect()
@@ -139,10 +161,8 @@ impl Way {
 
     /// The refusal of a file that a mount covers.
     pub fn mount_point(&self) -> Option<Refused> {
-        let found = self
-            .look_ups
-            .iter()
-            .position(|look_up| look_up.found == Found::MountPoint)?;
+        let mut look_ups = self.look_ups.iter();
+        let found = look_ups.position(|look_up| look_up.found == Found::MountPoint)?;
         Some(Refused::new(RefusedReason::MountPoint, self.path_of(found)))
     }
 
@@ -151,66 +171,23 @@ impl Way {
         Refused::new(reason, self.path_of(relied_on.look_up))
     }
 
-    /// The look-ups of all symlinks, and those that decide which folder the file is in. The latter
-    /// are none if that is the folder of the start.
-    fn look_ups_relied_on(
-        &self,
-        stale: &MountEntry,
-        started: Option<Duration>,
-    ) -> (Vec<usize>, Vec<usize>) {
-        let mut links = Vec::new();
-        // The look-ups that led to each folder, since the last folder that is known from the start.
-        let mut led_to: Vec<Vec<usize>> = vec![Vec::new(); self.folders.len()];
-        // A symlink decides which folder comes next, wherever its target begins.
-        let mut through_links = Vec::new();
-        for (index, LookUp { folder, found, .. }) in self.look_ups.iter().enumerate() {
-            match *found {
-                Found::Folder(child) => {
-                    let is_of_start = self.folders[child].is_of_start(stale, started);
-                    let mut led_here = if is_of_start {
-                        Vec::new()
-                    } else {
-                        led_to[*folder].clone()
-                    };
-                    if is_of_start {
-                        through_links.clear();
-                    } else {
-                        led_here.push(index);
-                    }
-                    led_to[child] = led_here;
-                }
-                Found::Link { .. } => {
-                    links.push(index);
-                    through_links.extend(led_to[*folder].iter().copied());
-                }
-                Found::File | Found::MountPoint | Found::Missing => {}
-            }
-        }
-        let last = self.look_ups.last().map_or(0, |last| last.folder);
-        let mut folders = through_links;
-        folders.extend(led_to[last].iter().copied());
-        folders.sort_unstable();
-        folders.dedup();
-        (links, folders)
-    }
-
     fn relied_on_at(&self, look_up: usize, reason: RefusedReason) -> Result<ReliedOn<'_>, Refused> {
         let LookUp { folder, found, .. } = &self.look_ups[look_up];
         let folder = &self.folders[*folder];
-        let refused = |reason| Err(Refused::new(reason, self.path_of(look_up)));
-        match found {
-            Found::Link { owner } if *owner != 0 => return refused(RefusedReason::LinkOfUser),
-            Found::Link { .. } if !folder.is_roots_alone() => {
-                return refused(RefusedReason::LinkInWritableFolder);
+        let is_roots_alone = folder.owner == 0 && folder.mode & WRITABLE_FOR_OTHERS == 0;
+        let refused = match found {
+            Found::Link { owner } if *owner != 0 => RefusedReason::LinkOfUser,
+            Found::Link { .. } if !is_roots_alone => RefusedReason::LinkInWritableFolder,
+            _ if !is_roots_alone => RefusedReason::OtherFolderOfUser,
+            _ => {
+                return Ok(ReliedOn {
+                    folder,
+                    reason,
+                    look_up,
+                });
             }
-            _ if !folder.is_roots_alone() => return refused(RefusedReason::OtherFolderOfUser),
-            _ => {}
-        }
-        Ok(ReliedOn {
-            folder,
-            reason,
-            look_up,
-        })
+        };
+        Err(Refused::new(refused, self.path_of(look_up)))
     }
 
     fn path_of(&self, look_up: usize) -> PathBuf {
@@ -220,11 +197,6 @@ impl Way {
 }
 
 impl WayFolder {
-    /// True if only root may make, remove and rename names in it.
-    fn is_roots_alone(&self) -> bool {
-        self.owner == 0 && self.mode & WRITABLE_FOR_OTHERS == 0
-    }
-
     /// True if the stale mount shows a file of this very folder.
     ///
     /// The root of a mount has the present path of its folder. Only a removed folder keeps its last
@@ -233,12 +205,11 @@ impl WayFolder {
     fn is_of_start(&self, stale: &MountEntry, started: Option<Duration>) -> bool {
         let is_there =
             stale.device == self.place.device && stale.root.path.parent() == Some(&self.place.path);
-        let is_older = || {
-            self.born
-                .zip(started)
-                .is_some_and(|(born, started)| born <= started.saturating_add(START_ACCURACY))
+        let is_older = match (self.born, started) {
+            (Some(born), Some(started)) => born <= started.saturating_add(START_ACCURACY),
+            _ => false,
         };
-        is_there && (!stale.root.deleted || is_older())
+        is_there && (!stale.root.deleted || is_older)
     }
 }
 
@@ -250,10 +221,10 @@ impl FilePlace {
 
     /// The part of this place after the root of a mount; `None` if the mount does not show it.
     pub(super) fn below(&self, mount: &MountEntry) -> Option<&Path> {
-        let is_shown = mount.device == self.device && !mount.root.deleted;
-        is_shown
-            .then(|| crate::paths::below(&self.path, &mount.root.path))
-            .flatten()
+        if mount.device != self.device || mount.root.deleted {
+            return None;
+        }
+        crate::paths::below(&self.path, &mount.root.path)
     }
 }
 
