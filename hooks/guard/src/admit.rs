@@ -14,7 +14,8 @@ use bindguard_core::policy::{Alarm, Mode, Policy};
 use bindguard_core::report::{BindReport, Outcome, Report, explain_unrepaired};
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{EditError, SpecEdit, SpecView};
-use bindguard_sys::bundle::{self, BundleError, record};
+use bindguard_sys::Failure;
+use bindguard_sys::bundle::{self, record};
 use bindguard_sys::fault::{self, FaultPoint};
 
 use crate::expect::{ExpectedSources, record_expected_binds};
@@ -285,7 +286,7 @@ enum WriteError {
     #[error(transparent)]
     Edit(#[from] EditError),
     #[error(transparent)]
-    Replace(#[from] BundleError),
+    Replace(#[from] Failure),
 }
 
 fn write_edits(

@@ -45,7 +45,7 @@ pub enum NotDetached {
     Bundles(#[from] io::Error),
     /// The mount table could not be read.
     #[error("read the mount table")]
-    Mounts(#[from] bindguard_sys::MountinfoError),
+    Mounts(#[from] bindguard_sys::Failure),
 }
 
 /// Detaches the mounts strictly below the emptyDirs of the pod whose sandbox `id` has this bundle.

@@ -20,9 +20,9 @@ use bindguard_core::policy::{Alarm, Mode, Policy, Scope};
 use bindguard_core::report::{Outcome, PlannedAction, Report};
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{Bind, RequestedPropagation, SpecError, SpecView};
-use bindguard_sys::bundle::{BundleError, read_spec};
+use bindguard_sys::bundle::read_spec;
 use bindguard_sys::observe::{HeldSubpath, HeldVolume, HeldVolumeDirectories, observe_host_mount};
-use bindguard_sys::{Handle, HandleError, MountError, Mounts, OldKernel, require_calls};
+use bindguard_sys::{Failure, Handle, MountError, Mounts, OldKernel, require_calls};
 
 use crate::directories::{RootsInUse, by_all_names, in_real_folder};
 use crate::probes::{Answers, Probes};
@@ -31,7 +31,7 @@ use crate::probes::{Answers, Probes};
 enum Held<'a> {
     Subpath(Box<HeldSubpath>),
     Volume(MountedVolume, HeldVolume),
-    HostRoot(Result<Handle, HandleError>),
+    HostRoot(Result<Handle, Failure>),
     /// A path anywhere on the node, perhaps on a server. This process never walks to it, unless the
     /// kernel has the whole path in its cache.
     Somewhere(Cow<'a, Path>, Option<Handle>),
@@ -61,7 +61,7 @@ impl<'a> Held<'a> {
                 Self::HostRoot(Handle::follow(&source.path))
             }
             SourceKind::Foreign if choice.is_worth_probing(bind, &source.path) => {
-                let cached = Handle::cached(&source.path).map(Handle::unqueried);
+                let cached = Handle::cached(&source.path).ok().map(Handle::unqueried);
                 Self::Somewhere(source.path, cached)
             }
             SourceKind::InVolume => Self::InVolume,
@@ -253,7 +253,7 @@ impl Look<'_> {
         Ok(false)
     }
 
-    fn judge_host_root(&self, bind: &Bind<'_>, source: &Result<Handle, HandleError>) -> Verdict {
+    fn judge_host_root(&self, bind: &Bind<'_>, source: &Result<Handle, Failure>) -> Verdict {
         let any_shared = self
             .spec
             .binds()
@@ -510,7 +510,7 @@ pub fn planned_outcome(finding: &Finding, plan: &Plan, policy: &Policy) -> Optio
 pub enum OpenError {
     /// config.json could not be read.
     #[error(transparent)]
-    Read(#[from] BundleError),
+    Read(#[from] Failure),
     /// It is not a spec.
     #[error(transparent)]
     Parse(#[from] SpecError),

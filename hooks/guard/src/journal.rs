@@ -7,7 +7,8 @@ use bindguard_core::report::{
     BindReport, CreateLine, RebindLine, RefreshLine, ReleaseLine, Report, Unchecked,
 };
 use bindguard_core::text;
-use bindguard_sys::journal::{JournalError, append};
+use bindguard_sys::Failure;
+use bindguard_sys::journal::append;
 use serde::Serialize;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -22,7 +23,7 @@ pub enum RecordError {
     Json(#[from] serde_json::Error),
     /// The file could not be written.
     #[error(transparent)]
-    Append(#[from] JournalError),
+    Append(#[from] Failure),
 }
 
 /// The size limit of a line, in bytes: a journal is rotated only after a line, so a line must not

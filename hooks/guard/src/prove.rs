@@ -15,7 +15,8 @@ use bindguard_core::policy::{Alarm, Policy};
 use bindguard_core::proof::{Comparison, Difference, ExpectedBind, ExpectedBinds};
 use bindguard_core::report::Report;
 use bindguard_core::source::SourceKind;
-use bindguard_sys::bundle::{self, BundleError, record};
+use bindguard_sys::Failure;
+use bindguard_sys::bundle::{self, record};
 use bindguard_sys::enter::{HeldProcess, ProcessError};
 use bindguard_sys::walk_path_of_process;
 
@@ -40,7 +41,7 @@ pub struct Proved {
 #[derive(Debug, thiserror::Error)]
 enum ProveError {
     #[error(transparent)]
-    Bundle(#[from] BundleError),
+    Bundle(#[from] Failure),
     /// The agent was started since, or was late.
     #[error("its create was not checked by this agent")]
     CreateNotChecked,

@@ -32,7 +32,7 @@ use bindguard_sys::replace::{
     CloneError, NewMount, ReplaceError, attach_beneath, attach_tucked, clone_mount, detach,
 };
 use bindguard_sys::{
-    Handle, MountOf, Mounts, fault, make_directories, open_target, require_calls, stranded,
+    Handle, MountOf, Mounts, fault, make_directories, open_target, remove_payload, require_calls,
 };
 
 use crate::inspect::{judge_subpaths, planned_outcome};
@@ -268,7 +268,7 @@ fn remove_stranded(subpath: &VolumeSubpath, left_behind: &BTreeSet<String>) {
         if let Some(payload) = TimestampDirectory::from_name(name.as_ref()) {
             // A payload that stays costs a little disk, and the judge recognizes it; the container
             // does not wait for its removal.
-            let _ = stranded::remove_payload(volume, &payload);
+            let _ = remove_payload(volume, &payload);
         }
     }
 }

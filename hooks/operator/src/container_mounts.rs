@@ -11,7 +11,7 @@ use bindguard_core::identity::PodName;
 use bindguard_core::places::Places;
 use bindguard_core::policy::{Policy, Scope};
 use bindguard_core::text::{serialize_paths, shell_word};
-use bindguard_sys::{MountinfoError, read_mount_table};
+use bindguard_sys::{Failure, read_mount_table};
 use serde::Serialize;
 
 use crate::container_inits::ContainerInits;
@@ -100,7 +100,7 @@ pub fn container_mounts(
     pods: &Pods,
     places: &Places,
     scope: Scope,
-) -> Result<ContainerMounts, MountinfoError> {
+) -> Result<ContainerMounts, Failure> {
     if pods.running().next().is_none() {
         return Ok(ContainerMounts::default());
     }

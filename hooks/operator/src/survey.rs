@@ -29,7 +29,7 @@ use bindguard_sys::observe::{
     HeldSubpath, HeldVolume, Volumes, is_listed, list_subpaths, list_volumes,
 };
 use bindguard_sys::replace::detach;
-use bindguard_sys::{MountinfoError, Mounts, read_mount_table};
+use bindguard_sys::{Failure, Mounts, read_mount_table};
 
 use crate::kubelet_roots::Roots;
 use crate::kubelet_roots::place_in;
@@ -113,7 +113,7 @@ fn planned_alone(finding: &Finding, policy: &Policy) -> Option<Outcome> {
 
 fn with_table(
     mut report: Report,
-    table: Result<MountTable, MountinfoError>,
+    table: Result<MountTable, Failure>,
     roots: Roots,
     places: &Places,
     pods: &Pods,

@@ -16,10 +16,12 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use crate::failure::{Failure, failed};
+
 /// statx(2)'s `STATX_MNT_ID_UNIQUE`: the kernel never reuses this id.
 const UNIQUE_MOUNT_ID: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 
-/// The fields of [`Lasting`].
+/// The attributes that cannot change while a descriptor is open.
 const LASTING: StatxFlags = UNIQUE_MOUNT_ID
     .union(StatxFlags::TYPE)
     .union(StatxFlags::INO);
@@ -33,16 +35,8 @@ pub struct Handle {
     is_as_written: bool,
     /// Its mount is read from the kernel's own tables, because its filesystem may query a server.
     is_unqueried: bool,
-    lasting: OnceLock<Lasting>,
-}
-
-/// The attributes that cannot change while the descriptor is open, read once.
-#[derive(Debug, Clone, Copy)]
-struct Lasting {
-    unique_mount_id: Option<u64>,
-    is_mount_root: Option<bool>,
-    identity: FileIdentity,
-    is_symlink: bool,
+    /// Read once.
+    lasting: OnceLock<Statx>,
 }
 
 impl Handle {
@@ -50,7 +44,7 @@ impl Handle {
     ///
     /// # Errors
     /// open(2)'s.
-    pub fn follow(path: &Path) -> Result<Self, HandleError> {
+    pub fn follow(path: &Path) -> Result<Self, Failure> {
         Self::open(path, OFlags::empty())
     }
 
@@ -58,7 +52,7 @@ impl Handle {
     ///
     /// # Errors
     /// open(2)'s.
-    pub fn of(path: &Path) -> Result<Self, HandleError> {
+    pub fn of(path: &Path) -> Result<Self, Failure> {
         Self::open(path, OFlags::NOFOLLOW)
     }
 
@@ -67,67 +61,50 @@ impl Handle {
     ///
     /// # Errors
     /// open(2)'s.
-    pub(crate) fn as_written(path: &Path) -> Result<Self, HandleError> {
-        match openat2(path, OFlags::NOFOLLOW, ResolveFlags::NO_SYMLINKS) {
-            Ok(fd) => Ok(Self {
-                is_as_written: true,
-                ..Self::from_fd(fd, path.to_owned())
-            }),
-            Err(Errno::NOENT) => Err(open_error(path, Errno::NOENT)),
+    pub(crate) fn as_written(path: &Path) -> Result<Self, Failure> {
+        match open_resolved(path, OFlags::NOFOLLOW, ResolveFlags::NO_SYMLINKS) {
+            Ok(fd) => Ok(Self::of_written(fd, path)),
+            Err(Errno::NOENT) => Err(failed("open", path)(Errno::NOENT)),
             // A symlink, or a kernel or a seccomp filter that does not know the call.
             Err(_) => Self::of(path),
         }
     }
 
     /// Opens the file that an absolute path leads to, a final symlink followed, if the kernel has
-    /// the whole path in its cache: openat2(2), `RESOLVE_CACHED`. `None` if a disk, a server or a
-    /// daemon would have to answer.
-    pub fn cached(path: &Path) -> Option<Self> {
-        Self::try_cached(path).ok()
-    }
-
-    /// As [`Handle::cached`], with the error.
+    /// the whole path in its cache: openat2(2), `RESOLVE_CACHED`.
     ///
     /// # Errors
     /// `WouldBlock` if a disk, a server or a daemon would have to answer; otherwise the kernel's
     /// error, which is certain.
-    pub fn try_cached(path: &Path) -> io::Result<Self> {
-        let open = |resolve| openat2(path, OFlags::empty(), ResolveFlags::CACHED | resolve);
+    pub fn cached(path: &Path) -> io::Result<Self> {
         // Most paths have no link in them. Then readlink(2) is not needed for the kernel's own
         // path.
         if !climbs(path) {
-            match open(ResolveFlags::NO_SYMLINKS) {
-                Ok(fd) => {
-                    return Ok(Self {
-                        is_as_written: true,
-                        ..Self::from_fd(fd, path.to_owned())
-                    });
-                }
+            let resolve = ResolveFlags::CACHED | ResolveFlags::NO_SYMLINKS;
+            match open_resolved(path, OFlags::empty(), resolve) {
+                Ok(fd) => return Ok(Self::of_written(fd, path)),
                 Err(Errno::NOENT) => return Err(Errno::NOENT.into()),
                 Err(_) => {}
             }
         }
-        Ok(Self::from_fd(open(ResolveFlags::empty())?, path.to_owned()))
+        let fd = open_resolved(path, OFlags::empty(), ResolveFlags::CACHED)?;
+        Ok(Self::from_fd(fd, path.to_owned()))
     }
 
     /// True if the kernel's cache shows that no symlink is on the way to `path`, or that `path`
     /// does not exist.
     pub fn has_one_name(path: &Path) -> bool {
-        match openat2(
-            path,
-            OFlags::empty(),
-            ResolveFlags::CACHED | ResolveFlags::NO_SYMLINKS,
-        ) {
+        let resolve = ResolveFlags::CACHED | ResolveFlags::NO_SYMLINKS;
+        match open_resolved(path, OFlags::empty(), resolve) {
             Ok(_) => !climbs(path),
             Err(errno) => errno == Errno::NOENT,
         }
     }
 
-    fn open(path: &Path, flags: OFlags) -> Result<Self, HandleError> {
-        match rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC | flags, Mode::empty()) {
-            Ok(fd) => Ok(Self::from_fd(fd, path.to_owned())),
-            Err(errno) => Err(open_error(path, errno)),
-        }
+    fn open(path: &Path, flags: OFlags) -> Result<Self, Failure> {
+        let fd = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC | flags, Mode::empty());
+        let fd = fd.map_err(failed("open", path))?;
+        Ok(Self::from_fd(fd, path.to_owned()))
     }
 
     pub(crate) fn from_fd(fd: OwnedFd, path: PathBuf) -> Self {
@@ -140,6 +117,13 @@ impl Handle {
         }
     }
 
+    fn of_written(fd: OwnedFd, path: &Path) -> Self {
+        Self {
+            is_as_written: true,
+            ..Self::from_fd(fd, path.to_owned())
+        }
+    }
+
     /// The path that was opened.
     pub fn path(&self) -> &Path {
         &self.path
@@ -149,14 +133,18 @@ impl Handle {
     ///
     /// # Errors
     /// statx(2)'s, and a kernel that is too old.
-    pub fn mount_id(&self) -> Result<MountId, HandleError> {
-        if self.is_unqueried() {
-            return self.mount_id_of_descriptor();
-        }
-        let stat = self.statx(StatxFlags::MNT_ID)?;
-        let id = u32::try_from(stat.stx_mnt_id)
-            .ok()
-            .filter(|_| has(&stat, StatxFlags::MNT_ID));
+    pub fn mount_id(&self) -> Result<MountId, Failure> {
+        let id = if self.is_unqueried() {
+            // The kernel's table of open files, proc_pid_fdinfo(5).
+            let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", self.fd.as_raw_fd()))
+                .map_err(failed("stat", &self.path))?;
+            let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:"));
+            id.and_then(|id| id.trim().parse().ok())
+        } else {
+            let stat = self.statx(StatxFlags::MNT_ID)?;
+            let id = u32::try_from(stat.stx_mnt_id).ok();
+            id.filter(|_| has(&stat, StatxFlags::MNT_ID))
+        };
         id.map(MountId).ok_or_else(|| self.too_old("ids of mounts"))
     }
 
@@ -164,26 +152,31 @@ impl Handle {
     ///
     /// # Errors
     /// statx(2)'s.
-    pub(crate) fn unique_mount_id(&self) -> Result<Option<u64>, HandleError> {
-        Ok(self.lasting()?.unique_mount_id)
+    pub(crate) fn unique_mount_id(&self) -> Result<Option<u64>, Failure> {
+        Ok(unique_id_in(self.lasting()?))
     }
 
     /// True if the file is the root of its mount: the path is a mount point.
     ///
     /// # Errors
     /// statx(2)'s, and a kernel that is too old.
-    pub fn is_mount_root(&self) -> Result<bool, HandleError> {
-        self.lasting()?
-            .is_mount_root
-            .ok_or_else(|| self.too_old("roots of mounts"))
+    pub fn is_mount_root(&self) -> Result<bool, Failure> {
+        let stat = self.lasting()?;
+        match stat
+            .stx_attributes_mask
+            .contains(StatxAttributes::MOUNT_ROOT)
+        {
+            true => Ok(stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)),
+            false => Err(self.too_old("roots of mounts")),
+        }
     }
 
     /// The identity of the file. Uses cached attributes instead of waiting for a server.
     ///
     /// # Errors
     /// statx(2)'s.
-    pub fn identity(&self) -> Result<FileIdentity, HandleError> {
-        Ok(self.lasting()?.identity)
+    pub fn identity(&self) -> Result<FileIdentity, Failure> {
+        self.lasting().map(identity_in)
     }
 
     /// The identity of a name in a directory, if it is no symlink and is on the same mount as this
@@ -195,21 +188,17 @@ impl Handle {
     ) -> Option<FileIdentity> {
         let mount = self.unique_mount_id().ok()??;
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
-        let file = Lasting::of(&rustix::fs::statx(directory, name, flags, LASTING).ok()?);
-        (file.unique_mount_id == Some(mount) && !file.is_symlink).then_some(file.identity)
+        let file = rustix::fs::statx(directory, name, flags, LASTING).ok()?;
+        let is_on_it = unique_id_in(&file) == Some(mount) && type_in(&file) != FileType::Symlink;
+        is_on_it.then(|| identity_in(&file))
     }
 
     /// True if the file itself is a symlink.
     ///
     /// # Errors
     /// statx(2)'s.
-    pub(crate) fn is_symlink(&self) -> Result<bool, HandleError> {
-        Ok(self.lasting()?.is_symlink)
-    }
-
-    /// Reads the symlink that this value has open, for the effect on the access time.
-    pub(crate) fn read_link(&self) {
-        let _ = rustix::fs::readlinkat(&self.fd, c"", Vec::new());
+    pub(crate) fn is_symlink(&self) -> Result<bool, Failure> {
+        Ok(type_in(self.lasting()?) == FileType::Symlink)
     }
 
     /// The path that it was opened by, if the kernel's own path is known to be the same.
@@ -228,33 +217,21 @@ impl Handle {
         }
     }
 
-    /// Its lasting attributes, read at the first call.
-    fn lasting(&self) -> Result<Lasting, HandleError> {
+    fn lasting(&self) -> Result<&Statx, Failure> {
         if let Some(lasting) = self.lasting.get() {
-            return Ok(*lasting);
+            return Ok(lasting);
         }
-        let lasting = self.statx(LASTING).map(|stat| Lasting::of(&stat))?;
-        Ok(*self.lasting.get_or_init(|| lasting))
+        let lasting = self.statx(LASTING)?;
+        Ok(self.lasting.get_or_init(|| lasting))
     }
 
-    fn statx(&self, mask: StatxFlags) -> Result<Statx, HandleError> {
-        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-        let stat = rustix::fs::statx(&self.fd, "", flags, mask);
-        stat.map_err(|errno| HandleError::Stat {
-            path: self.path.clone(),
-            source: errno.into(),
-        })
+    fn statx(&self, mask: StatxFlags) -> Result<Statx, Failure> {
+        statx_of(&self.fd, mask).map_err(failed("stat", &self.path))
     }
 
-    fn too_old(&self, what: &str) -> HandleError {
-        let source = io::Error::new(
-            io::ErrorKind::Unsupported,
-            format!("this kernel does not report {what}: it is too old"),
-        );
-        HandleError::Stat {
-            path: self.path.clone(),
-            source,
-        }
+    fn too_old(&self, fact: &str) -> Failure {
+        let why = format!("this kernel does not report {fact}: it is too old");
+        failed("stat", &self.path)(io::Error::new(io::ErrorKind::Unsupported, why))
     }
 
     /// A path that leads to this very file and mount, whatever its name leads to by now:
@@ -267,126 +244,7 @@ impl Handle {
     pub(crate) fn link_of(descriptor: &impl AsRawFd) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", descriptor.as_raw_fd()))
     }
-}
 
-impl Lasting {
-    fn of(stat: &Statx) -> Self {
-        let file_type = FileType::from_raw_mode(stat.stx_mode.into());
-        let tells_mount_roots = stat
-            .stx_attributes_mask
-            .contains(StatxAttributes::MOUNT_ROOT);
-        Self {
-            unique_mount_id: has(stat, UNIQUE_MOUNT_ID).then_some(stat.stx_mnt_id),
-            is_mount_root: tells_mount_roots
-                .then(|| stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)),
-            identity: FileIdentity {
-                device: rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor),
-                inode: stat.stx_ino,
-                kind: if file_type == FileType::Directory {
-                    FileKind::Directory
-                } else {
-                    FileKind::File
-                },
-            },
-            is_symlink: file_type == FileType::Symlink,
-        }
-    }
-}
-
-impl AsFd for Handle {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
-
-fn openat2(path: &Path, flags: OFlags, resolve: ResolveFlags) -> Result<OwnedFd, Errno> {
-    rustix::fs::openat2(
-        CWD,
-        path,
-        OFlags::PATH | OFlags::CLOEXEC | flags,
-        Mode::empty(),
-        resolve,
-    )
-}
-
-/// The id of the mount that a file is on, as statmount(2) takes it. `None` before Linux 6.8.
-pub(crate) fn unique_mount_id(file: impl AsFd) -> Option<u64> {
-    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let stat = rustix::fs::statx(file, c"", flags, UNIQUE_MOUNT_ID).ok()?;
-    has(&stat, UNIQUE_MOUNT_ID).then_some(stat.stx_mnt_id)
-}
-
-fn has(stat: &Statx, field: StatxFlags) -> bool {
-    StatxFlags::from_bits_retain(stat.stx_mask).contains(field)
-}
-
-// An error while a file is opened or inspected.
-
-/// An error while a file is opened or inspected.
-#[derive(Debug, thiserror::Error)]
-pub enum HandleError {
-    /// open(2)
-    #[error("open {}", path.display())]
-    Open {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    /// statx(2)
-    #[error("stat {}", path.display())]
-    Stat {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-}
-
-impl HandleError {
-    /// True if the kernel reported that there is no such file.
-    pub fn is_not_found(&self) -> bool {
-        self.kind() == io::ErrorKind::NotFound
-    }
-
-    /// The kind of the kernel's error.
-    pub(crate) fn kind(&self) -> io::ErrorKind {
-        match self {
-            Self::Open { source, .. } | Self::Stat { source, .. } => source.kind(),
-        }
-    }
-
-    pub(crate) fn into_io(self) -> io::Error {
-        match self {
-            Self::Open { source, .. } | Self::Stat { source, .. } => source,
-        }
-    }
-}
-
-fn open_error(path: &Path, errno: Errno) -> HandleError {
-    HandleError::Open {
-        path: path.to_owned(),
-        source: errno.into(),
-    }
-}
-
-// Facts about a file from the kernel's own tables, for filesystems that may query a server for
-// attributes.
-
-/// True if this kernel has a filesystem that [queries its
-/// server](FsType::queries_server_for_attributes) for attributes. Few nodes load these modules. A
-/// single read(2) returns all of proc_filesystems(5).
-static HAS_QUERYING_FILESYSTEM: LazyLock<bool> = LazyLock::new(|| {
-    let mut known = [0; 4096];
-    let length = File::open("/proc/filesystems")
-        .and_then(|mut file| file.read(&mut known))
-        .unwrap_or(0);
-    let name = |line: &str| line.split('\t').nth(1).map(|name| FsType(name.to_owned()));
-    String::from_utf8_lossy(&known[..length])
-        .lines()
-        .filter_map(name)
-        .any(|fs_type| fs_type.queries_server_for_attributes())
-});
-
-impl Handle {
     /// The same file, but its mount is read from the kernel's own tables if a filesystem of this
     /// kernel may query a server. That is slower.
     #[must_use]
@@ -400,20 +258,6 @@ impl Handle {
     /// True if its filesystem may query a server before it answers.
     pub(crate) fn is_unqueried(&self) -> bool {
         self.is_unqueried && *HAS_QUERYING_FILESYSTEM
-    }
-
-    /// The id of the mount that it is on, as the kernel's table of open files has it:
-    /// proc_pid_fdinfo(5).
-    fn mount_id_of_descriptor(&self) -> Result<MountId, HandleError> {
-        let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", self.fd.as_raw_fd()));
-        let info = info.map_err(|source| HandleError::Stat {
-            path: self.path.clone(),
-            source,
-        })?;
-        let id = info
-            .lines()
-            .find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
-        id.map(MountId).ok_or_else(|| self.too_old("ids of mounts"))
     }
 
     /// True if the path of the file is `mount_point`: the file is the root of the mount there.
@@ -430,11 +274,72 @@ impl Handle {
     ///
     /// # Errors
     /// open(2)'s.
-    pub(crate) fn kind(&self) -> Result<FileKind, HandleError> {
+    pub(crate) fn kind(&self) -> Result<FileKind, Failure> {
         match Self::open(&self.magic_path(), OFlags::DIRECTORY) {
             Ok(_) => Ok(FileKind::Directory),
-            Err(error) if error.kind() == io::ErrorKind::NotADirectory => Ok(FileKind::File),
+            Err(error) if error.source.kind() == io::ErrorKind::NotADirectory => Ok(FileKind::File),
             Err(error) => Err(error),
         }
     }
+}
+
+impl AsFd for Handle {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// True if this kernel has a filesystem that [queries its
+/// server](FsType::queries_server_for_attributes) for attributes. Few nodes load these modules. A
+/// single read(2) returns all of proc_filesystems(5).
+static HAS_QUERYING_FILESYSTEM: LazyLock<bool> = LazyLock::new(|| {
+    let mut known = [0; 4096];
+    let length = File::open("/proc/filesystems").and_then(|mut file| file.read(&mut known));
+    for line in String::from_utf8_lossy(&known[..length.unwrap_or(0)]).lines() {
+        if let Some((_, name)) = line.split_once('\t')
+            && FsType(name.to_owned()).queries_server_for_attributes()
+        {
+            return true;
+        }
+    }
+    false
+});
+
+fn open_resolved(path: &Path, flags: OFlags, resolve: ResolveFlags) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC | flags;
+    rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve)
+}
+
+/// Attributes of an open file, without a query to its server.
+pub(crate) fn statx_of(file: impl AsFd, wanted: StatxFlags) -> Result<Statx, Errno> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    rustix::fs::statx(file, c"", flags, wanted)
+}
+
+pub(crate) fn type_in(stat: &Statx) -> FileType {
+    FileType::from_raw_mode(stat.stx_mode.into())
+}
+
+fn identity_in(stat: &Statx) -> FileIdentity {
+    FileIdentity {
+        device: rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor),
+        inode: stat.stx_ino,
+        kind: match type_in(stat) {
+            FileType::Directory => FileKind::Directory,
+            _ => FileKind::File,
+        },
+    }
+}
+
+/// The id of the mount that a file is on, as statmount(2) takes it. `None` before Linux 6.8.
+pub(crate) fn unique_mount_id(file: impl AsFd) -> Option<u64> {
+    unique_id_in(&statx_of(file, UNIQUE_MOUNT_ID).ok()?)
+}
+
+fn unique_id_in(stat: &Statx) -> Option<u64> {
+    has(stat, UNIQUE_MOUNT_ID).then_some(stat.stx_mnt_id)
+}
+
+pub(crate) fn has(stat: &Statx, field: StatxFlags) -> bool {
+    StatxFlags::from_bits_retain(stat.stx_mask).contains(field)
 }

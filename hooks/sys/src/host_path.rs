@@ -6,17 +6,17 @@
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use bindguard_core::refresh::{Found, LookUp};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Statx, StatxFlags};
+use rustix::fs::{CWD, FileType, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 
-use crate::handle::Handle;
+use crate::failure::{Failure, failed};
+use crate::handle::{Handle, has, statx_of, type_in};
 
 /// Limit of symlinks on a way: the kernel's limit, path_resolution(7).
 const MAX_LINKS: usize = 40;
@@ -34,6 +34,7 @@ pub struct WalkedFolder {
     /// The time since 1970 at which the folder was made; `None` on a filesystem without birth
     /// times.
     pub born: Option<Duration>,
+    mount: u64,
 }
 
 /// A walk, with its folders open.
@@ -55,24 +56,13 @@ pub struct HostWalk {
     pub newest_link: Option<Duration>,
 }
 
-/// Why a path could not be walked.
-#[derive(Debug, thiserror::Error)]
-#[error("open {}", path.display())]
-pub struct WalkError {
-    /// The path of the name.
-    pub path: PathBuf,
-    #[source]
-    pub source: io::Error,
-}
-
 /// Walks an absolute path from the root of this process.
 ///
 /// # Errors
 /// If the kernel refuses a step, or there are too many symlinks or names. A missing name is no
 /// error.
-pub fn walk_host_path(path: &Path) -> Result<HostWalk, WalkError> {
-    let root = rustix::fs::openat(CWD, "/", FOLDER, Mode::empty());
-    walk_in(root, path, &|_| true)
+pub fn walk_host_path(path: &Path) -> Result<HostWalk, Failure> {
+    walk_in("/", path, &|_| true)
 }
 
 /// Walks a path from the root of another process. The symlinks of that root lead into that root.
@@ -84,45 +74,9 @@ pub fn walk_path_of_process(
     pid: u32,
     path: &Path,
     is_local: &dyn Fn(u64) -> bool,
-) -> Result<HostWalk, WalkError> {
-    // The kernel's own link to the root has to be followed.
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let root = rustix::fs::openat(CWD, format!("/proc/{pid}/root"), flags, Mode::empty());
-    walk_in(root, path, is_local)
+) -> Result<HostWalk, Failure> {
+    walk_in(&format!("/proc/{pid}/root"), path, is_local)
 }
-
-fn walk_in(
-    root: Result<OwnedFd, Errno>,
-    path: &Path,
-    is_local: &dyn Fn(u64) -> bool,
-) -> Result<HostWalk, WalkError> {
-    let root = root
-        .and_then(|root| Walking::of(root, "/".into()))
-        .map_err(|errno| failed(Path::new("/"), errno))?;
-    let mut walk = HostWalk {
-        folders: vec![root],
-        look_ups: Vec::new(),
-        named_in: None,
-        end: None,
-        place: "/".into(),
-        newest_link: None,
-    };
-    let mut walking = Walking {
-        at: vec![0],
-        names: VecDeque::new(),
-        links: 0,
-        is_local,
-    };
-    walking.add_target(path.as_os_str());
-    walking.run(&mut walk)?;
-    Ok(walk)
-}
-
-const FOLDER: OFlags = OFlags::PATH
-    .union(OFlags::DIRECTORY)
-    .union(OFlags::NOFOLLOW)
-    .union(OFlags::CLOEXEC);
-const ANY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 #[derive(Debug)]
 enum Next {
@@ -131,199 +85,163 @@ enum Next {
     Name(OsString),
 }
 
-/// The state of a walk.
-struct Walking<'l> {
-    /// The folders from `/` to the present folder.
-    at: Vec<usize>,
-    names: VecDeque<Next>,
-    links: usize,
-    is_local: &'l dyn Fn(u64) -> bool,
-}
-
-impl Walking<'_> {
-    fn add_target(&mut self, target: &OsStr) {
-        for component in Path::new(target).components().rev() {
-            match component {
-                Component::RootDir | Component::Prefix(_) => self.names.push_front(Next::Root),
-                Component::ParentDir => self.names.push_front(Next::Parent),
-                Component::Normal(name) => self.names.push_front(Next::Name(name.to_owned())),
-                Component::CurDir => {}
+fn walk_in(root: &str, path: &Path, is_local: &dyn Fn(u64) -> bool) -> Result<HostWalk, Failure> {
+    // The kernel's own link to the root of a process has to be followed.
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::openat(CWD, root, flags, Mode::empty())
+        .and_then(|root| Ok((stat(&root)?, root)));
+    let (root_stat, root) = root.map_err(failed("open", Path::new("/")))?;
+    let mut walk = HostWalk {
+        folders: vec![folder(root, "/".into(), &root_stat)],
+        look_ups: Vec::new(),
+        named_in: None,
+        end: None,
+        place: "/".into(),
+        newest_link: None,
+    };
+    // The folders from `/` to the present folder.
+    let mut at = vec![0];
+    let mut links = 0;
+    let mut names = VecDeque::new();
+    add_target(&mut names, path);
+    while let Some(next) = names.pop_front() {
+        let here = at[at.len() - 1];
+        let name = match next {
+            Next::Root => {
+                at.truncate(1);
+                walk.place = "/".into();
+                continue;
             }
-        }
-    }
-
-    fn run(&mut self, walk: &mut HostWalk) -> Result<(), WalkError> {
-        while let Some(next) = self.names.pop_front() {
-            match next {
-                Next::Root => {
-                    self.at.truncate(1);
-                    walk.place = "/".into();
-                }
-                Next::Parent => {
-                    self.at.truncate(self.at.len().saturating_sub(1).max(1));
-                    walk.place = walk.folders[self.here()].handle.path().to_owned();
-                }
-                Next::Name(name) => {
-                    // Later the last name belongs to a symlink's target.
-                    if self.names.is_empty() && walk.named_in.is_none() {
-                        walk.named_in = Some(self.here());
-                    }
-                    if !self.look_up(walk, name)? {
-                        break;
-                    }
-                }
+            Next::Parent => {
+                at.truncate(at.len().saturating_sub(1).max(1));
+                let above = &walk.folders[at[at.len() - 1]];
+                walk.place = above.handle.path().to_owned();
+                continue;
             }
+            Next::Name(name) => name,
+        };
+        let is_last = names.is_empty();
+        // Later the last name belongs to a symlink's target.
+        if is_last && walk.named_in.is_none() {
+            walk.named_in = Some(here);
         }
-        for next in self.names.drain(..) {
-            if let Next::Name(name) = next {
-                walk.place.push(name);
-            }
-        }
-        Ok(())
-    }
-
-    fn here(&self) -> usize {
-        self.at.last().copied().unwrap_or(0)
-    }
-
-    /// Looks a name up. Returns false if the walk ends here.
-    fn look_up(&mut self, walk: &mut HostWalk, name: OsString) -> Result<bool, WalkError> {
-        let folder = self.here();
-        let parent = &walk.folders[folder];
+        let parent = &walk.folders[here];
         let path = parent.handle.path().join(&name);
         if walk.look_ups.len() == MAX_LOOK_UPS {
-            return Err(failed(&path, Errno::LOOP));
+            return Err(failed("open", &path)(Errno::LOOP));
         }
-        let mount = mount_of(&parent.handle).map_err(|errno| failed(&path, errno))?;
-        if !(self.is_local)(mount) {
-            return Err(failed(&path, Errno::AGAIN));
+        if !is_local(parent.mount) {
+            return Err(failed("open", &path)(Errno::AGAIN));
         }
         walk.place.clone_from(&path);
-        let is_last = self.names.is_empty();
-        let opened = open(&parent.handle, &name, is_last);
-        let opened = opened.and_then(|opened| Ok((stat(&opened)?, opened)));
-        let (stat, opened) = match opened {
-            Ok(opened) => opened,
-            Err(Errno::NOENT) => {
-                walk.look_ups.push(LookUp {
-                    folder,
-                    name,
-                    found: Found::Missing,
-                });
-                return Ok(false);
-            }
-            Err(errno) => return Err(failed(&path, errno)),
+        let opened = open(&parent.handle, &name, is_last)
+            .and_then(|opened| Ok(Some((stat(&opened)?, opened))));
+        let opened = match opened {
+            Err(Errno::NOENT) => None,
+            opened => opened.map_err(failed("open", &path))?,
         };
-        let is_mount_point = stat.stx_mnt_id != mount;
-        let (found, goes_on) = match FileType::from_raw_mode(stat.stx_mode.into()) {
-            FileType::Directory => {
-                let child = walk.folders.len();
+        let kind = opened.as_ref().map(|(stat, _)| type_in(stat));
+        let found = match (kind, opened) {
+            (Some(FileType::Directory), Some((stat, opened))) => {
                 if is_last {
-                    let end = rustix::io::fcntl_dupfd_cloexec(&opened, 0)
-                        .map_err(|errno| failed(&path, errno))?;
+                    let end = opened.try_clone().map_err(failed("open", &path))?;
                     walk.end = Some(Handle::from_fd(end, path.clone()));
                 }
-                walk.folders.push(Self::folder(opened, path, &stat));
-                self.at.push(child);
-                (Found::Folder(child), true)
+                let child = walk.folders.len();
+                walk.folders.push(folder(opened, path, &stat));
+                at.push(child);
+                Found::Folder(child)
             }
-            FileType::Symlink => {
-                self.links += 1;
-                if self.links > MAX_LINKS {
-                    return Err(failed(&path, Errno::LOOP));
+            (Some(FileType::Symlink), Some((stat, opened))) => {
+                links += 1;
+                if links > MAX_LINKS {
+                    return Err(failed("open", &path)(Errno::LOOP));
                 }
                 let seconds = u64::try_from(stat.stx_ctime.tv_sec).unwrap_or(0);
                 let changed = Duration::new(seconds, stat.stx_ctime.tv_nsec);
                 walk.newest_link = walk.newest_link.max(Some(changed));
                 let target = rustix::fs::readlinkat(&opened, "", Vec::new())
-                    .map_err(|errno| failed(&path, errno))?;
+                    .map_err(failed("open", &path))?;
                 walk.place = parent.handle.path().to_owned();
-                self.add_target(&OsString::from_vec(target.into_bytes()));
-                (
-                    Found::Link {
-                        owner: stat.stx_uid,
-                    },
-                    true,
-                )
+                let target = OsString::from_vec(target.into_bytes());
+                add_target(&mut names, Path::new(&target));
+                Found::Link {
+                    owner: stat.stx_uid,
+                }
             }
-            _ if !is_last => (Found::Missing, false),
-            _ if is_mount_point => (Found::MountPoint, false),
-            _ => {
+            (_, Some((stat, _))) if is_last && stat.stx_mnt_id != parent.mount => Found::MountPoint,
+            (_, Some((_, opened))) if is_last => {
                 walk.end = Some(Handle::from_fd(opened, path));
-                (Found::File, false)
+                Found::File
             }
+            _ => Found::Missing,
         };
+        let goes_on = matches!(found, Found::Folder(_) | Found::Link { .. });
         walk.look_ups.push(LookUp {
-            folder,
+            folder: here,
             name,
             found,
         });
-        Ok(goes_on)
-    }
-
-    fn of(opened: OwnedFd, path: PathBuf) -> Result<WalkedFolder, Errno> {
-        let stat = stat(&opened)?;
-        Ok(Self::folder(opened, path, &stat))
-    }
-
-    fn folder(opened: OwnedFd, path: PathBuf, stat: &Statx) -> WalkedFolder {
-        let is_known = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::BTIME);
-        let seconds = u64::try_from(stat.stx_btime.tv_sec)
-            .ok()
-            .filter(|_| is_known);
-        WalkedFolder {
-            handle: Handle::from_fd(opened, path),
-            owner: stat.stx_uid,
-            mode: stat.stx_mode.into(),
-            born: seconds.map(|seconds| Duration::new(seconds, stat.stx_btime.tv_nsec)),
+        if !goes_on {
+            break;
         }
+    }
+    for next in names {
+        if let Next::Name(name) = next {
+            walk.place.push(name);
+        }
+    }
+    Ok(walk)
+}
+
+fn add_target(names: &mut VecDeque<Next>, target: &Path) {
+    for component in target.components().rev() {
+        match component {
+            Component::RootDir | Component::Prefix(_) => names.push_front(Next::Root),
+            Component::ParentDir => names.push_front(Next::Parent),
+            Component::Normal(name) => names.push_front(Next::Name(name.to_owned())),
+            Component::CurDir => {}
+        }
+    }
+}
+
+fn folder(opened: OwnedFd, path: PathBuf, stat: &Statx) -> WalkedFolder {
+    let born = u64::try_from(stat.stx_btime.tv_sec).ok();
+    let born = born.filter(|_| has(stat, StatxFlags::BTIME));
+    WalkedFolder {
+        handle: Handle::from_fd(opened, path),
+        owner: stat.stx_uid,
+        mode: stat.stx_mode.into(),
+        born: born.map(|seconds| Duration::new(seconds, stat.stx_btime.tv_nsec)),
+        mount: stat.stx_mnt_id,
     }
 }
 
 /// Opens a name itself. O_DIRECTORY mounts what autofs(5) mounts on demand, as the runtime's own
 /// walk did.
 fn open(folder: &Handle, name: &OsStr, is_last: bool) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     if !is_last {
-        match rustix::fs::openat(folder, name, FOLDER, Mode::empty()) {
+        match rustix::fs::openat(folder, name, flags | OFlags::DIRECTORY, Mode::empty()) {
             Err(Errno::NOTDIR | Errno::LOOP) => {}
             opened => return opened,
         }
     }
-    rustix::fs::openat(folder, name, ANY, Mode::empty())
+    rustix::fs::openat(folder, name, flags, Mode::empty())
 }
 
-fn stat(file: impl AsFd) -> Result<Statx, Errno> {
-    let wanted = StatxFlags::TYPE
-        | StatxFlags::MODE
-        | StatxFlags::UID
-        | StatxFlags::BTIME
-        | StatxFlags::CTIME
-        | StatxFlags::MNT_ID;
-    rustix::fs::statx(
-        file,
-        "",
-        AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC,
-        wanted,
-    )
-}
-
-fn mount_of(file: impl AsFd) -> Result<u64, Errno> {
-    Ok(stat(file)?.stx_mnt_id)
-}
-
-fn failed(path: &Path, errno: Errno) -> WalkError {
-    WalkError {
-        path: path.to_owned(),
-        source: errno.into(),
-    }
+fn stat(file: &OwnedFd) -> Result<Statx, Errno> {
+    let wanted = StatxFlags::TYPE | StatxFlags::MODE | StatxFlags::UID;
+    let times = StatxFlags::BTIME | StatxFlags::CTIME;
+    statx_of(file, wanted | times | StatxFlags::MNT_ID)
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
-    use std::fs;
     use std::os::unix::fs::symlink;
+    use std::{fs, io};
 
     use super::*;
 

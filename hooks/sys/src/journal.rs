@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
 use crate::directories::make_folders;
+use crate::failure::{Failure, failed};
 use crate::fault::{self, FaultPoint};
 use crate::handle::Handle;
 use crate::mounts::Mounts;
@@ -28,32 +29,19 @@ use crate::size_errors::{leave_room, with_size_errors};
 /// Size from which the journal is rotated, in bytes.
 const FULL: u64 = 4 << 20;
 
-/// Why a line is not in the journal.
-#[derive(Debug, thiserror::Error)]
-#[error("append to {}", path.display())]
-pub struct JournalError {
-    pub path: PathBuf,
-    #[source]
-    pub source: io::Error,
-}
-
 /// Appends a line; `line` has no newline of its own.
 ///
 /// # Errors
 /// When the journal cannot be opened or written.
-pub fn append(journal: &Path, line: &str) -> Result<(), JournalError> {
-    let appended = if cannot_wait(journal) {
-        try_append(journal, line)
-    } else {
-        answer_within(ANSWER_TIMEOUT, journal, || {
+pub fn append(journal: &Path, line: &str) -> Result<(), Failure> {
+    let appended = match cannot_wait(journal) {
+        true => try_append(journal, line),
+        false => answer_within(ANSWER_TIMEOUT, journal, || {
             try_append(journal, line).map(|()| Vec::new())
         })
-        .map(drop)
+        .map(drop),
     };
-    appended.map_err(|source| JournalError {
-        path: journal.to_owned(),
-        source,
-    })
+    appended.map_err(failed("append to", journal))
 }
 
 /// Time limit for a journal on a server: the container waits meanwhile.
@@ -63,7 +51,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_millis(300);
 /// old to detect that without waiting: its creates are recorded too.
 fn cannot_wait(journal: &Path) -> bool {
     let mounts = Mounts::default();
-    let folder = match Handle::try_cached(journal.parent().unwrap_or(journal)) {
+    let folder = match Handle::cached(journal.parent().unwrap_or(journal)) {
         Ok(folder) => mounts.is_local(&folder),
         Err(error) => matches!(
             error.kind(),
@@ -83,38 +71,46 @@ fn try_append(journal: &Path, line: &str) -> io::Result<()> {
     with_size_errors(|| write_whole(&mut file, format!("{line}\n").as_bytes()))?;
     fault::reach(FaultPoint::Journaled);
     let written = file.metadata()?;
-    if written.len() >= FULL {
-        rotate(journal, &file, &written)
-    } else {
-        Ok(())
+    match written.len() >= FULL {
+        true => rotate(journal, &file, &written),
+        false => Ok(()),
     }
 }
 
 /// Opens a regular file without waiting: opening a fifo waits for its reader, and opening some
 /// devices starts their work.
 fn open(journal: &Path) -> io::Result<File> {
-    let regular = |is_file: bool| match is_file {
-        true => Ok(()),
-        false => Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "it is no regular file",
-        )),
-    };
     let found = match fs::metadata(journal) {
-        Ok(found) => regular(found.is_file()).map(|()| Some(found))?,
+        Ok(found) => Some(found),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(error),
     };
+    if found.as_ref().is_some_and(|found| !found.is_file()) {
+        return Err(no_regular_file());
+    }
     let file = match open_at_once(journal) {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-            move_leased_away(journal, &found)?;
+            // Any reader of the file can have a lease on it, which keeps writers out for 45 s and
+            // can be taken again (fcntl(2)). A lease is on the file and not on its name. So the
+            // line goes into a new file, and the old file is kept as at a rotation. Another guard
+            // may have moved the file already: the new file stays.
+            let found = found.map(|found| found.ino());
+            if fs::metadata(journal).is_ok_and(|now| found.is_none_or(|found| found == now.ino())) {
+                fs::rename(journal, rotated(journal))?;
+            }
             open_at_once(journal)?
         }
         opened => opened?,
     };
     // Another file may have the name by now.
-    regular(file.metadata()?.is_file())?;
-    Ok(file)
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(no_regular_file()),
+    }
+}
+
+fn no_regular_file() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file")
 }
 
 fn open_at_once(journal: &Path) -> io::Result<File> {
@@ -124,19 +120,6 @@ fn open_at_once(journal: &Path) -> io::Result<File> {
         .mode(0o640)
         .custom_flags(O_NONBLOCK | O_NOCTTY)
         .open(journal)
-}
-
-/// Any reader of the file can have a lease on it, which keeps writers out for 45 s and can be taken
-/// again (fcntl(2)). A lease is on the file and not on its name. So the line goes into a new file,
-/// and the old file is kept as at a rotation.
-fn move_leased_away(journal: &Path, found: &Option<Metadata>) -> io::Result<()> {
-    // Another guard may have moved the file already: the new file stays.
-    let is_the_one = |now: Metadata| found.as_ref().is_none_or(|found| found.ino() == now.ino());
-    if fs::metadata(journal).is_ok_and(is_the_one) {
-        fs::rename(journal, rotated(journal))
-    } else {
-        Ok(())
-    }
 }
 
 /// Writes the whole line or nothing.

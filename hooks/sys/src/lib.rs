@@ -16,11 +16,11 @@ pub mod observe;
 pub mod probe;
 pub mod process_files;
 pub mod replace;
-pub mod stranded;
 pub mod unmount;
 
 mod descriptors;
 mod directories;
+mod failure;
 mod fork;
 mod handle;
 mod heap;
@@ -40,23 +40,24 @@ mod target;
 
 pub use crate::directories::{make_folders, write_new_file};
 pub use crate::mounts::{
-    MountinfoError, ReadTableError, read_container_table, read_host_table_in_part,
-    read_mount_table, read_mount_table_in_part,
+    ReadTableError, read_container_table, read_host_table_in_part, read_mount_table,
+    read_mount_table_in_part,
 };
 pub use crate::read_file::open_without_waiting;
 pub use crate::replace::next_mount_id;
 pub use crate::size_errors::{leave_room, with_size_errors};
-pub use directories::{DirectoriesError, make_directories};
-pub use handle::{Handle, HandleError};
+pub use directories::{make_directories, remove_payload};
+pub use failure::Failure;
+pub use handle::Handle;
 pub use heap::trim_heap;
-pub use host_path::{HostWalk, WalkError, WalkedFolder, walk_host_path, walk_path_of_process};
+pub use host_path::{HostWalk, WalkedFolder, walk_host_path, walk_path_of_process};
 pub use inherited_state::{inherited_pipe, restore_inherited_state};
 pub use kernel_features::{
     KernelFeatures, OldKernel, kernel_features, propagation_takes_locks, release_numbers,
     require_calls,
 };
 pub use mount_setattr::map_ids;
-pub use mount_watch::{MountWatch, MountWatchError};
+pub use mount_watch::MountWatch;
 pub use mounts::{MountError, MountOf, Mounts};
 pub use read_file::{read_file, unless_absent};
 pub use selinux::selinux_denies_read;

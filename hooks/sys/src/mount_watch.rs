@@ -11,37 +11,18 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use bindguard_core::mount_table::{Device, MountEntry, MountId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use crate::mounts::{MountinfoError, read_mount_table};
+use crate::failure::{Failure, failed};
+use crate::mounts::{OWN_TABLE, read_mount_table};
 use crate::statmount::{listmount, statmount};
 
 /// The number of ids in a call.
 const IDS: usize = 2048;
-
-/// Why the mounts cannot be watched.
-#[derive(Debug, thiserror::Error)]
-pub enum MountWatchError {
-    /// The mount table could not be opened.
-    #[error("open /proc/thread-self/mountinfo")]
-    Open(#[source] io::Error),
-    /// The mount table could not be polled.
-    #[error("poll the mount table")]
-    Poll(#[source] io::Error),
-    /// The mounts could not be listed.
-    #[error("list the mounts")]
-    List(#[source] io::Error),
-    /// A mount could not be read.
-    #[error("read a mount")]
-    Mount(#[source] io::Error),
-    /// The mount table could not be read.
-    #[error(transparent)]
-    Table(#[from] MountinfoError),
-}
 
 /// A watch of the namespace. Poll its descriptor for `POLLPRI`.
 #[derive(Debug)]
@@ -67,8 +48,8 @@ impl MountWatch {
     ///
     /// # Errors
     /// If the mounts cannot be read.
-    pub fn open() -> Result<Self, MountWatchError> {
-        let table = File::open("/proc/thread-self/mountinfo").map_err(MountWatchError::Open)?;
+    pub fn open() -> Result<Self, Failure> {
+        let table = File::open(OWN_TABLE).map_err(failed("open", OWN_TABLE.as_ref()))?;
         Self::over(table, unique_ids()?)
     }
 
@@ -76,12 +57,12 @@ impl MountWatch {
     ///
     /// # Errors
     /// As there.
-    pub fn open_without_ids() -> Result<Self, MountWatchError> {
-        let table = File::open("/proc/thread-self/mountinfo").map_err(MountWatchError::Open)?;
+    pub fn open_without_ids() -> Result<Self, Failure> {
+        let table = File::open(OWN_TABLE).map_err(failed("open", OWN_TABLE.as_ref()))?;
         Self::over(table, None)
     }
 
-    fn over(table: File, ids: Option<Vec<u64>>) -> Result<Self, MountWatchError> {
+    fn over(table: File, ids: Option<Vec<u64>>) -> Result<Self, Failure> {
         let known = match ids {
             Some(ids) => Known::Ids(ids),
             None => Known::Lines(read_mount_table()?.entries().iter().map(line).collect()),
@@ -95,11 +76,11 @@ impl MountWatch {
     /// # Errors
     /// If the mounts cannot be listed, or none of the new mounts can be read. The next call returns
     /// the mounts that this call could not read.
-    pub fn appeared(&mut self) -> Result<Vec<PathBuf>, MountWatchError> {
+    pub fn appeared(&mut self) -> Result<Vec<PathBuf>, Failure> {
         self.forget_events()?;
         match &mut self.known {
             Known::Ids(known) => {
-                let denied = || MountWatchError::List(Errno::PERM.into());
+                let denied = || failed("list the mounts", Path::new(""))(Errno::PERM);
                 let now = unique_ids()?.ok_or_else(denied)?;
                 let (mut places, mut read, mut unread) = (Vec::new(), Vec::new(), None);
                 for id in now {
@@ -133,11 +114,11 @@ impl MountWatch {
     }
 
     /// poll(2) returns `POLLPRI` if the namespace changed since the poll before.
-    fn forget_events(&self) -> Result<(), MountWatchError> {
+    fn forget_events(&self) -> Result<(), Failure> {
         let now = Timespec::default();
         match poll(&mut [PollFd::new(&self.table, PollFlags::PRI)], Some(&now)) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(errno) => Err(MountWatchError::Poll(errno.into())),
+            Err(errno) => Err(failed("poll the mount table", Path::new(""))(errno)),
         }
     }
 }
@@ -155,14 +136,14 @@ fn line(entry: &MountEntry) -> Line {
 
 /// The unique ids of all mounts, sorted; `None` if the kernel or a seccomp filter does not know the
 /// call.
-fn unique_ids() -> Result<Option<Vec<u64>>, MountWatchError> {
+fn unique_ids() -> Result<Option<Vec<u64>>, Failure> {
     let (mut all, mut ids) = (Vec::new(), [0; IDS]);
     loop {
         let count = match listmount(all.last().copied().unwrap_or(0), &mut ids) {
             Ok(count) => count,
             Err(error) => match Errno::from_io_error(&error) {
                 Some(Errno::NOSYS | Errno::PERM) if all.is_empty() => return Ok(None),
-                _ => return Err(MountWatchError::List(error)),
+                _ => return Err(failed("list the mounts", Path::new(""))(error)),
             },
         };
         all.extend_from_slice(&ids[..count]);
@@ -173,10 +154,10 @@ fn unique_ids() -> Result<Option<Vec<u64>>, MountWatchError> {
 }
 
 /// `None` if the mount is gone since it was listed.
-fn mount_point(id: u64) -> Result<Option<PathBuf>, MountWatchError> {
+fn mount_point(id: u64) -> Result<Option<PathBuf>, Failure> {
     match statmount(id, None) {
         Ok(mount) => Ok(Some(mount.entry.mount_point)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(MountWatchError::Mount(error)),
+        Err(error) => Err(failed("read a mount", Path::new(""))(error)),
     }
 }

@@ -19,7 +19,8 @@ use bindguard_core::mount_table::{
 };
 use bindguard_core::paths::is_root;
 
-use crate::handle::{Handle, HandleError};
+use crate::failure::{Failure, failed};
+use crate::handle::Handle;
 use crate::statmount::statmount;
 
 /// Why the mount of a file is unknown.
@@ -27,10 +28,10 @@ use crate::statmount::statmount;
 pub enum MountError {
     /// The file could not be inspected.
     #[error(transparent)]
-    Handle(#[from] HandleError),
+    Handle(#[from] Failure),
     /// The mount table could not be read.
     #[error(transparent)]
-    Table(Arc<MountinfoError>),
+    Table(Arc<Failure>),
     /// The mount is gone, or belongs to another namespace.
     #[error("mount {} is not in the mount table", .0.0)]
     NotListed(MountId),
@@ -43,7 +44,7 @@ pub struct Mounts {
     only_table: bool,
     /// Results of statmount(2) by unique id: most sources of a node share a few mounts.
     cached: Rc<RefCell<HashMap<u64, Cached>>>,
-    table: OnceCell<Result<MountTable, Arc<MountinfoError>>>,
+    table: OnceCell<Result<MountTable, Arc<Failure>>>,
 }
 
 /// A mount, and the unique id of its parent.
@@ -124,21 +125,20 @@ impl Mounts {
 
     /// The mount table, read at the first call. Lines that are no mounts are skipped.
     pub(crate) fn table(&self) -> Result<&MountTable, MountError> {
-        let table = self
+        match self
             .table
-            .get_or_init(|| read_mount_table_in_part().map_err(Arc::new));
-        table
-            .as_ref()
-            .map_err(|error| MountError::Table(Arc::clone(error)))
+            .get_or_init(|| read_mount_table_in_part().map_err(Arc::new))
+        {
+            Ok(table) => Ok(table),
+            Err(error) => Err(MountError::Table(Arc::clone(error))),
+        }
     }
 
     /// The mount table, if every line was read: it may show that something is not mounted.
     pub(crate) fn complete_table(&self) -> Result<&MountTable, MountError> {
         let table = self.table()?;
         match table.skipped() {
-            Some(skipped) => Err(MountError::Table(Arc::new(MountinfoError::Parse(
-                skipped.clone().into(),
-            )))),
+            Some(skipped) => Err(MountError::Table(Arc::new(not_parsed(skipped.clone())))),
             None => Ok(table),
         }
     }
@@ -255,17 +255,6 @@ fn is_namespace_root(entry: &MountEntry) -> bool {
 
 // Reading mount tables, as a stream within limits.
 
-/// Why there is no mount table.
-#[derive(Debug, thiserror::Error)]
-pub enum MountinfoError {
-    /// The file could not be read.
-    #[error("read /proc/thread-self/mountinfo")]
-    Read(#[source] io::Error),
-    /// The content was not accepted.
-    #[error("parse /proc/thread-self/mountinfo")]
-    Parse(#[from] TableError),
-}
-
 /// Why a stream was no mount table.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadTableError {
@@ -280,16 +269,15 @@ pub enum ReadTableError {
 /// The kernel returns at most a page of mountinfo for each read(2). The size is for pipes.
 const PIECE: usize = 16 << 10;
 
+pub(crate) const OWN_TABLE: &str = "/proc/thread-self/mountinfo";
+
 /// Reads `/proc/thread-self/mountinfo`: the thread's own namespace, which may differ from the
 /// process's.
 ///
 /// # Errors
 /// If it cannot be read, or contains a line that is not a mount.
-pub fn read_mount_table() -> Result<MountTable, MountinfoError> {
-    let table = read_mount_table_in_part()?;
-    table
-        .complete()
-        .map_err(|error| MountinfoError::Parse(error.into()))
+pub fn read_mount_table() -> Result<MountTable, Failure> {
+    read_mount_table_in_part()?.complete().map_err(not_parsed)
 }
 
 /// As [`read_mount_table`], for readers that conclude nothing from a mount which is not listed. The
@@ -297,12 +285,17 @@ pub fn read_mount_table() -> Result<MountTable, MountinfoError> {
 ///
 /// # Errors
 /// If it cannot be read.
-pub fn read_mount_table_in_part() -> Result<MountTable, MountinfoError> {
-    let file = File::open("/proc/thread-self/mountinfo").map_err(MountinfoError::Read)?;
+pub fn read_mount_table_in_part() -> Result<MountTable, Failure> {
+    let file = File::open(OWN_TABLE).map_err(failed("read", OWN_TABLE.as_ref()))?;
     read_host_table_in_part(file).map_err(|error| match error {
-        ReadTableError::Read(source) => MountinfoError::Read(source),
-        ReadTableError::Table(source) => MountinfoError::Parse(source),
+        ReadTableError::Read(source) => failed("read", OWN_TABLE.as_ref())(source),
+        ReadTableError::Table(source) => not_parsed(source),
     })
+}
+
+fn not_parsed(error: impl Into<TableError>) -> Failure {
+    let source = io::Error::new(io::ErrorKind::InvalidData, error.into());
+    failed("parse", OWN_TABLE.as_ref())(source)
 }
 
 /// Reads the mount table of the host, to which no container adds a line. The table names a line

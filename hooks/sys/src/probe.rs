@@ -20,7 +20,7 @@ use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::io::Errno;
 
 use crate::fork::is_readable;
-use crate::handle::{Handle, HandleError};
+use crate::handle::Handle;
 use crate::mounts::Mounts;
 use crate::separate_process;
 use crate::separate_process::{End, SeparateProcess, answers, read_until, write_answer};
@@ -172,7 +172,7 @@ fn probe_path(path: &Path) -> io::Result<PathBuf> {
 }
 
 fn walk(path: &Path) -> io::Result<PathBuf> {
-    let handle = Handle::follow(path).map_err(HandleError::into_io)?;
+    let handle = Handle::follow(path).map_err(|error| error.source)?;
     // This forces the server's own answer: for a second or so the kernel would answer for a dead
     // daemon.
     rustix::fs::statx(
@@ -224,7 +224,7 @@ pub(crate) struct SilentFilesystem(String);
 impl SilentFilesystem {
     /// `None` for a local filesystem.
     pub(crate) fn of(path: &Path, mounts: &Mounts) -> Option<Self> {
-        let cached = |known| Some((known, Handle::cached(known)?));
+        let cached = |known| Some((known, Handle::cached(known).ok()?));
         // The root of a mount is always in the cache.
         let (known, handle) = path.ancestors().find_map(cached)?;
         let handle = handle.unqueried();

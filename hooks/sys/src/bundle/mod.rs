@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
+use crate::failure::{Failure, failed};
 use crate::fault::{self, FaultPoint};
 use crate::size_errors::with_size_errors;
 
@@ -24,40 +25,11 @@ const USUAL_SPEC: usize = 32 << 10;
 /// The name of an edited spec before the rename; the process id of the writing guard follows.
 const BESIDE: &str = ".config.json.bindguard-";
 
-/// An error with a bundle's config.json.
-#[derive(Debug, thiserror::Error)]
-pub enum BundleError {
-    /// It could not be read.
-    #[error("read {}", .path.display())]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    /// The record is no record.
-    #[error("parse {}", .path.display())]
-    Parse {
-        path: PathBuf,
-        #[source]
-        source: serde_json::Error,
-    },
-    /// The spec is larger than any spec of a runtime.
-    #[error("read {}: it is larger than {} MiB", .0.display(), MAX_SPEC >> 20)]
-    TooLarge(PathBuf),
-    /// The edited spec could not replace the old spec, which is unchanged.
-    #[error("replace {}", path.display())]
-    Replace {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-}
-
 /// Reads the spec of a bundle.
 ///
 /// # Errors
 /// When there is none, it cannot be read, it is no regular file, or it is unreasonably large.
-pub fn read_spec(bundle: &Path) -> Result<Vec<u8>, BundleError> {
+pub fn read_spec(bundle: &Path) -> Result<Vec<u8>, Failure> {
     read_spec_file(&spec_of(bundle))
 }
 
@@ -70,7 +42,7 @@ pub fn spec_of(bundle: &Path) -> PathBuf {
 ///
 /// # Errors
 /// As [`read_spec`].
-pub fn read_spec_file(path: &Path) -> Result<Vec<u8>, BundleError> {
+pub fn read_spec_file(path: &Path) -> Result<Vec<u8>, Failure> {
     let read = || {
         // Opening a fifo would wait for its writer, or release the writer before the runtime reads.
         if !fs::metadata(path)?.is_file() {
@@ -79,20 +51,19 @@ pub fn read_spec_file(path: &Path) -> Result<Vec<u8>, BundleError> {
                 "it is no regular file",
             ));
         }
-        let file = File::open(path)?;
         let mut spec = Vec::with_capacity(USUAL_SPEC);
-        file.take(MAX_SPEC + 1).read_to_end(&mut spec)?;
-        Ok(spec)
+        File::open(path)?
+            .take(MAX_SPEC + 1)
+            .read_to_end(&mut spec)?;
+        match spec.len() as u64 > MAX_SPEC {
+            true => Err(io::Error::other(format!(
+                "it is larger than {} MiB",
+                MAX_SPEC >> 20
+            ))),
+            false => Ok(spec),
+        }
     };
-    let spec = read().map_err(|source| BundleError::Read {
-        path: path.to_owned(),
-        source,
-    })?;
-    if spec.len() as u64 > MAX_SPEC {
-        Err(BundleError::TooLarge(path.to_owned()))
-    } else {
-        Ok(spec)
-    }
+    read().map_err(failed("read", path))
 }
 
 /// Replaces the old spec: writes the edited spec beside the old spec, then renames the new file. A
@@ -102,24 +73,29 @@ pub fn read_spec_file(path: &Path) -> Result<Vec<u8>, BundleError> {
 /// # Errors
 /// If the new spec cannot be written or renamed. Then the old spec is unchanged and no file stays
 /// beside it.
-pub fn replace_spec(path: &Path, spec: &[u8]) -> Result<(), BundleError> {
+pub fn replace_spec(path: &Path, spec: &[u8]) -> Result<(), Failure> {
     let mode = fs::metadata(path).map(|spec| spec.permissions().mode());
-    let replaced = mode.and_then(|mode| replace(path, mode, spec));
-    replaced.map_err(|source| BundleError::Replace {
-        path: path.to_owned(),
-        source,
-    })
+    mode.and_then(|mode| replace(path, mode, spec))
+        .map_err(failed("replace", path))
 }
 
 fn replace(path: &Path, mode: u32, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     let beside = folder.join(format!("{BESIDE}{}", std::process::id()));
     clear_leavings(folder);
-    let replaced = write_new(&beside, mode, bytes).and_then(|()| {
+    let write = || {
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&beside)?;
+        fault::reach(FaultPoint::SpecBegun);
+        with_size_errors(|| file.write_all(bytes))?;
+        file.set_permissions(fs::Permissions::from_mode(mode))?;
         fault::reach(FaultPoint::SpecWritten);
         fs::rename(&beside, path)
-    });
-    replaced.inspect_err(|_| {
+    };
+    write().inspect_err(|_| {
         // Best effort: the caller gets the first error.
         let _ = fs::remove_file(&beside);
     })
@@ -131,35 +107,16 @@ fn replace(path: &Path, mode: u32, bytes: &[u8]) -> io::Result<()> {
 /// Best effort: a file that cannot be removed, or not even listed, is deleted with the bundle.
 pub fn clear_leavings(bundle: &Path) {
     for entry in fs::read_dir(bundle).into_iter().flatten().flatten() {
-        if entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.strip_prefix(BESIDE))
-            .is_some_and(is_abandoned)
+        let name = entry.file_name();
+        let id = name.to_str().and_then(|name| name.strip_prefix(BESIDE));
+        let id = id.and_then(|id| id.parse().ok()).filter(|id| *id > 0);
+        if let Some(pid) = id.and_then(Pid::from_raw)
+            // The calling guard has written nothing yet.
+            && (pid == rustix::process::getpid() || test_kill_process(pid) == Err(Errno::SRCH))
         {
             let _ = fs::remove_file(entry.path());
         }
     }
-}
-
-/// True if the id belongs to no other process. The calling guard's own id is also free: the guard
-/// has written nothing yet.
-fn is_abandoned(id: &str) -> bool {
-    let pid = id.parse().ok().filter(|id| *id > 0).and_then(Pid::from_raw);
-    pid.is_some_and(|pid| {
-        pid == rustix::process::getpid() || test_kill_process(pid) == Err(Errno::SRCH)
-    })
-}
-
-fn write_new(new: &Path, mode: u32, bytes: &[u8]) -> io::Result<()> {
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(new)?;
-    fault::reach(FaultPoint::SpecBegun);
-    with_size_errors(|| file.write_all(bytes))?;
-    file.set_permissions(fs::Permissions::from_mode(mode))
 }
 
 #[cfg(test)]
@@ -220,9 +177,7 @@ mod tests {
         let config = bundle.path().join("config.json");
         nix::unistd::mkfifo(&config, nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap();
         let error = read_spec(bundle.path()).unwrap_err();
-        assert!(
-            matches!(error, BundleError::Read { ref source, .. } if source.kind() == io::ErrorKind::InvalidInput)
-        );
+        assert!(error.source.kind() == io::ErrorKind::InvalidInput);
     }
 
     #[test]

@@ -9,8 +9,10 @@ use std::time::Duration;
 
 use bindguard_core::proof::{EXPECTED_FILE, ExpectedBinds, SpecVersion};
 use bindguard_core::refresh::{REFRESHED_FILE, RefreshedMounts};
+use serde::de::DeserializeOwned;
 
-use super::{BundleError, MAX_SPEC};
+use super::MAX_SPEC;
+use crate::failure::{Failure, failed};
 use crate::replace::next_mount_id;
 use crate::size_errors::{leave_room, with_size_errors};
 
@@ -83,11 +85,8 @@ pub fn spec_version(bundle: &Path) -> Option<SpecVersion> {
 /// The time at which the record was written, since 1970; `None` if there is no record.
 pub fn written_at(bundle: &Path) -> Option<Duration> {
     let record = fs::symlink_metadata(bundle.join(EXPECTED_FILE)).ok()?;
-    let seconds = u64::try_from(record.ctime()).ok()?;
-    Some(Duration::new(
-        seconds,
-        u32::try_from(record.ctime_nsec()).ok()?,
-    ))
+    let nanoseconds = u32::try_from(record.ctime_nsec()).ok()?;
+    Some(Duration::new(record.ctime().try_into().ok()?, nanoseconds))
 }
 
 /// Removes the records of an earlier create, if any.
@@ -100,30 +99,22 @@ pub fn remove(bundle: &Path) {
 ///
 /// # Errors
 /// If the record is missing, cannot be read, or cannot be parsed.
-pub fn read(bundle: &Path) -> Result<ExpectedBinds, BundleError> {
-    let path = bundle.join(EXPECTED_FILE);
-    let json = read_json(&path)?;
-    serde_json::from_slice(&json).map_err(|source| BundleError::Parse { path, source })
+pub fn read(bundle: &Path) -> Result<ExpectedBinds, Failure> {
+    read_json(&bundle.join(EXPECTED_FILE))
 }
 
 /// As [`read`], for the record of refreshes.
 ///
 /// # Errors
 /// As there.
-pub fn read_refreshed(bundle: &Path) -> Result<RefreshedMounts, BundleError> {
-    let path = bundle.join(REFRESHED_FILE);
-    let json = read_json(&path)?;
-    serde_json::from_slice(&json).map_err(|source| BundleError::Parse { path, source })
+pub fn read_refreshed(bundle: &Path) -> Result<RefreshedMounts, Failure> {
+    read_json(&bundle.join(REFRESHED_FILE))
 }
 
-fn read_json(path: &Path) -> Result<Vec<u8>, BundleError> {
-    let read = || {
-        let mut json = Vec::new();
-        File::open(path)?.take(MAX_SPEC).read_to_end(&mut json)?;
-        Ok(json)
-    };
-    read().map_err(|source| BundleError::Read {
-        path: path.to_owned(),
-        source,
-    })
+fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, Failure> {
+    let mut json = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(MAX_SPEC).read_to_end(&mut json))
+        .map_err(failed("read", path))?;
+    serde_json::from_slice(&json).map_err(failed("parse", path))
 }

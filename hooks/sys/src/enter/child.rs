@@ -23,7 +23,7 @@ use crate::replace::{
     FolderCopy, NewMount, ReplaceError, Step, at, attach_beneath, copy_of, detach_link,
     enter_private_mounts,
 };
-use crate::target::open_resolved;
+use crate::target::open_without_links;
 
 /// The child's view of its work.
 struct Child<'a> {
@@ -300,9 +300,7 @@ fn touch_beneath(folder: &OwnedFd, name: &OsStr) -> Done {
 /// Opens what the mount table names. The kernel prints paths without symlinks: a symlink on the way
 /// was put there since.
 fn walk(path: &Path) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    open_resolved(CWD, path, flags, resolve)
+    open_without_links(CWD, path, OFlags::empty(), ResolveFlags::empty())
 }
 
 fn is_on(file: &OwnedFd, mount: MountId) -> bool {

@@ -26,7 +26,7 @@ use crate::enter::is_answered;
 use crate::enter::namespace::ContainerNamespace;
 use crate::mount_setattr::mount_setattr;
 use crate::replace::{NewMount, ReplaceError, Step, at, enter_private_mounts, tree_of};
-use crate::target::open_resolved;
+use crate::target::open_without_links;
 
 /// Why a tree was not completed.
 #[derive(Debug, thiserror::Error)]
@@ -287,9 +287,8 @@ fn attach_below(tree: &OwnedFd, path: &Path, new: &NewMount) -> Done {
 
 /// Opens a place in the tree. No symlink is followed: a container may have written the volume.
 fn place(tree: &OwnedFd, path: &Path) -> Result<OwnedFd, ReplaceError> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    open_resolved(tree, path, flags, resolve).map_err(at(Step::OpenMountPoint))
+    open_without_links(tree, path, OFlags::empty(), ResolveFlags::BENEATH)
+        .map_err(at(Step::OpenMountPoint))
 }
 
 #[cfg(test)]

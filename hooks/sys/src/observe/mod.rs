@@ -16,18 +16,19 @@ use bindguard_core::error_chain;
 use bindguard_core::evidence::{FilePlace, HostMount, Observed};
 use bindguard_core::mount_table::MountEntry;
 
-use crate::handle::{Handle, HandleError};
+use crate::failure::Failure;
+use crate::handle::Handle;
 use crate::mounts::Mounts;
 use crate::read_file::open_without_waiting;
 
 pub use crate::observe::subpath::HeldSubpath;
-pub use crate::observe::subpath::{SubpathsError, children, is_listed, list_subpaths};
+pub use crate::observe::subpath::{children, is_listed, list_subpaths};
 pub use crate::observe::volume_directory::HeldVolume;
 pub use crate::observe::volume_directory::HeldVolumeDirectories;
 pub use crate::observe::volume_directory::{Volumes, list_volumes};
 
 /// The evidence from an error to open something.
-fn unreadable<T>(error: &HandleError) -> Observed<T> {
+fn unreadable<T>(error: &Failure) -> Observed<T> {
     if error.is_not_found() {
         Observed::Absent
     } else {
@@ -76,7 +77,7 @@ impl BindSource {
 
 /// Observes the mount of an open source.
 pub fn observe_host_mount(
-    source: &Result<Handle, HandleError>,
+    source: &Result<Handle, Failure>,
     mounts: &Mounts,
 ) -> Observed<HostMount> {
     let mount = match source {

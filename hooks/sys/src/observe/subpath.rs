@@ -13,7 +13,8 @@ use bindguard_core::judge::PathInVolume;
 use bindguard_core::kubelet::{DATA_LINK, VolumeLayout, VolumeSubpath, Writer};
 use bindguard_core::mount_table::{MountAttributes, MountEntry};
 
-use crate::handle::{Handle, HandleError};
+use crate::failure::{Failure, failed};
+use crate::handle::Handle;
 use crate::mounts::Mounts;
 use crate::observe::origin::{Bound, SubpathOrigin};
 use crate::observe::unreadable;
@@ -26,7 +27,7 @@ use crate::target::{TargetError, open_target};
 #[derive(Debug)]
 pub struct HeldSubpath {
     subpath: VolumeSubpath,
-    itself: Result<Handle, HandleError>,
+    itself: Result<Handle, Failure>,
     directory: Option<Rc<HeldVolumeDirectory>>,
     seen: OnceCell<Seen>,
 }
@@ -288,7 +289,7 @@ impl HeldSubpath {
         let payload = directory.payload()?;
         let key = payload.key(&sub_path.path, directory.handle()?)?;
         Some(Target {
-            timestamp: Some(payload.timestamp().clone()),
+            timestamp: Some(payload.timestamp.clone()),
             file: Observed::Seen(key),
         })
     }
@@ -311,15 +312,6 @@ fn path_of(volume: &Volume, sub_path: &PathInVolume) -> PathBuf {
 
 // All volume-subpaths of a node, by the kubelet's folders.
 
-/// Why a kubelet's folders could not be listed.
-#[derive(Debug, thiserror::Error)]
-#[error("list {}", directory.display())]
-pub struct SubpathsError {
-    pub directory: PathBuf,
-    #[source]
-    pub source: io::Error,
-}
-
 /// Lists the volume-subpaths below a kubelet root, sorted. A missing root has no subpaths.
 ///
 /// The folders above a subpath are the kubelet's own and on its disk; the subpaths themselves are
@@ -328,7 +320,7 @@ pub struct SubpathsError {
 /// # Errors
 /// If a directory cannot be read. A directory that is removed meanwhile is no error: its pod goes
 /// away.
-pub fn list_subpaths(kubelet_root: &Path) -> Result<Vec<VolumeSubpath>, SubpathsError> {
+pub fn list_subpaths(kubelet_root: &Path) -> Result<Vec<VolumeSubpath>, Failure> {
     let mut found = Vec::new();
     for pod in children(&kubelet_root.join("pods"))? {
         for volume in children(&pod.join("volume-subpaths"))? {
@@ -360,15 +352,16 @@ pub fn is_listed(subpath: &VolumeSubpath) -> bool {
 ///
 /// # Errors
 /// If the directory cannot be read.
-pub fn children(directory: &Path) -> Result<Vec<PathBuf>, SubpathsError> {
-    let failed = |source| SubpathsError {
-        directory: directory.to_owned(),
-        source,
+pub fn children(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let list = || {
+        let mut paths = Vec::new();
+        for entry in unless_absent(fs::read_dir(directory))?
+            .into_iter()
+            .flatten()
+        {
+            paths.push(entry?.path());
+        }
+        Ok(paths)
     };
-    let entries = unless_absent(fs::read_dir(directory)).map_err(failed)?;
-    entries
-        .into_iter()
-        .flatten()
-        .map(|entry| entry.map(|entry| entry.path()).map_err(failed))
-        .collect()
+    list().map_err(failed::<io::Error>("list", directory))
 }

@@ -11,9 +11,10 @@ use bindguard_core::kubelet::{MountedVolume, Plugin, VolumeSubpath, Writer};
 use bindguard_core::mount_table::MountEntry;
 use bindguard_core::paths::join;
 
-use crate::handle::{Handle, HandleError};
+use crate::failure::Failure;
+use crate::handle::Handle;
 use crate::mounts::Mounts;
-use crate::observe::subpath::{SubpathsError, children};
+use crate::observe::subpath::children;
 use crate::observe::unreadable;
 use crate::target::Payload;
 
@@ -21,7 +22,7 @@ use crate::target::Payload;
 #[derive(Debug)]
 pub(super) struct HeldVolumeDirectory {
     plugin: Plugin,
-    directory: Result<Handle, HandleError>,
+    directory: Result<Handle, Failure>,
     seen: OnceCell<Observed<Volume>>,
     payload: OnceCell<Option<Payload>>,
 }
@@ -60,7 +61,7 @@ impl HeldVolumeDirectory {
     ///
     /// # Errors
     /// When the pod's volumes cannot be listed.
-    pub(super) fn all(subpath: &VolumeSubpath) -> Result<Vec<Self>, SubpathsError> {
+    pub(super) fn all(subpath: &VolumeSubpath) -> Result<Vec<Self>, Failure> {
         let mut folders = children(&subpath.pod_directory().join("volumes"))?;
         folders.sort();
         let held = folders.iter().filter_map(|folder| {
@@ -164,7 +165,7 @@ impl HeldVolumeDirectory {
 /// The open directory of a volume, or the volume's mount point. An `O_PATH` open of a mount's root
 /// sends no request to the server.
 #[derive(Debug)]
-pub struct HeldVolume(Result<Handle, HandleError>);
+pub struct HeldVolume(Result<Handle, Failure>);
 
 impl HeldVolume {
     /// Opens the directory. Anything may be mounted there.
@@ -228,7 +229,7 @@ pub struct Volumes {
 ///
 /// # Errors
 /// When a folder cannot be read.
-pub fn list_volumes(kubelet_root: &Path) -> Result<Volumes, SubpathsError> {
+pub fn list_volumes(kubelet_root: &Path) -> Result<Volumes, Failure> {
     let mut found = Volumes::default();
     for pod in children(&kubelet_root.join("pods"))? {
         for plugin in children(&pod.join("volumes"))? {

@@ -3,13 +3,14 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use bindguard_core::mount_table::{MountAttributes, MountEntry, Propagation};
 use bindguard_core::spec::RequestedPropagation;
 use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, OpenTreeFlags};
 
+use crate::failure::{Failure, failed};
 use crate::fault::{self, FaultPoint};
 use crate::handle::{Handle, unique_mount_id};
 use crate::mount_setattr::{mount_setattr, mount_setattr_below, mount_setattr_in_full, share};
@@ -49,25 +50,14 @@ pub enum CloneError {
     /// The file was removed: the volume changed again.
     #[error("the current file was removed meanwhile")]
     TargetGone,
-    /// The kernel refused to clone it.
-    #[error("clone the mount of {}", path.display())]
-    Clone {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
     /// The filesystem of the target cannot be idmapped, unlike that of the mount that it is to
     /// replace.
     #[error("{} is on a filesystem that cannot be idmapped", path.display())]
     NotIdmappable { path: PathBuf },
-    /// It cannot get the attributes of the mount that it is to replace.
-    #[error("give the new mount the attributes {attributes}")]
-    Attributes {
-        /// The attributes of the stale mount.
-        attributes: MountAttributes,
-        #[source]
-        source: io::Error,
-    },
+    /// The kernel refused to clone it, or to give it the attributes of the mount that it is to
+    /// replace.
+    #[error(transparent)]
+    Failed(#[from] Failure),
 }
 
 /// A mount of `target` with the attributes of the mount that it is opened on, or those to `keep`.
@@ -78,8 +68,7 @@ pub fn clone_mount(target: &Handle, keep: Option<MountAttributes>) -> Result<New
     let mount = cloned(target, OpenTreeFlags::empty())?;
     fault::reach(FaultPoint::Cloned);
     if let Some(attributes) = keep {
-        mount_setattr(&mount, attributes)
-            .map_err(|source| CloneError::Attributes { attributes, source })?;
+        mount_setattr(&mount, attributes).map_err(without(attributes))?;
     }
     Ok(NewMount { mount })
 }
@@ -136,10 +125,13 @@ pub fn clone_like(
         KeptPropagation::OwnGroup => share(&mount),
         KeptPropagation::Target(_) => Ok(()),
     });
-    match set {
-        Ok(()) => Ok(NewMount { mount }),
-        Err(source) => Err(CloneError::Attributes { attributes, source }),
-    }
+    set.map_err(without(attributes))?;
+    Ok(NewMount { mount })
+}
+
+fn without(attributes: MountAttributes) -> impl FnOnce(io::Error) -> Failure {
+    let act = format!("give the new mount the attributes {attributes}");
+    failed(act, Path::new(""))
 }
 
 /// The propagation of a new mount. A clone starts as a peer of the host's mount.
@@ -211,10 +203,7 @@ impl NewMount {
 fn cloned(target: &Handle, below: OpenTreeFlags) -> Result<OwnedFd, CloneError> {
     copy(target, below).map_err(|errno| match errno {
         Errno::NOENT => CloneError::TargetGone,
-        errno => CloneError::Clone {
-            path: target.path().to_owned(),
-            source: errno.into(),
-        },
+        errno => failed("clone the mount of", target.path())(errno).into(),
     })
 }
 

@@ -16,7 +16,7 @@
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::{io, panic, thread};
+use std::{panic, thread};
 
 use bindguard_core::mount_table::MountId;
 use nix::sched::{CloneFlags, unshare};
@@ -24,8 +24,9 @@ use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, MoveMountFlags};
 
+use crate::failure::errno_of;
 use crate::fault::{self, FaultPoint};
-use crate::handle::{Handle, HandleError};
+use crate::handle::Handle;
 use crate::mounts::Mounts;
 
 use super::new_mount::{NewMount, copy_of};
@@ -82,8 +83,8 @@ impl FolderCopy {
         let opened =
             rustix::fs::openat(&self.0, name, flags, Mode::empty()).map_err(at(Step::AttachNew))?;
         let handle = Handle::from_fd(opened, PathBuf::from(name));
-        let id = handle.mount_id().map_err(HandleError::into_io);
-        let id = id.map_err(|error| at(Step::CompareCopy)(errno_of(&error)))?;
+        let id = handle.mount_id();
+        let id = id.map_err(|error| at(Step::CompareCopy)(errno_of(&error.source)))?;
         Ok((handle, id))
     }
 }
@@ -124,8 +125,4 @@ pub(crate) fn enter_private_mounts() -> Result<(), ReplaceError> {
         .map_err(|errno| at(Step::Unshare)(Errno::from_raw_os_error(errno as i32)))?;
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     rustix::mount::mount_change(c"/", private).map_err(at(Step::MakePrivate))
-}
-
-fn errno_of(error: &io::Error) -> Errno {
-    Errno::from_io_error(error).unwrap_or(Errno::IO)
 }

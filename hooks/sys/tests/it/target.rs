@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use bindguard_core::kubelet::{TimestampDirectory, VolumeLayout};
-use bindguard_sys::{Handle, TargetError, make_directories, open_target, stranded};
+use bindguard_sys::{Handle, TargetError, make_directories, open_target, remove_payload};
 use bindguard_testing::Folder;
 use bindguard_testing::namespace;
 use tempfile::TempDir;
@@ -220,7 +220,7 @@ fn a_stranded_payload_is_removed_and_nothing_else() {
     let handle = Handle::of(volume.path()).unwrap();
     let old = TimestampDirectory::from_name(OLD.as_ref()).unwrap();
     let left_after_a_removal = || {
-        stranded::remove_payload(&handle, &old).unwrap();
+        remove_payload(&handle, &old).unwrap();
         let names = fs::read_dir(volume.path())
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap());

@@ -24,7 +24,8 @@ use bindguard_core::kubelet::{Plugin, Writer};
 use bindguard_guard::refresh::VolumeOfPod;
 use bindguard_operator::bundles::pod_state_folders;
 use bindguard_operator::cri::CriError;
-use bindguard_sys::observe::{SubpathsError, children};
+use bindguard_sys::Failure;
+use bindguard_sys::observe::children;
 use tracing::warn;
 
 use crate::pods::{PodLookup, PodsWithBinds};
@@ -262,7 +263,7 @@ fn pod_with_volume_at<'p>(place: &'p Path, folder_of_pods: &Path) -> Option<&'p 
 ///
 /// # Errors
 /// If the folder of subpaths cannot be read.
-fn volumes_with_subpaths(pod: &PodOfRoot) -> Result<Vec<VolumeOfPod>, SubpathsError> {
+fn volumes_with_subpaths(pod: &PodOfRoot) -> Result<Vec<VolumeOfPod>, Failure> {
     let directory = pod.directory();
     let mut volumes = Vec::new();
     for entry in children(&directory.join("volume-subpaths"))? {

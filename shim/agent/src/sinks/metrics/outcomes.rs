@@ -207,9 +207,7 @@ impl AdmissionMetrics {
             UnreadLine::Newer => "newer",
             UnreadLine::Foreign => "foreign",
         };
-        self.unread
-            .get_or_create(&[("reason", reason)])
-            .inc();
+        self.unread.get_or_create(&[("reason", reason)]).inc();
     }
 }
 

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use bindguard_core::error_chain;
 use bindguard_guard::refresh::VolumeOfPod;
-use bindguard_sys::{MountWatch, MountWatchError};
+use bindguard_sys::{Failure, MountWatch};
 use tracing::warn;
 
 use crate::sources::watch::tree::{TreeChanges, WatchTree};
@@ -312,7 +312,7 @@ impl NewMounts {
     }
 }
 
-fn other(error: MountWatchError) -> io::Error {
+fn other(error: Failure) -> io::Error {
     io::Error::other(error_chain(&error))
 }
 
