@@ -1,8 +1,6 @@
 //! Derives the planned actions from findings.
 
-use std::path::PathBuf;
-
-use crate::judge::{Finding, PathInVolume, Pinning, Remedy, RepairMethod, Unmounted, Verdict};
+use crate::judge::{Finding, Remedy, RepairMethod, Unmounted, Verdict};
 use crate::kubelet::{DATA_LINK, VolumeSubpath, Writer};
 use crate::policy::{Alarm, FailedRepair, Mode, Policy, Vanished};
 use crate::proof::Difference;
@@ -27,23 +25,28 @@ impl Plan {
         let mut plan = Self::default();
         for finding in findings {
             match &finding.verdict {
-                Verdict::Stale { remedy: Err(_), .. } => plan.refuse(finding, policy),
-                Verdict::Stale { .. } | Verdict::Orphaned { .. }
+                Verdict::Stale { remedy: Ok(_), .. } | Verdict::Orphaned { .. }
                     if policy.stale_subpaths == Mode::Repair =>
                 {
-                    plan.repair_subpath(finding, policy);
+                    match Rebind::from_finding(finding, policy) {
+                        Some(rebind) if rebind.remedy.method == RepairMethod::PointSpecAtVolume => {
+                            plan.edits.extend(rebind.spec_edit());
+                        }
+                        rebind => plan.rebinds.extend(rebind),
+                    }
                 }
-                Verdict::Pinning(pinning) if policy.host_root == Mode::Repair => {
-                    plan.make_rslave(finding, pinning)
+                Verdict::Pinning(pinning)
+                    if policy.host_root == Mode::Repair && pinning.kept.is_none() =>
+                {
+                    if let (true, Some(bind)) = (pinning.bind, finding.bind) {
+                        plan.edits.push(SpecEdit::BindRslave { bind });
+                    }
+                    if pinning.rootfs && !plan.edits_rootfs() {
+                        plan.edits.push(SpecEdit::RootfsRslave);
+                    }
                 }
-                Verdict::Unmounted(_) | Verdict::Dead(_) | Verdict::NotProbed => {
-                    plan.refuse(finding, policy)
-                }
-                Verdict::Current | Verdict::Stale { .. } | Verdict::Orphaned { .. } => {}
-                Verdict::Pinning(_)
-                | Verdict::Wrong(_)
-                | Verdict::Foreign
-                | Verdict::Unknown(_) => {}
+                _ if plan.refusal.is_none() => plan.refusal = refusal_of(finding, policy),
+                _ => {}
             }
         }
         plan
@@ -66,33 +69,6 @@ impl Plan {
     pub fn edits_rootfs(&self) -> bool {
         self.edits.contains(&SpecEdit::RootfsRslave)
     }
-
-    fn refuse(&mut self, finding: &Finding, policy: &Policy) {
-        let refusal = refusal_of(finding, policy);
-        self.refusal = self.refusal.take().or(refusal);
-    }
-
-    fn repair_subpath(&mut self, finding: &Finding, policy: &Policy) {
-        let Some(rebind) = Rebind::from_finding(finding, policy) else {
-            return;
-        };
-        match rebind.method() {
-            RepairMethod::Rebind | RepairMethod::Remake => self.rebinds.push(rebind),
-            RepairMethod::PointSpecAtVolume => self.edits.extend(rebind.spec_edit()),
-        }
-    }
-
-    fn make_rslave(&mut self, finding: &Finding, pinning: &Pinning) {
-        if pinning.kept.is_some() {
-            return;
-        }
-        if let (true, Some(bind)) = (pinning.bind, finding.bind) {
-            self.edits.push(SpecEdit::BindRslave { bind });
-        }
-        if pinning.rootfs && !self.edits_rootfs() {
-            self.edits.push(SpecEdit::RootfsRslave);
-        }
-    }
 }
 
 /// The refusal of a container that could not be checked in full, if policy requires a refusal. The
@@ -107,29 +83,35 @@ pub fn refusal_of_unseen(unseen: &str, policy: &Policy) -> Option<String> {
 
 /// The refusal of a container with this finding, if policy requires a refusal.
 pub fn refusal_of(finding: &Finding, policy: &Policy) -> Option<String> {
-    match &finding.verdict {
-        Verdict::Unmounted(unmounted) if policy.unmounted_volumes == Alarm::Refuse => {
-            Some(match unmounted {
+    let source = finding.source.display();
+    let (is_refused, reason) = match &finding.verdict {
+        Verdict::Unmounted(unmounted) => (
+            policy.unmounted_volumes == Alarm::Refuse,
+            match unmounted {
                 Unmounted::Subpath | Unmounted::UnusedSubpath => {
-                    format!("the bind source {}: {unmounted}", finding.source.display())
+                    format!("the bind source {source}: {unmounted}")
                 }
                 Unmounted::Volume { .. } => unmounted.to_string(),
-            })
-        }
+            },
+        ),
         Verdict::Stale {
             cause,
             remedy: Err(why),
-        } if refuses_unrepaired(policy) => Some(unrepaired(finding, &format!("{cause}; {why}"))),
-        Verdict::Dead(why) if policy.dead_sources == Alarm::Refuse => Some(format!(
-            "the bind source {} is dead: {why}",
-            finding.source.display()
-        )),
-        Verdict::NotProbed if policy.dead_sources == Alarm::Refuse => Some(format!(
-            "the bind source {} may be dead: it was not probed in time",
-            finding.source.display()
-        )),
-        _ => None,
-    }
+        } => (
+            refuses_unrepaired(policy),
+            unrepaired(finding, &format!("{cause}; {why}")),
+        ),
+        Verdict::Dead(why) => (
+            policy.dead_sources == Alarm::Refuse,
+            format!("the bind source {source} is dead: {why}"),
+        ),
+        Verdict::NotProbed => (
+            policy.dead_sources == Alarm::Refuse,
+            format!("the bind source {source} may be dead: it was not probed in time"),
+        ),
+        _ => return None,
+    };
+    is_refused.then_some(reason)
 }
 
 /// The refusal of a new container with this finding, if policy requires a refusal.
@@ -176,9 +158,10 @@ fn unrepaired(finding: &Finding, why: &str) -> String {
 /// Only a finding with a remedy yields a re-bind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rebind {
-    bind: Option<usize>,
-    subpath: VolumeSubpath,
-    remedy: Remedy,
+    /// The bind's position in the spec's `mounts`.
+    pub bind: Option<usize>,
+    pub subpath: VolumeSubpath,
+    pub remedy: Remedy,
 }
 
 impl Rebind {
@@ -205,34 +188,6 @@ impl Rebind {
         })
     }
 
-    /// The bind's position in the spec's `mounts`.
-    pub fn bind(&self) -> Option<usize> {
-        self.bind
-    }
-
-    /// The subpath to re-bind.
-    pub fn subpath(&self) -> &VolumeSubpath {
-        &self.subpath
-    }
-
-    pub fn volume(&self) -> &PathBuf {
-        &self.remedy.volume
-    }
-
-    /// The path within the volume.
-    pub fn sub_path(&self) -> &PathInVolume {
-        &self.remedy.sub_path
-    }
-
-    /// The writer of the volume.
-    pub fn writer(&self) -> Writer {
-        self.remedy.writer
-    }
-
-    pub fn method(&self) -> RepairMethod {
-        self.remedy.method
-    }
-
     /// The edit that points the spec's source at the volume's own path, used when binding is
     /// impossible.
     ///
@@ -240,14 +195,16 @@ impl Rebind {
     /// runtime resolves it. A kubelet-written volume's own names are links through `..data`: the
     /// runtime resolves them to the payload of that moment.
     pub fn spec_edit(&self) -> Option<SpecEdit> {
-        let sub_path = &self.remedy.sub_path.path;
-        let to = match self.remedy.writer {
+        let Remedy {
+            volume, sub_path, ..
+        } = &self.remedy;
+        if self.remedy.writer == Writer::Containers {
+            return None;
+        }
+        let to = match sub_path.path.as_os_str().is_empty() {
             // A pod may mount the payload directory itself.
-            Writer::Kubelet if sub_path.as_os_str().is_empty() => {
-                self.remedy.volume.join(DATA_LINK)
-            }
-            Writer::Kubelet => self.remedy.volume.join(sub_path),
-            Writer::Containers => return None,
+            true => volume.join(DATA_LINK),
+            false => volume.join(&sub_path.path),
         };
         self.bind.map(|bind| SpecEdit::Source { bind, to })
     }
@@ -258,7 +215,7 @@ mod rebind_tests {
     use super::*;
     use std::path::Path;
 
-    use crate::judge::{Lack, StaleCause};
+    use crate::judge::{Lack, PathInVolume, StaleCause};
     use crate::kubelet::VolumeLayout;
 
     fn rebind(path: &str, bind: Option<usize>, vanished: Vanished) -> Option<Rebind> {
@@ -298,8 +255,8 @@ mod rebind_tests {
     fn policy_decides_whether_a_directory_is_made_again() {
         assert_eq!(rebind("x", Some(3), Vanished::Leave), None);
         let remade = rebind("x", Some(3), Vanished::Remake).unwrap();
-        assert_eq!(remade.bind(), Some(3));
-        assert_eq!(remade.volume(), Path::new("/volume"));
+        assert_eq!(remade.bind, Some(3));
+        assert_eq!(remade.remedy.volume, Path::new("/volume"));
     }
 
     #[test]

@@ -269,7 +269,7 @@ fn repair(
     probes: &Probes,
     outcomes: &mut Outcomes,
 ) -> Option<SpecEdit> {
-    let bind = order.bind()?;
+    let bind = order.bind?;
     let result = rebind(order, probes);
     let is_edited = match &result {
         Ok(outcome) => attempt == Attempt::Again && matches!(outcome, Outcome::Rebound { .. }),

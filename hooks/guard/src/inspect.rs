@@ -485,10 +485,7 @@ pub fn planned_outcome(finding: &Finding, plan: &Plan, policy: &Policy) -> Optio
         (Verdict::Pinning(pinning), _) => (is_edited || pinning.rootfs && plan.edits_rootfs())
             .then_some(PlannedAction::MakeRslave),
         (_, SourceKind::Subpath(subpath))
-            if plan
-                .rebinds
-                .iter()
-                .any(|rebind| rebind.subpath() == subpath) =>
+            if plan.rebinds.iter().any(|rebind| rebind.subpath == *subpath) =>
         {
             let is_gone = matches!(&finding.verdict, Verdict::Orphaned { .. });
             Some(if is_gone {

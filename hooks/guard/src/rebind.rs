@@ -67,7 +67,7 @@ pub fn rebind(order: &Rebind, probes: &Probes) -> Result<Outcome, NotRebound> {
     let mut left_behind = BTreeSet::new();
     let result = until_current(order, probes, &mut left_behind);
     fault::reach(FaultPoint::Verified);
-    remove_stranded(order.subpath(), &left_behind);
+    remove_stranded(&order.subpath, &left_behind);
     fault::reach(FaultPoint::Cleared);
     result
 }
@@ -79,7 +79,7 @@ fn until_current(
 ) -> Result<Outcome, NotRebound> {
     let (mut swaps, mut failures) = (0, 0);
     let ended = repeat(Instant::now() + REPLACE_TIMEOUT, || {
-        let held = HeldSubpath::hold(order.subpath().clone());
+        let held = HeldSubpath::hold(order.subpath.clone());
         let evidence = probes.observe_one(&held, &Mounts::default());
         let round = RebindRound { held, evidence };
         fault::reach(FaultPoint::Held);
@@ -91,7 +91,7 @@ fn until_current(
             Err(_) if round.was_overtaken() => {}
             // Before Linux 6.5 the mount of another repairer may be in the volume for a moment
             // (`sys::replace::attach_tucked`).
-            Err(_) if order.writer() == Writer::Kubelet && failures < MAX_FAILURES => {
+            Err(_) if order.remedy.writer == Writer::Kubelet && failures < MAX_FAILURES => {
                 failures += 1;
                 thread::sleep(RETRY_INTERVAL);
             }
@@ -162,7 +162,7 @@ impl RebindRound {
             Verdict::Orphaned {
                 remake: Some(remedy),
                 ..
-            } if order.method() == RepairMethod::Remake => {
+            } if order.remedy.method == RepairMethod::Remake => {
                 // The next round binds the new directory.
                 if self.held.attributes_to_keep().is_some() {
                     return Err(impossible(

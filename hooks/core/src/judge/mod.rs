@@ -4,7 +4,7 @@ mod place;
 mod verdict;
 
 use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::evidence::{
     HostMount, Observed, Reach, SubpathEvidence, SubpathMount, Volume, VolumeMount,
@@ -45,11 +45,15 @@ pub enum Fit {
 impl Fit {
     /// Compares a subpath's mount with a volume.
     pub fn of(mount: &SubpathMount, volume: &Volume) -> Self {
+        let may_be_of_plugin = || match volume.plugin.required_mount() {
+            Some(required) => required.may_be(&mount.fs_type),
+            None => volume.was_memory(mount),
+        };
         if mount.device == volume.device && lies_in(&mount.root.path, &volume.place) {
             Self::Holds
         } else if volume.is_earlier_mount(mount) {
             Self::MountedAnew
-        } else if volume.lost_its_mount(mount) {
+        } else if !volume.is_mount_point && may_be_of_plugin() {
             Self::NotMounted
         } else {
             Self::None
@@ -67,17 +71,9 @@ impl Volume {
         self.is_mount_point && self.is_newer && has_own_mount && self.fs_type == mount.fs_type
     }
 
-    fn lost_its_mount(&self, mount: &SubpathMount) -> bool {
-        let may_be_of_plugin = match self.plugin.required_mount() {
-            Some(required) => required.may_be(&mount.fs_type),
-            None => self.was_memory(mount),
-        };
-        !self.is_mount_point && may_be_of_plugin
-    }
-
     /// True if the subpath's mount is a tmpfs although the volume is now a plain folder: an
     /// emptyDir of medium Memory. Volumes that the kubelet writes without a mount are on its disk.
-    pub fn was_memory(&self, mount: &SubpathMount) -> bool {
+    fn was_memory(&self, mount: &SubpathMount) -> bool {
         let may_be_memory = self.plugin.writer() == Writer::Containers;
         may_be_memory && mount.fs_type.0 == "tmpfs" && mount.device != self.device
     }
@@ -147,44 +143,35 @@ impl PathInVolume {
                 volume: volume.device.to_string(),
             });
         }
-        let outside = || NotInVolume::Outside {
-            root: mount.root.path.clone(),
-            volume: volume.place.clone(),
+        let Some(path) = below(&mount.root.path, &volume.place) else {
+            return Err(NotInVolume::Outside {
+                root: mount.root.path.clone(),
+                volume: volume.place.clone(),
+            });
         };
-        let path = below(&mount.root.path, &volume.place).ok_or_else(outside)?;
+        let of_whole = Self {
+            timestamp: None,
+            path: path.to_owned(),
+        };
         Ok(match volume.layout {
-            VolumeLayout::Payload => Self::in_payload(path),
-            VolumeLayout::Plain => Self {
-                timestamp: None,
-                path: path.to_owned(),
-            },
+            VolumeLayout::Payload => of_whole.split().unwrap_or(of_whole),
+            VolumeLayout::Plain => of_whole,
         })
     }
 
     /// True if the path begins with the name of a payload directory. Subpaths of a payload do, and
     /// subpaths of a folder with such a name in a plain volume.
     pub fn begins_like_a_payload(&self) -> bool {
-        self.path
-            .components()
-            .next()
-            .is_some_and(|first| TimestampDirectory::from_name(first.as_os_str()).is_some())
+        self.split().is_some()
     }
 
-    fn in_payload(path: &Path) -> Self {
-        let mut names = path.components();
-        match names
-            .next()
-            .and_then(|first| TimestampDirectory::from_name(first.as_os_str()))
-        {
-            Some(timestamp) => Self {
-                timestamp: Some(timestamp),
-                path: names.as_path().to_owned(),
-            },
-            None => Self {
-                timestamp: None,
-                path: path.to_owned(),
-            },
-        }
+    /// Separates the name of a payload directory from the path below.
+    pub(crate) fn split(&self) -> Option<Self> {
+        let mut names = self.path.components();
+        Some(Self {
+            timestamp: Some(TimestampDirectory::from_name(names.next()?.as_os_str())?),
+            path: names.as_path().to_owned(),
+        })
     }
 }
 
@@ -199,19 +186,18 @@ impl PathInVolume {
 // target that differs.
 
 pub fn judge_subpath(subpath: &VolumeSubpath, evidence: &SubpathEvidence) -> Verdict {
+    let dead = judge_reach(&evidence.reach);
     let mount = match &evidence.mount {
         Observed::Seen(mount) => mount,
         Observed::Absent => return Verdict::Unmounted(Unmounted::Subpath),
-        Observed::Unreadable(why) => {
-            return judge_reach(&evidence.reach).unwrap_or_else(|| Verdict::Unknown(why.clone()));
-        }
+        Observed::Unreadable(why) => return dead.unwrap_or_else(|| Verdict::Unknown(why.clone())),
     };
     let verdict = match &evidence.volume {
         Observed::Seen(volume) => in_volume(subpath, mount, volume, evidence),
         Observed::Absent => without_remedy(mount, NoRemedy::NoVolume),
         Observed::Unreadable(why) => unreadable(&mount.root, why),
     };
-    match (judge_reach(&evidence.reach), &verdict) {
+    match (dead, &verdict) {
         // The volume answered, so only the subpath is dead.
         (
             Some(_),
@@ -228,109 +214,85 @@ fn in_volume(
     volume: &Volume,
     evidence: &SubpathEvidence,
 ) -> Verdict {
-    if let Some(unmounted) = missing_mount(subpath, mount, volume) {
-        return Verdict::Unmounted(unmounted);
-    }
-    match PathInVolume::from_mount(mount, volume) {
-        Ok(sub_path) if shows_whole_share(mount, volume, &sub_path) => Verdict::Stale {
-            cause: StaleCause::WrongRoot,
-            remedy: Err(NoRemedy::WholeShare),
-        },
-        Ok(sub_path) if shows_file_deleted_here(mount, &sub_path) => Verdict::Stale {
-            cause: StaleCause::DeletedRoot,
-            remedy: Err(NoRemedy::RenamedByClient),
-        },
-        Ok(sub_path) if shows_volume_itself(mount, volume, &sub_path) => Verdict::Current,
-        Ok(sub_path) => {
-            let expected = Expected {
-                directory: &volume.directory,
-                device: volume.device,
-                writer: volume.plugin.writer(),
-                layout: volume.layout,
-                sub_path,
-                target: ExpectedTarget::Opened(&evidence.target),
-            };
-            let shown = Shown {
-                device: mount.device,
-                root: &mount.root,
-                file: Some(&mount.identity),
-                reach: &evidence.reach,
-                on_it: OnIt::Nothing,
-            };
-            judge(&expected, &shown)
-        }
-        Err(why @ NotInVolume::OtherDevice { .. }) => Verdict::Stale {
-            cause: StaleCause::OtherDevice,
-            remedy: Err(why.into()),
-        },
-        Err(why @ NotInVolume::Outside { .. }) => without_remedy(mount, why.into()),
-    }
-}
-
-/// The mount that the volume of a subpath lacks. Only the subpath shows that an emptyDir had the
-/// medium Memory.
-fn missing_mount(
-    subpath: &VolumeSubpath,
-    mount: &SubpathMount,
-    volume: &Volume,
-) -> Option<Unmounted> {
     let required = MountedVolume::of_subpath(subpath, volume.plugin);
-    if volume.is_mount_point {
-        let found = volume.fs_type.clone();
-        let required = required.filter(|required| !required.required_mount().may_be(&found))?;
-        return Some(Unmounted::Volume {
-            volume: required,
-            found: Some(found),
+    let lacking = if volume.is_mount_point {
+        required.filter(|required| !required.required_mount().may_be(&volume.fs_type))
+    } else if required.is_none() && volume.was_memory(mount) {
+        // Only the subpath shows that an emptyDir had the medium Memory.
+        let directory = &volume.directory;
+        Some(MountedVolume::of_memory(subpath, volume.plugin, directory))
+    } else {
+        required
+    };
+    if let Some(lacking) = lacking {
+        return Verdict::Unmounted(Unmounted::Volume {
+            volume: lacking,
+            found: volume.is_mount_point.then(|| volume.fs_type.clone()),
         });
     }
-    let of_memory = || MountedVolume::of_memory(subpath, volume.plugin, &volume.directory);
-    let lacking = required.or_else(|| volume.was_memory(mount).then(of_memory));
-    lacking.map(|volume| Unmounted::Volume {
-        volume,
-        found: None,
-    })
-}
-
-/// True for a pod's `subPath: .` of a kubelet-written volume: it is beside the payloads and never
-/// changes.
-fn shows_volume_itself(mount: &SubpathMount, volume: &Volume, sub_path: &PathInVolume) -> bool {
-    let is_root = sub_path.timestamp.is_none() && sub_path.path.as_os_str().is_empty();
-    volume.plugin.writer() == Writer::Kubelet
-        && is_root
+    let sub_path = match PathInVolume::from_mount(mount, volume) {
+        Ok(sub_path) => sub_path,
+        Err(why @ NotInVolume::OtherDevice { .. }) => {
+            return without_repair(StaleCause::OtherDevice, why.into());
+        }
+        Err(why @ NotInVolume::Outside { .. }) => return without_remedy(mount, why.into()),
+    };
+    let is_root = sub_path.path.as_os_str().is_empty();
+    // A share can resolve to its own root after its handles went bad. On a local filesystem the
+    // root is a pod's `subPath: .`; a mount that a sidecar makes within its volume has a name there.
+    if is_root && volume.plugin != Plugin::host_path() && !mount.fs_type.is_local() {
+        return without_repair(StaleCause::WrongRoot, NoRemedy::WholeShare);
+    }
+    // A file was deleted or replaced on this node while in use: the NFS client gave it a name that
+    // no pod requests.
+    let name = sub_path.path.file_name().and_then(OsStr::to_str);
+    if let Some(number) = name.and_then(|name| name.strip_prefix(".nfs"))
+        && mount.fs_type.has_root_in_source()
+        && number.len() == 24
+        && number.bytes().all(|digit| digit.is_ascii_hexdigit())
+    {
+        return without_repair(StaleCause::DeletedRoot, NoRemedy::RenamedByClient);
+    }
+    // A pod's `subPath: .` of a kubelet-written volume is beside the payloads and never changes.
+    if is_root
+        && sub_path.timestamp.is_none()
+        && volume.plugin.writer() == Writer::Kubelet
         && !mount.root.deleted
         && mount.device == volume.device
+    {
+        return Verdict::Current;
+    }
+    let expected = Expected {
+        directory: &volume.directory,
+        device: volume.device,
+        writer: volume.plugin.writer(),
+        layout: volume.layout,
+        sub_path,
+        target: ExpectedTarget::Opened(&evidence.target),
+    };
+    let shown = Shown {
+        device: mount.device,
+        root: &mount.root,
+        file: Some(&mount.identity),
+        reach: &evidence.reach,
+        on_it: OnIt::Nothing,
+    };
+    judge(&expected, &shown)
 }
 
-/// True for a share that resolves to its own root, possible after its handles went bad. On a local
-/// filesystem the root is a pod's `subPath: .`; a mount that a sidecar makes within its volume has
-/// a name there.
-fn shows_whole_share(mount: &SubpathMount, volume: &Volume, sub_path: &PathInVolume) -> bool {
-    let is_a_volumes = volume.plugin != Plugin::host_path();
-    is_a_volumes && !mount.fs_type.is_local() && sub_path.path.as_os_str().is_empty()
-}
-
-/// True for a file deleted or replaced on this node while in use: the NFS client gave it a name
-/// that no pod requests.
-fn shows_file_deleted_here(mount: &SubpathMount, sub_path: &PathInVolume) -> bool {
-    let name = sub_path.path.file_name().and_then(OsStr::to_str);
-    let number = name
-        .and_then(|name| name.strip_prefix(".nfs"))
-        .filter(|_| mount.fs_type.has_root_in_source());
-    number.is_some_and(|number| {
-        number.len() == 24 && number.bytes().all(|digit| digit.is_ascii_hexdigit())
-    })
+fn without_repair(cause: StaleCause, why: NoRemedy) -> Verdict {
+    Verdict::Stale {
+        cause,
+        remedy: Err(why),
+    }
 }
 
 /// A subpath whose volume cannot be compared: a deleted root is certain, and bindguard does not
 /// judge anything else.
 fn without_remedy(mount: &SubpathMount, why: NoRemedy) -> Verdict {
-    if mount.root.deleted {
-        Verdict::Stale {
-            cause: StaleCause::DeletedRoot,
-            remedy: Err(why),
-        }
-    } else {
-        Verdict::Foreign
+    match mount.root.deleted {
+        true => without_repair(StaleCause::DeletedRoot, why),
+        false => Verdict::Foreign,
     }
 }
 
@@ -340,13 +302,13 @@ fn without_remedy(mount: &SubpathMount, why: NoRemedy) -> Verdict {
 /// does not exist.
 pub fn judge_volume(volume: &MountedVolume, mount: &Observed<VolumeMount>) -> Verdict {
     let found = match mount {
-        Observed::Seen(mount) if mount.deleted => return deleted(),
-        Observed::Seen(mount) if volume.required_mount().may_be(&mount.fs_type) => {
-            return Verdict::Current;
+        Observed::Seen(mount)
+            if !mount.deleted && !volume.required_mount().may_be(&mount.fs_type) =>
+        {
+            Some(mount.fs_type.clone())
         }
-        Observed::Seen(mount) => Some(mount.fs_type.clone()),
+        Observed::Seen(_) | Observed::Unreadable(_) => return judge_plain_volume(mount),
         Observed::Absent => None,
-        Observed::Unreadable(why) => return Verdict::Unknown(why.clone()),
     };
     Verdict::Unmounted(Unmounted::Volume {
         volume: volume.clone(),
@@ -357,17 +319,12 @@ pub fn judge_volume(volume: &MountedVolume, mount: &Observed<VolumeMount>) -> Ve
 /// Judges a volume that requires no mount, mounted or not.
 pub fn judge_plain_volume(mount: &Observed<VolumeMount>) -> Verdict {
     match mount {
-        Observed::Seen(mount) if mount.deleted => deleted(),
+        // A driver that binds a folder of its own mounts it once for a pod.
+        Observed::Seen(mount) if mount.deleted => {
+            without_repair(StaleCause::DeletedRoot, NoRemedy::MountedByDriver)
+        }
         Observed::Seen(_) | Observed::Absent => Verdict::Current,
         Observed::Unreadable(why) => Verdict::Unknown(why.clone()),
-    }
-}
-
-/// A driver that binds a folder of its own mounts it once for a pod.
-fn deleted() -> Verdict {
-    Verdict::Stale {
-        cause: StaleCause::DeletedRoot,
-        remedy: Err(NoRemedy::MountedByDriver),
     }
 }
 
@@ -400,34 +357,31 @@ pub fn judge_host_root(
     if requested == RequestedPropagation::Shared || !is_recursive {
         return Verdict::Current;
     }
-    // A root made `shared` for a shared bind stays: rslave there would also lower that bind.
-    let rootfs_may_stay = rootfs.lets_umounts_in() || (rootfs.is_shared() && any_shared);
     let private_mount = match host {
         Observed::Seen(mount) => (!mount.passes_umounts_on).then(|| mount.mount_point.clone()),
         Observed::Absent => return Verdict::Unknown("its source does not exist".to_owned()),
         Observed::Unreadable(why) => return Verdict::Unknown(why.clone()),
     };
-    let kept = kept.filter(|_| requested.keeps_host_mounts_alive());
-    let pinning = match kept {
-        Some(_) => Pinning {
-            bind: true,
+    let bind = requested.keeps_host_mounts_alive();
+    if bind && kept.is_some() {
+        return Verdict::Pinning(Pinning {
+            bind,
             rootfs: false,
             private_mount: None,
             kept,
-        },
-        None => Pinning {
-            bind: requested.keeps_host_mounts_alive(),
-            rootfs: !rootfs_may_stay,
-            private_mount,
-            kept,
-        },
-    };
-    let is_pinning = pinning.bind || pinning.rootfs || pinning.private_mount.is_some();
-    if is_pinning {
-        Verdict::Pinning(pinning)
-    } else {
-        Verdict::Current
+        });
     }
+    // A root made `shared` for a shared bind stays: rslave there would also lower that bind.
+    let rootfs = !rootfs.lets_umounts_in() && !(rootfs.is_shared() && any_shared);
+    if !bind && !rootfs && private_mount.is_none() {
+        return Verdict::Current;
+    }
+    Verdict::Pinning(Pinning {
+        bind,
+        rootfs,
+        private_mount,
+        kept: None,
+    })
 }
 
 #[cfg(test)]
@@ -706,6 +660,7 @@ mod volume_tests {
                 deleted,
             })
         };
+        let deleted = || without_repair(StaleCause::DeletedRoot, NoRemedy::MountedByDriver);
         let unmounted = |found: Option<&str>| {
             Verdict::Unmounted(Unmounted::Volume {
                 volume: volume.clone(),

@@ -11,8 +11,7 @@ use crate::judge::PathInVolume;
 use crate::kubelet::{TimestampDirectory, VolumeLayout, Writer};
 use crate::mount_table::{Device, MountRoot};
 
-use super::verdict::{Lack, StaleCause, Verdict};
-use crate::judge::verdict::{NoRemedy, Remedy, RepairMethod};
+use super::verdict::{Lack, NoRemedy, Remedy, RepairMethod, StaleCause, Verdict};
 
 /// The source of a bind, as the host shows it now.
 #[derive(Debug, Clone)]
@@ -65,31 +64,24 @@ pub enum OnIt {
     Inside,
 }
 
-impl Expected<'_> {
-    pub(crate) fn remedy(&self, method: RepairMethod) -> Remedy {
-        Remedy {
-            volume: self.directory.to_owned(),
-            sub_path: self.sub_path.clone(),
-            writer: self.writer,
-            layout: self.layout,
-            method,
-        }
-    }
-}
-
 pub fn judge(expected: &Expected<'_>, shown: &Shown<'_>) -> Verdict {
-    let comparison = Comparison { expected, shown };
-    match (shown.on_it, expected.target) {
-        (OnIt::Cover, _) => Verdict::Foreign,
-        (OnIt::Nothing | OnIt::Inside, ExpectedTarget::Opened(target)) => {
-            comparison.with_opened(target)
+    if shown.on_it == OnIt::Cover {
+        return Verdict::Foreign;
+    }
+    let by_root = expected.difference_of_mounts(shown);
+    let difference = match expected.target {
+        ExpectedTarget::Opened(target) => return expected.judge_opened(shown, target),
+        ExpectedTarget::InPayload(current) => by_root.or_else(|| expected.older_payload(current)),
+        ExpectedTarget::At(Some(place))
+            if place.device == shown.device && place.path == shown.root.path =>
+        {
+            by_root
         }
-        (OnIt::Nothing | OnIt::Inside, ExpectedTarget::InPayload(current)) => {
-            comparison.by_root(|| comparison.older_payload(current))
-        }
-        (OnIt::Nothing | OnIt::Inside, ExpectedTarget::At(place)) => {
-            comparison.by_root(|| (!comparison.is_at(place)).then_some(StaleCause::Replaced))
-        }
+        ExpectedTarget::At(_) => by_root.or(Some(StaleCause::Replaced)),
+    };
+    match difference {
+        Some(cause) => expected.stale(shown, cause, RepairMethod::Rebind),
+        None => Verdict::Current,
     }
 }
 
@@ -105,107 +97,92 @@ pub(super) fn unreadable(root: &MountRoot, why: &str) -> Verdict {
     }
 }
 
-struct Comparison<'c> {
-    expected: &'c Expected<'c>,
-    shown: &'c Shown<'c>,
-}
-
-impl Comparison<'_> {
-    fn by_root(&self, difference: impl Fn() -> Option<StaleCause>) -> Verdict {
-        match self.difference_of_mounts().or_else(difference) {
-            Some(cause) => self.stale(cause, RepairMethod::Rebind),
-            None => Verdict::Current,
-        }
-    }
-
-    fn is_at(&self, place: Option<&FilePlace>) -> bool {
-        place.is_some_and(|place| {
-            place.device == self.shown.device && place.path == self.shown.root.path
-        })
-    }
-
-    fn with_opened(&self, target: &Observed<Target>) -> Verdict {
+impl Expected<'_> {
+    fn judge_opened(&self, shown: &Shown<'_>, target: &Observed<Target>) -> Verdict {
         let target = match target {
             Observed::Seen(target) => target,
-            Observed::Absent => return self.orphaned(Lack::Payload, None),
-            Observed::Unreadable(why) => return unreadable(self.shown.root, why),
+            Observed::Absent => return self.orphaned(shown, Lack::Payload, None),
+            Observed::Unreadable(why) => return unreadable(shown.root, why),
         };
-        let shown = match self.shown.file {
+        let own = match shown.file {
             Some(Observed::Seen(identity)) => identity,
-            Some(Observed::Unreadable(why)) => return unreadable(self.shown.root, why),
+            Some(Observed::Unreadable(why)) => return unreadable(shown.root, why),
             Some(Observed::Absent) | None => {
                 let why = "the file that its mount shows could not be found";
-                return unreadable(self.shown.root, why);
+                return unreadable(shown.root, why);
             }
         };
-        match &target.file {
-            Observed::Seen(file) => self.against(target, shown, file),
-            Observed::Absent => self.vanished(shown),
-            Observed::Unreadable(why) => unreadable(self.shown.root, why),
-        }
-    }
-
-    fn against(&self, target: &Target, shown: &FileIdentity, file: &FileIdentity) -> Verdict {
+        let path = self.sub_path.path.clone();
+        let file = match &target.file {
+            Observed::Seen(file) => file,
+            Observed::Absent => {
+                // Nothing has the sub path's name. A directory that containers wrote can be made
+                // again; a directory in a payload cannot.
+                let can_be_made = self.writer == Writer::Containers
+                    && self.sub_path.timestamp.is_none()
+                    && own.kind == FileKind::Directory;
+                let remake = can_be_made.then(|| self.remedy(RepairMethod::Remake));
+                return self.orphaned(shown, Lack::Key(path), remake);
+            }
+            Observed::Unreadable(why) => return unreadable(shown.root, why),
+        };
+        let is_other_kind = own.kind != file.kind;
         if self.is_placeholder() {
-            return self.stale(StaleCause::Placeholder, method_over(shown, file));
+            // A file cannot be mounted over a directory, nor a directory over a file: move_mount(2)
+            // returns ENOTDIR.
+            let method = match is_other_kind {
+                true => RepairMethod::PointSpecAtVolume,
+                false => RepairMethod::Rebind,
+            };
+            return self.stale(shown, StaleCause::Placeholder, method);
         }
-        if shown.kind != file.kind {
+        if is_other_kind {
             let directory = file.kind == FileKind::Directory;
-            let path = self.expected.sub_path.path.clone();
-            return self.orphaned(Lack::OtherKind { path, directory }, None);
+            return self.orphaned(shown, Lack::OtherKind { path, directory }, None);
         }
-        // A file that a container writes, or a payload directory's file, can be unlinked and
-        // created again under the mount.
-        let older = || self.older_payload(target.timestamp.as_ref()?);
-        let difference = self.difference_of_mounts().or_else(older);
-        match difference.or((shown != file).then_some(StaleCause::Replaced)) {
-            Some(cause) => self.stale(cause, RepairMethod::Rebind),
+        let current = target.timestamp.as_ref();
+        let difference = self
+            .difference_of_mounts(shown)
+            .or_else(|| self.older_payload(current?))
+            // A file that a container writes, or a payload directory's file, can be unlinked and
+            // created again under the mount.
+            .or((own != file).then_some(StaleCause::Replaced));
+        match difference {
+            Some(cause) => self.stale(shown, cause, RepairMethod::Rebind),
             None => Verdict::Current,
         }
     }
 
     /// The difference between the mount at the place and a new bind that does not depend on the
     /// file.
-    fn difference_of_mounts(&self) -> Option<StaleCause> {
-        if let Some(words) = self.shown.reach.error_of_dead_source() {
+    fn difference_of_mounts(&self, shown: &Shown<'_>) -> Option<StaleCause> {
+        if let Some(words) = shown.reach.error_of_dead_source() {
             return Some(StaleCause::DeadMount(words.to_owned()));
         }
-        if self.shown.root.deleted {
+        if shown.root.deleted {
             return Some(StaleCause::DeletedRoot);
         }
-        (self.shown.device != self.expected.device).then_some(StaleCause::OtherDevice)
+        (shown.device != self.device).then_some(StaleCause::OtherDevice)
     }
 
     fn older_payload(&self, current: &TimestampDirectory) -> Option<StaleCause> {
-        let shown = self.expected.sub_path.timestamp.as_ref()?;
+        let shown = self.sub_path.timestamp.as_ref()?;
         (shown != current).then(|| StaleCause::OlderPayload {
             shown: shown.clone(),
             current: current.clone(),
         })
     }
 
-    /// Nothing has the sub path's name. A directory that containers wrote can be made again; a
-    /// directory in a payload cannot.
-    fn vanished(&self, shown: &FileIdentity) -> Verdict {
-        let is_plain = self.expected.writer == Writer::Containers
-            && self.expected.sub_path.timestamp.is_none();
-        let can_be_made = is_plain && shown.kind == FileKind::Directory;
-        self.orphaned(
-            Lack::Key(self.expected.sub_path.path.clone()),
-            can_be_made.then(|| self.expected.remedy(RepairMethod::Remake)),
-        )
-    }
-
     /// True if the key was missing at the bind: the kubelet made an empty directory to have
     /// something to bind.
     fn is_placeholder(&self) -> bool {
-        self.expected.writer == Writer::Kubelet && self.expected.sub_path.timestamp.is_none()
+        self.writer == Writer::Kubelet && self.sub_path.timestamp.is_none()
     }
 
-    fn orphaned(&self, lacks: Lack, remake: Option<Remedy>) -> Verdict {
-        let cause = match self.shown.reach.error_of_dead_source() {
+    fn orphaned(&self, shown: &Shown<'_>, lacks: Lack, remake: Option<Remedy>) -> Verdict {
+        let cause = match shown.reach.error_of_dead_source() {
             Some(words) => StaleCause::DeadMount(words.to_owned()),
-            None if self.shown.root.deleted => StaleCause::DeletedRoot,
+            None if shown.root.deleted => StaleCause::DeletedRoot,
             None if self.is_placeholder() => StaleCause::Placeholder,
             None => StaleCause::Replaced,
         };
@@ -216,22 +193,22 @@ impl Comparison<'_> {
         }
     }
 
-    fn stale(&self, cause: StaleCause, method: RepairMethod) -> Verdict {
-        let remedy = match self.shown.on_it {
-            OnIt::Nothing | OnIt::Cover => Ok(self.expected.remedy(method)),
+    fn stale(&self, shown: &Shown<'_>, cause: StaleCause, method: RepairMethod) -> Verdict {
+        let remedy = match shown.on_it {
+            OnIt::Nothing | OnIt::Cover => Ok(self.remedy(method)),
             OnIt::Inside => Err(NoRemedy::Occupied),
         };
         Verdict::Stale { cause, remedy }
     }
-}
 
-/// A file cannot be mounted over a directory, nor a directory over a file: move_mount(2) returns
-/// ENOTDIR.
-fn method_over(shown: &FileIdentity, file: &FileIdentity) -> RepairMethod {
-    if shown.kind == file.kind {
-        RepairMethod::Rebind
-    } else {
-        RepairMethod::PointSpecAtVolume
+    pub(crate) fn remedy(&self, method: RepairMethod) -> Remedy {
+        Remedy {
+            volume: self.directory.to_owned(),
+            sub_path: self.sub_path.clone(),
+            writer: self.writer,
+            layout: self.layout,
+            method,
+        }
     }
 }
 

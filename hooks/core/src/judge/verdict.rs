@@ -113,32 +113,24 @@ pub enum Unmounted {
 
 impl fmt::Display for Unmounted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Subpath | Self::UnusedSubpath => f.write_str(
+        let Self::Volume { volume, found } = self else {
+            return f.write_str(
                 "nothing is mounted there: a container would see the empty file underneath",
-            ),
-            Self::Volume {
-                volume,
-                found: None,
-            } => {
+            );
+        };
+        match found {
+            None => write!(
+                f,
+                "{volume} is not mounted: a container would write to the node's own disk"
+            )?,
+            Some(FsType(found)) => {
                 write!(
                     f,
-                    "{volume} is not mounted: a container would write to the node's own disk; usually {}",
-                    volume.required_mount().usual_cause()
-                )
-            }
-            Self::Volume {
-                volume,
-                found: Some(fs_type),
-            } => {
-                write!(
-                    f,
-                    "{volume} shows a {} filesystem, which its plugin does not mount; usually {}",
-                    fs_type.0,
-                    volume.required_mount().usual_cause()
-                )
+                    "{volume} shows a {found} filesystem, which its plugin does not mount"
+                )?;
             }
         }
+        write!(f, "; usually {}", volume.required_mount().usual_cause())
     }
 }
 
@@ -158,17 +150,6 @@ pub enum Lack {
         /// True if it is a directory today.
         directory: bool,
     },
-}
-
-impl Lack {
-    /// The next step of the pod's owner: no mount can help.
-    fn next_step(&self) -> &'static str {
-        match self {
-            Self::Payload => "delete the pod, so that the kubelet writes the volume anew",
-            Self::Key(_) => "put it back, or remove the subPath from the pod",
-            Self::OtherKind { .. } => "make it what it was, or delete the pod",
-        }
-    }
 }
 
 /// The reasons why a host-root bind pins.
@@ -226,42 +207,43 @@ impl Verdict {
 
     /// True if the source is not healthy, or could not be checked.
     pub fn is_finding(&self) -> bool {
-        !matches!(
-            self,
-            Self::Current | Self::Foreign | Self::Unmounted(Unmounted::UnusedSubpath)
-        )
+        self.reason().is_some()
     }
 
     /// The reason for the verdict, in one line. `None` for a healthy source.
     pub fn reason(&self) -> Option<String> {
-        match self {
-            Self::Current | Self::Foreign | Self::Unmounted(Unmounted::UnusedSubpath) => None,
-            Self::Stale {
-                cause,
-                remedy: Ok(_),
-            } => Some(cause.to_string()),
-            Self::Stale {
-                cause,
-                remedy: Err(why),
-            } => Some(format!("{cause}; {why}")),
-            Self::Orphaned {
-                cause,
-                lacks,
-                remake: Some(_),
-            } => Some(format!("{cause}, and {lacks}")),
-            Self::Orphaned {
-                cause,
-                lacks,
-                remake: None,
-            } => Some(format!("{cause}, and {lacks}: {}", lacks.next_step())),
-            Self::Unmounted(unmounted) => Some(unmounted.to_string()),
-            Self::Pinning(pinning) => Some(pinning.reason()),
-            Self::Wrong(difference) => Some(difference.to_string()),
-            Self::NotProbed => {
-                Some("it was not probed: there was no time left to wait for its server".to_owned())
+        Some(match self {
+            Self::Current | Self::Foreign | Self::Unmounted(Unmounted::UnusedSubpath) => {
+                return None;
             }
-            Self::Dead(why) | Self::Unknown(why) => Some(why.clone()),
-        }
+            Self::Stale { cause, remedy } => match remedy {
+                Ok(_) => cause.to_string(),
+                Err(why) => format!("{cause}; {why}"),
+            },
+            Self::Orphaned {
+                cause,
+                lacks,
+                remake,
+            } => {
+                // The next step of the pod's owner, where no mount can help.
+                let next_step = match (remake, lacks) {
+                    (Some(_), _) => "",
+                    (None, Lack::Payload) => {
+                        ": delete the pod, so that the kubelet writes the volume anew"
+                    }
+                    (None, Lack::Key(_)) => ": put it back, or remove the subPath from the pod",
+                    (None, Lack::OtherKind { .. }) => ": make it what it was, or delete the pod",
+                };
+                format!("{cause}, and {lacks}{next_step}")
+            }
+            Self::Unmounted(unmounted) => unmounted.to_string(),
+            Self::Pinning(pinning) => pinning.reason(),
+            Self::Wrong(difference) => difference.to_string(),
+            Self::NotProbed => {
+                "it was not probed: there was no time left to wait for its server".to_owned()
+            }
+            Self::Dead(why) | Self::Unknown(why) => why.clone(),
+        })
     }
 }
 

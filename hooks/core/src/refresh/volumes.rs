@@ -39,17 +39,16 @@ impl PodVolume {
         if self.place.device != mount.device {
             return None;
         }
-        let mut names = below(&mount.root.path, &self.place.path)?.components();
-        let timestamp = TimestampDirectory::from_name(names.next()?.as_os_str())?;
+        let sub_path = PathInVolume {
+            timestamp: None,
+            path: below(&mount.root.path, &self.place.path)?.to_owned(),
+        };
         Some(Expected {
             directory: &self.directory,
             device: self.place.device,
             writer: Writer::Kubelet,
             layout: VolumeLayout::Payload,
-            sub_path: PathInVolume {
-                timestamp: Some(timestamp),
-                path: names.as_path().to_owned(),
-            },
+            sub_path: sub_path.split()?,
             target: ExpectedTarget::InPayload(&self.current),
         })
     }

@@ -102,7 +102,7 @@ fn findings(world: &World) -> [Finding; 3] {
 fn plan(world: &World, policy: &Policy) -> Plan {
     let plan = Plan::from_findings(&findings(world), policy);
     assert!(
-        plan.rebinds.iter().all(|order| order.bind() == Some(1)),
+        plan.rebinds.iter().all(|order| order.bind == Some(1)),
         "{plan:?}"
     );
     assert!(!plan.edits_bind(0) && !plan.edits_bind(2), "{plan:?}");
@@ -132,11 +132,11 @@ fn carry_out(world: &mut World, policy: &Policy, is_killed: bool) {
 }
 
 fn step(world: &mut World, order: &Rebind, is_killed: bool) {
-    match order.method() {
-        RepairMethod::Remake => world.make_directory(order.sub_path()),
+    match order.remedy.method {
+        RepairMethod::Remake => world.make_directory(&order.remedy.sub_path),
         RepairMethod::Rebind if world.stack.len() > 1 => world.detach(),
         RepairMethod::Rebind => {
-            world.attach_beneath(order.sub_path());
+            world.attach_beneath(&order.remedy.sub_path);
             if !is_killed {
                 world.detach();
             }

@@ -153,9 +153,9 @@ proptest! {
             prop_assert!(was_read(&evidence), "planned on what was not read: {evidence:?}");
             // The subpath of a payload is bound from the current payload, any other subpath from
             // its own path.
-            let after = rebound(&evidence, &order.sub_path().path);
+            let after = rebound(&evidence, &order.remedy.sub_path.path);
             let payload_is_whole = matches!(&evidence.target, Observed::Seen(t) if t.timestamp.is_some())
-                == (order.writer() == Writer::Kubelet);
+                == (order.remedy.writer == Writer::Kubelet);
             if payload_is_whole {
                 prop_assert_eq!(judge_subpath(&subpath(), &after), Verdict::Current);
             }
@@ -184,7 +184,7 @@ proptest! {
             let (Observed::Seen(mount), Observed::Seen(target)) = (&evidence.mount, &evidence.target) else { panic!() };
             let (Observed::Seen(shown), Observed::Seen(file)) = (&mount.identity, &target.file) else { panic!() };
             prop_assert_eq!(shown.kind, file.kind);
-            prop_assert_eq!(order.method(), RepairMethod::Rebind);
+            prop_assert_eq!(order.remedy.method, RepairMethod::Rebind);
         }
     }
 
