@@ -25,126 +25,27 @@ use crate::blocking::spawn_thread;
 /// The limit of a step; a pipe holds 64 KiB.
 const STEP: usize = 16 * 1024;
 
-/// A running copy.
+/// A running copy: a task, or a thread that writes a log file.
 ///
-/// The buffer is on the stack of the step that reads and writes, not in the task: an idle stream
-/// costs no memory. Only bytes that the reader has not accepted yet are kept, and until the reader
-/// accepts them nothing more is read. So a slow reader delays no other container.
+/// The buffer of a task is on the stack of the step that reads and writes: an idle stream costs no
+/// memory. Only bytes that the reader has not accepted yet are kept, and until the reader accepts
+/// them nothing more is read. So a slow reader delays no other container.
 #[derive(Debug)]
 pub struct StreamCopy {
-    pub task: AbortHandle,
-    progress: CopyProgress,
-    /// The source and the destination; the end of the copy closes both.
+    /// `None` for a thread.
+    pub task: Option<AbortHandle>,
+    progress: Arc<Progress>,
+    /// The source and the destination of a task; the end of the copy closes both.
     ends: [Weak<AsyncFd<OwnedFd>>; 2],
 }
 
-impl StreamCopy {
-    /// Starts copying until the source ends or the destination is gone. Both descriptors must be
-    /// non-blocking.
-    pub fn spawn(from: Arc<AsyncFd<OwnedFd>>, to: Arc<AsyncFd<OwnedFd>>) -> Self {
-        let (mover, progress) = progress();
-        let ends = [&from, &to].map(Arc::downgrade);
-        let task = tokio::spawn(async move {
-            let ended = run(&from, &to, &mover).await;
-            // The descriptors close before the end is reported: the reader must also see the end by
-            // then.
-            drop((from, to));
-            if let Err(error) = ended {
-                tracing::debug!(%error, "a stream ended early");
-            }
-            drop(mover);
-        });
-        Self {
-            task: task.abort_handle(),
-            progress,
-            ends,
-        }
-    }
-
-    /// Waits for the end of the stream, and aborts a copy that stalls. A slow copy that still moves
-    /// continues alone.
-    pub async fn finish_or_stall(&self, limits: DrainLimits) {
-        // On a busy node the shim may not run for longer than a limit. Then the copy has not had its
-        // turn yet: it still takes the bytes that wait, or the end.
-        let can_move = |is_holding: bool| {
-            let (end, event) = match &self.ends {
-                [_, to] if is_holding => (to, PollFlags::OUT),
-                [from, _] => (from, PollFlags::IN),
-            };
-            end.upgrade().is_some_and(|end| {
-                let mut fds = [PollFd::new(end.get_ref(), event)];
-                matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..))
-            })
-        };
-        match self.progress.drain(limits, can_move).await {
-            DrainResult::Passed => {}
-            DrainResult::Moving => {
-                tracing::warn!(
-                    "a slow reader still takes the output of a process that is being deleted"
-                )
-            }
-            DrainResult::Stalled => {
-                tracing::warn!(
-                    "closing a stream that has no reader, or that a leftover process has open"
-                );
-                self.task.abort();
-            }
-        }
-    }
-}
-
-async fn run(from: &AsyncFd<OwnedFd>, to: &AsyncFd<OwnedFd>, mover: &Mover) -> io::Result<()> {
-    loop {
-        let mut ready = from.readable().await?;
-        let mut rest = match ready.try_io(|from| step(from.get_ref(), to.get_ref(), mover)) {
-            Ok(Ok(CopyStep::Moved)) => continue,
-            Ok(Ok(CopyStep::Kept(rest))) => rest,
-            Ok(Ok(CopyStep::End)) => return Ok(()),
-            Ok(Err(error)) => return Err(error),
-            Err(_would_block) => continue,
-        };
-        mover.set_holding(true);
-        while !rest.is_empty() {
-            let written = to
-                .async_io(Interest::WRITABLE, |to| Ok(rustix::io::write(to, &rest)?))
-                .await?;
-            mover.moved(written);
-            rest.drain(..written);
-        }
-        mover.set_holding(false);
-    }
-}
-
-enum CopyStep {
-    Moved,
-    /// Read, but not accepted by the destination yet.
-    Kept(Vec<u8>),
-    End,
-}
-
-/// A read, and as many writes as the destination accepts at once.
-fn step(from: impl AsFd, to: impl AsFd, mover: &Mover) -> io::Result<CopyStep> {
-    let mut buffer = [0; STEP];
-    let read = match rustix::io::read(from, &mut buffer) {
-        // A pty's master answers EIO when the last process has closed the slave.
-        Ok(0) | Err(Errno::IO) => return Ok(CopyStep::End),
-        Ok(read) => read,
-        Err(Errno::INTR) => return Ok(CopyStep::Moved),
-        Err(errno) => return Err(errno.into()),
-    };
-    let mut left = &buffer[..read];
-    while !left.is_empty() {
-        match rustix::io::write(&to, left) {
-            Ok(written) => {
-                mover.moved(written);
-                left = &left[written..];
-            }
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => return Ok(CopyStep::Kept(left.to_vec())),
-            Err(errno) => return Err(errno.into()),
-        }
-    }
-    Ok(CopyStep::Moved)
+#[derive(Debug, Default)]
+struct Progress {
+    /// The number of bytes that have reached the destination.
+    moved: AtomicU64,
+    /// True while bytes wait that the destination does not accept yet.
+    holding: AtomicBool,
+    ended: watch::Sender<bool>,
 }
 
 /// Time limits for the rest of a stream.
@@ -165,65 +66,104 @@ enum DrainResult {
     Moving,
 }
 
-#[derive(Debug, Default)]
-struct Counts {
-    moved: AtomicU64,
-    holding: AtomicBool,
-}
-
-/// The side that moves the bytes. The stream has ended when it is dropped.
-#[derive(Debug)]
-struct Mover {
-    counts: Arc<Counts>,
-    _open: watch::Sender<()>,
-}
-
-#[derive(Debug)]
-struct CopyProgress {
-    counts: Arc<Counts>,
-    open: watch::Receiver<()>,
-}
-
-/// Both sides of a stream that has not begun.
-fn progress() -> (Mover, CopyProgress) {
-    let counts = Arc::<Counts>::default();
-    let (_open, open) = watch::channel(());
-    let mover = Mover {
-        counts: Arc::clone(&counts),
-        _open,
-    };
-    (mover, CopyProgress { counts, open })
-}
-
-impl Mover {
-    /// Records that `bytes` bytes have reached the destination.
-    fn moved(&self, bytes: usize) {
-        self.counts.moved.fetch_add(bytes as u64, Ordering::Relaxed);
+impl StreamCopy {
+    /// Starts copying until the source ends or the destination is gone. Both descriptors must be
+    /// non-blocking.
+    pub fn spawn(from: Arc<AsyncFd<OwnedFd>>, to: Arc<AsyncFd<OwnedFd>>) -> Self {
+        let progress = Arc::<Progress>::default();
+        let ends = [&from, &to].map(Arc::downgrade);
+        let own = Arc::clone(&progress);
+        let task = tokio::spawn(async move {
+            let ended = run(&from, &to, &own).await;
+            // The descriptors close before the end is reported: the reader must also see the end by
+            // then.
+            drop((from, to));
+            if let Err(error) = ended {
+                tracing::debug!(%error, "a stream ended early");
+            }
+            own.ended.send_replace(true);
+        });
+        Self {
+            task: Some(task.abort_handle()),
+            progress,
+            ends,
+        }
     }
 
-    /// Records whether bytes wait that the destination does not accept yet.
-    fn set_holding(&self, some: bool) {
-        self.counts.holding.store(some, Ordering::Relaxed);
+    /// Starts a thread that writes a log file: `file://`. The pipe's end must be blocking.
+    ///
+    /// The process gets a pipe and never the file: with a descriptor of the file a container could
+    /// truncate its own log. The event loop cannot wait for a disk, so a thread copies from the pipe
+    /// to the file; it ends with the last writer. If stdout and stderr name the same file they share
+    /// the pipe, and their lines stay in order.
+    pub fn into_file(pipe: OwnedFd, file: OwnedFd) -> io::Result<Self> {
+        let progress = Arc::<Progress>::default();
+        let own = Arc::clone(&progress);
+        spawn_thread(move || {
+            pass_on(&mut pipe.into(), &mut file.into(), &own);
+            own.ended.send_replace(true);
+        })?;
+        Ok(Self {
+            task: None,
+            progress,
+            ends: [Weak::new(), Weak::new()],
+        })
+    }
+
+    /// Waits for the end of the stream, and aborts a copy that stalls. A slow copy that still moves
+    /// continues alone.
+    pub async fn finish_or_stall(&self, limits: DrainLimits) {
+        // On a busy node the shim may not run for longer than a limit. Then the copy has not had its
+        // turn yet: it still takes the bytes that wait, or the end.
+        let can_move = |is_holding: bool| {
+            let (end, event) = match &self.ends {
+                [_, to] if is_holding => (to, PollFlags::OUT),
+                [from, _] => (from, PollFlags::IN),
+            };
+            end.upgrade().is_some_and(|end| {
+                let mut fds = [PollFd::new(end.get_ref(), event)];
+                matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..))
+            })
+        };
+        match (self.progress.drain(limits, can_move).await, &self.task) {
+            (DrainResult::Passed, _) => {}
+            (_, None) => tracing::warn!(
+                "a process left behind still holds a log file's pipe open, or its disk hangs"
+            ),
+            (DrainResult::Moving, _) => {
+                tracing::warn!(
+                    "a slow reader still takes the output of a process that is being deleted"
+                )
+            }
+            (DrainResult::Stalled, Some(task)) => {
+                tracing::warn!(
+                    "closing a stream that has no reader, or that a leftover process has open"
+                );
+                task.abort();
+            }
+        }
     }
 }
 
-impl CopyProgress {
-    /// Waits for the end of the stream. `can_move` returns true if the mover has work: bytes to read
+impl Progress {
+    /// Waits for the end of the stream. `can_move` returns true if the copy has work: bytes to read
     /// or, while it holds bytes, a destination that accepts some.
     async fn drain(&self, limits: DrainLimits, can_move: impl Fn(bool) -> bool) -> DrainResult {
-        let mut open = self.open.clone();
+        let mut ended = self.ended.subscribe();
         let end = Instant::now() + limits.total;
-        let first = self.counts.moved.load(Ordering::Relaxed);
+        let first = self.moved.load(Ordering::Relaxed);
         let mut before = first;
-        // `changed` fails when the mover is gone.
-        while timeout(limits.idle, open.changed()).await.is_err() {
-            let now = self.counts.moved.load(Ordering::Relaxed);
+        while timeout(limits.idle, ended.wait_for(|ended| *ended))
+            .await
+            .is_err()
+        {
+            let now = self.moved.load(Ordering::Relaxed);
             let is_late = Instant::now() >= end;
             // A reader that has taken some bytes within the limit may only pause.
             if is_late && now != first {
                 return DrainResult::Moving;
             }
-            let is_holding = self.counts.holding.load(Ordering::Relaxed);
+            let is_holding = self.holding.load(Ordering::Relaxed);
             if now == before && (is_late || !is_holding) && !can_move(is_holding) {
                 return DrainResult::Stalled;
             }
@@ -233,38 +173,56 @@ impl CopyProgress {
     }
 }
 
-/// A thread that writes a log file: `file://`.
-///
-/// The process gets a pipe and never the file: with a descriptor of the file a container could
-/// truncate its own log. The event loop cannot wait for a disk, so a thread copies from the pipe to
-/// the file; it ends with the last writer. If stdout and stderr name the same file they share the
-/// pipe, and their lines stay in order.
-#[derive(Debug)]
-pub struct FileWriter {
-    progress: CopyProgress,
+async fn run(from: &AsyncFd<OwnedFd>, to: &AsyncFd<OwnedFd>, own: &Progress) -> io::Result<()> {
+    loop {
+        let mut ready = from.readable().await?;
+        let mut rest = match ready.try_io(|from| step(from.get_ref(), to.get_ref(), own)) {
+            Ok(Ok(Some(rest))) => rest,
+            Ok(Ok(None)) => return Ok(()),
+            Ok(Err(error)) => return Err(error),
+            Err(_would_block) => continue,
+        };
+        own.holding.store(!rest.is_empty(), Ordering::Relaxed);
+        while !rest.is_empty() {
+            let written = to
+                .async_io(Interest::WRITABLE, |to| Ok(rustix::io::write(to, &rest)?))
+                .await?;
+            own.moved.fetch_add(written as u64, Ordering::Relaxed);
+            rest.drain(..written);
+        }
+        own.holding.store(false, Ordering::Relaxed);
+    }
 }
 
-impl FileWriter {
-    /// Starts to copy from the pipe to the file. The pipe's end must be blocking.
-    pub fn start(pipe: OwnedFd, file: OwnedFd) -> io::Result<Self> {
-        let (mover, progress) = progress();
-        spawn_thread(move || pass_on(&mut pipe.into(), &mut file.into(), &mover))?;
-        Ok(Self { progress })
-    }
-
-    /// Waits until all bytes are in the file; gives up when the stream stalls.
-    pub async fn finish_or_stall(&self, limits: DrainLimits) {
-        if self.progress.drain(limits, |_| false).await != DrainResult::Passed {
-            tracing::warn!(
-                "a process left behind still holds a log file's pipe open, or its disk hangs"
-            );
+/// A read, and as many writes as the destination accepts at once. Returns the bytes that the
+/// destination does not accept yet; `None` at the end.
+fn step(from: impl AsFd, to: impl AsFd, own: &Progress) -> io::Result<Option<Vec<u8>>> {
+    let mut buffer = [0; STEP];
+    let read = match rustix::io::read(from, &mut buffer) {
+        // A pty's master answers EIO when the last process has closed the slave.
+        Ok(0) | Err(Errno::IO) => return Ok(None),
+        Ok(read) => read,
+        Err(Errno::INTR) => return Ok(Some(Vec::new())),
+        Err(errno) => return Err(errno.into()),
+    };
+    let mut left = &buffer[..read];
+    while !left.is_empty() {
+        match rustix::io::write(&to, left) {
+            Ok(written) => {
+                own.moved.fetch_add(written as u64, Ordering::Relaxed);
+                left = &left[written..];
+            }
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => break,
+            Err(errno) => return Err(errno.into()),
         }
     }
+    Ok(Some(left.to_vec()))
 }
 
 /// A full disk costs lines of the log and nothing else: a process that had to wait for space would
 /// hang with it.
-fn pass_on(pipe: &mut File, file: &mut File, mover: &Mover) {
+fn pass_on(pipe: &mut File, file: &mut File, own: &Progress) {
     let mut buffer = [0; STEP];
     let mut losing = false;
     loop {
@@ -276,9 +234,9 @@ fn pass_on(pipe: &mut File, file: &mut File, mover: &Mover) {
                 return tracing::warn!(%error, "cannot read a container's output any more");
             }
         };
-        mover.set_holding(true);
+        own.holding.store(true, Ordering::Relaxed);
         let written = file.write_all(&buffer[..read]);
-        mover.set_holding(false);
+        own.holding.store(false, Ordering::Relaxed);
         match written {
             Ok(()) => losing = false,
             Err(_) if losing => {}
@@ -287,7 +245,7 @@ fn pass_on(pipe: &mut File, file: &mut File, mover: &Mover) {
                 tracing::warn!(%error, "cannot write a container's log file: its output is lost until that works again");
             }
         }
-        mover.moved(read);
+        own.moved.fetch_add(read as u64, Ordering::Relaxed);
     }
 }
 
@@ -390,11 +348,11 @@ mod tests {
     /// Also a reader that takes nothing at the moment of the limit.
     #[tokio::test(start_paused = true)]
     async fn a_slow_reader_gets_the_rest() {
-        let (mover, progress) = progress();
-        mover.set_holding(true);
+        let progress = Progress::default();
+        progress.holding.store(true, Ordering::Relaxed);
         let (drained, ()) = tokio::join!(progress.drain(DRAIN_LIMITS, |_| false), async {
             tokio::time::sleep(DRAIN_LIMITS.total / 2).await;
-            mover.moved(1);
+            progress.moved.store(1, Ordering::Relaxed);
         });
         assert_eq!(drained, DrainResult::Moving);
     }
@@ -408,8 +366,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_end_is_the_movers_end() {
-        let (mover, progress) = progress();
-        drop(mover);
+        let progress = Progress::default();
+        progress.ended.send_replace(true);
         assert_eq!(
             progress.drain(DRAIN_LIMITS, |_| false).await,
             DrainResult::Passed
@@ -418,8 +376,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn nothing_moving_is_a_stall() {
-        let (mover, progress) = progress();
-        mover.moved(1);
+        let progress = Progress::default();
+        progress.moved.store(1, Ordering::Relaxed);
         assert_eq!(
             progress.drain(DRAIN_LIMITS, |_| false).await,
             DrainResult::Stalled
@@ -428,17 +386,18 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_reader_that_pauses_is_waited_for() {
-        let (mover, progress) = progress();
-        mover.set_holding(true);
+        let progress = Arc::new(Progress::default());
+        progress.holding.store(true, Ordering::Relaxed);
         let begin = Instant::now();
         assert_eq!(
             progress.drain(DRAIN_LIMITS, |_| false).await,
             DrainResult::Stalled
         );
         assert!(begin.elapsed() >= DRAIN_LIMITS.total);
+        let own = Arc::clone(&progress);
         tokio::spawn(async move {
             tokio::time::sleep(DRAIN_LIMITS.idle * 3).await;
-            drop(mover);
+            own.ended.send_replace(true);
         });
         assert_eq!(
             progress.drain(DRAIN_LIMITS, |_| false).await,
@@ -450,7 +409,7 @@ mod tests {
     async fn all_is_in_the_file_at_the_end() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let (read, write) = io::pipe().unwrap();
-        let writer = FileWriter::start(read.into(), file.reopen().unwrap().into()).unwrap();
+        let writer = StreamCopy::into_file(read.into(), file.reopen().unwrap().into()).unwrap();
         let mut write = File::from(OwnedFd::from(write));
         write.write_all(&[7; 200_000]).unwrap();
         drop(write);

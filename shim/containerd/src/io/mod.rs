@@ -27,7 +27,7 @@ use std::time::Duration;
 use rustix::termios::Winsize;
 use tokio::io::unix::AsyncFd;
 
-use copy::{DrainLimits, FileWriter, StreamCopy};
+use copy::{DrainLimits, StreamCopy};
 use logger::Logger;
 
 pub use console::StreamOwner;
@@ -57,13 +57,6 @@ pub struct Streams {
     pub terminal: bool,
 }
 
-/// The reader of a process's output at the far end of a pipe, which must end after the process.
-#[derive(Debug)]
-enum Sink {
-    File(FileWriter),
-    Logger(Logger),
-}
-
 /// The streams of a running process.
 #[derive(Debug, Default)]
 pub struct RunningIo {
@@ -71,8 +64,9 @@ pub struct RunningIo {
     /// clients connect and leave.
     stdin_hold: Mutex<Option<OwnedFd>>,
     stdin: Option<StreamCopy>,
+    /// At most two.
     outputs: Vec<StreamCopy>,
-    sinks: Vec<Sink>,
+    logger: Option<Logger>,
     console: Option<Master>,
 }
 
@@ -104,19 +98,16 @@ impl RunningIo {
             }
         });
         tokio::join!(first, second);
-        for sink in &self.sinks {
-            match sink {
-                Sink::File(writer) => writer.finish_or_stall(DRAIN_LIMITS).await,
-                Sink::Logger(logger) => logger.finish().await,
-            }
+        if let Some(logger) = &self.logger {
+            logger.finish().await;
         }
     }
 }
 
 impl Drop for RunningIo {
     fn drop(&mut self) {
-        if let Some(stdin) = &self.stdin {
-            stdin.task.abort();
+        if let Some(task) = self.stdin.as_ref().and_then(|stdin| stdin.task.as_ref()) {
+            task.abort();
         }
     }
 }

@@ -128,7 +128,7 @@ fn open_output(stream: &str, name: &str) -> Result<OutputTarget, StepError> {
 }
 
 fn parse(stream: &str, name: &str) -> Result<Stream, StepError> {
-    Stream::parse(name).map_err(|_| unsupported(stream, name))
+    Stream::parse(name).ok_or_else(|| unsupported(stream, name))
 }
 
 fn unsupported(stream: &str, name: &str) -> StepError {
@@ -217,18 +217,15 @@ pub struct LogProgram {
     pub must_signal_ready: bool,
 }
 
-/// A URI with an unknown scheme, or with an invalid path.
-#[derive(Debug, PartialEq, Eq)]
-struct InvalidUri;
-
 impl Stream {
-    fn parse(name: &str) -> Result<Self, InvalidUri> {
+    /// `None` for a URI with an unknown scheme, or with an invalid path.
+    fn parse(name: &str) -> Option<Self> {
         if name.is_empty() {
-            return Ok(Self::Nowhere);
+            return Some(Self::Nowhere);
         }
         let (scheme, rest) = match name.split_once(":/") {
             Some((scheme, rest)) if !scheme.contains('/') => (scheme, rest),
-            _ => return Ok(Self::Path(name.into())),
+            _ => return Some(Self::Path(name.into())),
         };
         let (rest, _fragment) = rest.split_once('#').unwrap_or((rest, ""));
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -239,16 +236,16 @@ impl Stream {
             },
             None => format!("/{place}"),
         };
-        let path = PathBuf::from(decoded(&path).ok_or(InvalidUri)?);
+        let path = PathBuf::from(decoded(&path)?);
         match scheme {
-            "fifo" => Ok(Self::Path(path)),
-            "file" => Ok(Self::File(path)),
-            "binary" | "binary-v2" => Ok(Self::Logger(LogProgram {
+            "fifo" => Some(Self::Path(path)),
+            "file" => Some(Self::File(path)),
+            "binary" | "binary-v2" => Some(Self::Logger(LogProgram {
                 path,
                 arguments: arguments(query),
                 must_signal_ready: scheme == "binary-v2",
             })),
-            _ => Err(InvalidUri),
+            _ => None,
         }
     }
 }
@@ -360,27 +357,27 @@ mod tests {
 
     fn logger(name: &str) -> LogProgram {
         match Stream::parse(name) {
-            Ok(Stream::Logger(program)) => program,
+            Some(Stream::Logger(program)) => program,
             other => panic!("{name}: {other:?}"),
         }
     }
 
     #[test]
     fn paths_and_files() {
-        assert_eq!(Stream::parse(""), Ok(Stream::Nowhere));
+        assert_eq!(Stream::parse(""), Some(Stream::Nowhere));
         assert_eq!(
             Stream::parse("/run/a b%20"),
-            Ok(Stream::Path("/run/a b%20".into()))
+            Some(Stream::Path("/run/a b%20".into()))
         );
         assert_eq!(
             Stream::parse("/run/odd://name"),
-            Ok(Stream::Path("/run/odd://name".into()))
+            Some(Stream::Path("/run/odd://name".into()))
         );
         assert_eq!(
             Stream::parse("file:///var/log/a%20b?x=y"),
-            Ok(Stream::File("/var/log/a b".into()))
+            Some(Stream::File("/var/log/a b".into()))
         );
-        assert_eq!(Stream::parse("npipe:////./pipe/x"), Err(InvalidUri));
+        assert_eq!(Stream::parse("npipe:////./pipe/x"), None);
     }
 
     /// As Go's net/url reads them.
@@ -388,7 +385,7 @@ mod tests {
     fn uris_without_a_host_and_with_invalid_escapes() {
         assert_eq!(
             Stream::parse("file:/var/log/a"),
-            Ok(Stream::File("/var/log/a".into()))
+            Some(Stream::File("/var/log/a".into()))
         );
         assert_eq!(
             logger("binary:/bin/log?tag=web").path,
@@ -396,10 +393,10 @@ mod tests {
         );
         assert_eq!(
             Stream::parse("/run/a:/b%zz"),
-            Ok(Stream::Path("/run/a:/b%zz".into()))
+            Some(Stream::Path("/run/a:/b%zz".into()))
         );
         for name in ["file:///tmp/%zz", "file:///tmp/100%", "binary:///bin/%2"] {
-            assert_eq!(Stream::parse(name), Err(InvalidUri), "{name}");
+            assert_eq!(Stream::parse(name), None, "{name}");
         }
         assert_eq!(
             logger("binary:///bin/log?a=%zz&b=1;c&d=2").arguments,

@@ -4,16 +4,16 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::mem;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use tokio::io::Interest;
 
 use super::console::{ConsoleSocket, StreamOwner, WATCH, nonblocking, owned_pipe, unread, watched};
-use super::copy::{FileWriter, StreamCopy};
+use super::copy::StreamCopy;
 use super::logger::Logger;
 use super::open::{Input, OpenedStreams, OutputTarget};
-use super::{LoggedProcess, RunningIo, Sink, Streams};
+use super::{LoggedProcess, RunningIo, Streams};
 use crate::blocking::{lock, spawn_thread};
 use crate::step::{StepError, failed};
 
@@ -24,23 +24,23 @@ const LAST_OUTPUT: usize = 2048;
 #[derive(Default)]
 pub struct PreparedIo {
     child: [Option<OwnedFd>; 3],
-    /// Sources and destinations of outputs.
-    pairs: Vec<(OwnedFd, OwnedFd)>,
+    outputs: Vec<PendingOutput>,
     stdin: Option<Input>,
     /// None with a terminal: the master arrives later.
     stdin_pipe: Option<OwnedFd>,
     console: Option<ConsoleSocket>,
+    /// A terminal has a single output, which passes through the shim: only the shim may read from
+    /// the master.
     console_out: Option<OwnedFd>,
-    logs: Vec<PendingLog>,
     last_output: Mutex<Vec<u8>>,
-    sinks: Vec<Sink>,
+    logger: Option<Logger>,
 }
 
 impl PreparedIo {
     /// Opens everything for these streams, and waits for a logging program to be ready.
     pub async fn open(
         streams: &Streams,
-        owner: StreamOwner,
+        mut owner: StreamOwner,
         process: LoggedProcess<'_>,
     ) -> Result<Self, StepError> {
         let opened = OpenedStreams::open(streams).await?;
@@ -48,27 +48,38 @@ impl PreparedIo {
             stdin: opened.stdin,
             ..Self::default()
         };
-        if io.stdin.is_some() && !streams.terminal {
+        if streams.terminal {
+            io.console = Some(ConsoleSocket::bind().map_err(failed("set up the terminal"))?);
+            owner = StreamOwner::default();
+        } else if io.stdin.is_some() {
             let (read, write) = owned_pipe("stdin", owner)?;
             nonblocking(&write).map_err(failed(WATCH))?;
             io.child[0] = Some(read);
             io.stdin_pipe = Some(write);
         }
-        if streams.terminal {
-            io.console = Some(ConsoleSocket::bind().map_err(failed("set up the terminal"))?);
-            io.take_console_output(opened.stdout, process).await?;
-            return Ok(io);
-        }
-        if let OutputTarget::Logger(program) = opened.stdout {
-            let (out, stdout) = owned_pipe("stdout", owner)?;
-            let (err, stderr) = owned_pipe("stderr", owner)?;
-            let logger = Logger::start(program, process, [out, err]).await?;
-            io.sinks.push(Sink::Logger(logger));
-            io.child[1] = Some(stdout);
-            io.child[2] = Some(stderr);
-        } else {
-            io.child[1] = io.take_output("stdout", opened.stdout, owner)?;
-            io.child[2] = io.take_output("stderr", opened.stderr, owner)?;
+        let mut stderr = None;
+        let stdout = match opened.stdout {
+            OutputTarget::Logger(program) => {
+                let (out, out_writer) = owned_pipe("stdout", owner)?;
+                let (err, err_writer) = owned_pipe("stderr", owner)?;
+                // With a terminal stderr has no writer: the program sees its end at once.
+                stderr = Some(err_writer);
+                io.logger = Some(Logger::start(program, process, [out, err]).await?);
+                Some(out_writer)
+            }
+            OutputTarget::Fifo(to) if streams.terminal => Some(to),
+            target => {
+                let stdout = io.take_output("stdout", target, owner, None)?;
+                stderr = io.take_output("stderr", opened.stderr, owner, stdout.as_ref())?;
+                stdout
+            }
+        };
+        if !streams.terminal {
+            io.child[1] = stdout;
+            io.child[2] = stderr;
+        } else if let Some(out) = stdout {
+            nonblocking(&out).map_err(failed(WATCH))?;
+            io.console_out = Some(out);
         }
         Ok(io)
     }
@@ -79,57 +90,30 @@ impl PreparedIo {
         name: &str,
         target: OutputTarget,
         owner: StreamOwner,
+        stdout: Option<&OwnedFd>,
     ) -> Result<Option<OwnedFd>, StepError> {
-        Ok(match target {
+        let (to, log_file) = match target {
             // Only stdout can be a program's, and `open` handles that.
-            OutputTarget::Nowhere | OutputTarget::Logger(_) => None,
-            OutputTarget::File(file) => Some(file),
-            OutputTarget::Fifo(to) => {
-                let (from, write) = owned_pipe(name, owner)?;
-                nonblocking(&from).map_err(failed(WATCH))?;
-                self.pairs.push((from, to));
-                Some(write)
-            }
-            OutputTarget::LogFile(path, file) => {
-                let (read, write) = owned_pipe(name, owner)?;
-                self.logs.push(PendingLog::new(read, file, &path));
-                Some(write)
-            }
+            OutputTarget::Nowhere | OutputTarget::Logger(_) => return Ok(None),
+            OutputTarget::File(file) => return Ok(Some(file)),
             OutputTarget::SameLogFile => {
-                let stdout = self.child[1].as_ref().map(OwnedFd::try_clone).transpose();
-                stdout.map_err(failed(format!("make the pipe for {name}")))?
+                let same = stdout.map(OwnedFd::try_clone).transpose();
+                return same.map_err(failed(format!("make the pipe for {name}")));
             }
-        })
-    }
-
-    /// A terminal has a single output, which passes through the shim: only the shim may read from
-    /// the master.
-    async fn take_console_output(
-        &mut self,
-        target: OutputTarget,
-        process: LoggedProcess<'_>,
-    ) -> Result<(), StepError> {
-        let owner = StreamOwner::default();
-        let to = match target {
-            OutputTarget::Nowhere | OutputTarget::SameLogFile => return Ok(()),
-            OutputTarget::Fifo(to) | OutputTarget::File(to) => to,
-            OutputTarget::LogFile(path, file) => {
-                let (read, write) = owned_pipe("stdout", owner)?;
-                self.logs.push(PendingLog::new(read, file, &path));
-                write
-            }
-            OutputTarget::Logger(program) => {
-                let (out, stdout) = owned_pipe("stdout", owner)?;
-                // Without a writer: the program sees the end of stderr at once.
-                let (err, _) = owned_pipe("stderr", owner)?;
-                let logger = Logger::start(program, process, [out, err]).await?;
-                self.sinks.push(Sink::Logger(logger));
-                stdout
-            }
+            OutputTarget::Fifo(to) => (to, None),
+            OutputTarget::LogFile(path, file) => (file, Some(path)),
         };
-        nonblocking(&to).map_err(failed(WATCH))?;
-        self.console_out = Some(to);
-        Ok(())
+        let (from, write) = owned_pipe(name, owner)?;
+        if log_file.is_none() {
+            nonblocking(&from).map_err(failed(WATCH))?;
+        }
+        self.outputs.push(PendingOutput {
+            from,
+            to,
+            log_file,
+            failure: Mutex::default(),
+        });
+        Ok(Some(write))
     }
 
     /// The process's open streams, in the order stdin, stdout, stderr. Each run of the runtime
@@ -144,11 +128,8 @@ impl PreparedIo {
     /// without this output.
     pub fn withhold_output(&self) {
         let mut text = Vec::new();
-        for (from, _) in &self.pairs {
-            text.extend(unread(from));
-        }
-        for log in &self.logs {
-            text.extend(log.withhold_output());
+        for output in &self.outputs {
+            text.extend(output.withhold());
         }
         if !text.is_empty() {
             *lock(&self.last_output) = text;
@@ -166,8 +147,8 @@ impl PreparedIo {
     /// Writes the runtime's output into a log file when no try follows. The reader of a fifo gets
     /// only the answer to `Create`, as with Go's shim.
     pub fn write_failure(&self) {
-        for log in &self.logs {
-            if let Err(error) = log.write_failure() {
+        for output in &self.outputs {
+            if let Err(error) = output.write_failure() {
                 tracing::warn!(%error, "the runtime's error is not in the log file");
             }
         }
@@ -182,15 +163,9 @@ impl PreparedIo {
     /// open.
     pub fn attach(self) -> Result<RunningIo, StepError> {
         let mut attached = RunningIo::default();
-        attached.sinks = self.sinks;
-        for log in self.logs {
-            attached.sinks.push(Sink::File(log.begin()?));
-        }
-        for (from, to) in self.pairs {
-            attached.outputs.push(StreamCopy::spawn(
-                watched(from, Interest::READABLE)?,
-                watched(to, Interest::WRITABLE)?,
-            ));
+        attached.logger = self.logger;
+        for output in self.outputs {
+            attached.outputs.push(output.begin()?);
         }
         if let Some(console) = self.console {
             let master = console
@@ -220,33 +195,25 @@ impl PreparedIo {
     }
 }
 
-/// A log file (`file://`) before its process exists: a pipe to copy into a file.
+/// An output before its process exists: a pipe to copy into a fifo or a log file (`file://`).
 ///
 /// The runtime writes its errors to the stderr that the container gets. The copy begins only after
 /// the runtime succeeded. So the output of a failed try can be kept out of the log of a container
 /// that the next try starts.
-struct PendingLog {
-    pipe: OwnedFd,
-    file: OwnedFd,
-    path: PathBuf,
+struct PendingOutput {
+    /// The read end.
+    from: OwnedFd,
+    to: OwnedFd,
+    /// The path of a log file.
+    log_file: Option<PathBuf>,
     /// The output of the last failed try.
     failure: Mutex<Vec<u8>>,
 }
 
-impl PendingLog {
-    /// `pipe` is the read end.
-    fn new(pipe: OwnedFd, file: OwnedFd, path: &Path) -> Self {
-        Self {
-            pipe,
-            file,
-            path: path.to_owned(),
-            failure: Mutex::default(),
-        }
-    }
-
+impl PendingOutput {
     /// Removes the output of a failed try from the pipe, before a further try.
-    fn withhold_output(&self) -> Vec<u8> {
-        let text = unread(&self.pipe);
+    fn withhold(&self) -> Vec<u8> {
+        let text = unread(&self.from);
         if !text.is_empty() {
             lock(&self.failure).clone_from(&text);
         }
@@ -256,10 +223,10 @@ impl PendingLog {
     /// Writes the output of the last failed try, if no try follows. No caller waits for the disk.
     fn write_failure(&self) -> io::Result<()> {
         let text = mem::take(&mut *lock(&self.failure));
-        if text.is_empty() {
+        let Some(path) = self.log_file.clone().filter(|_| !text.is_empty()) else {
             return Ok(());
-        }
-        let (mut file, path) = (File::from(self.file.try_clone()?), self.path.clone());
+        };
+        let mut file = File::from(self.to.try_clone()?);
         spawn_thread(move || {
             if let Err(error) = file.write_all(&text) {
                 tracing::warn!(%error, path = %path.display(), "the runtime's error is not in the log file");
@@ -268,9 +235,16 @@ impl PendingLog {
     }
 
     /// Starts to copy: the process exists now.
-    fn begin(self) -> Result<FileWriter, StepError> {
-        let step = format!("start writing the log file {}", self.path.display());
-        FileWriter::start(self.pipe, self.file).map_err(failed(step))
+    fn begin(self) -> Result<StreamCopy, StepError> {
+        let Some(path) = self.log_file else {
+            let from = watched(self.from, Interest::READABLE)?;
+            return Ok(StreamCopy::spawn(
+                from,
+                watched(self.to, Interest::WRITABLE)?,
+            ));
+        };
+        let step = format!("start writing the log file {}", path.display());
+        StreamCopy::into_file(self.from, self.to).map_err(failed(step))
     }
 }
 
@@ -282,7 +256,7 @@ mod tests {
     use crate::io::copy::DrainLimits;
 
     struct TestLog {
-        pending: PendingLog,
+        pending: PendingOutput,
         process: File,
         file: tempfile::NamedTempFile,
     }
@@ -290,7 +264,12 @@ mod tests {
     fn log() -> TestLog {
         let file = tempfile::NamedTempFile::new().unwrap();
         let (read, write) = io::pipe().unwrap();
-        let pending = PendingLog::new(read.into(), file.reopen().unwrap().into(), file.path());
+        let pending = PendingOutput {
+            from: read.into(),
+            to: file.reopen().unwrap().into(),
+            log_file: Some(file.path().to_owned()),
+            failure: Mutex::default(),
+        };
         TestLog {
             pending,
             process: OwnedFd::from(write).into(),
@@ -307,7 +286,7 @@ mod tests {
         } = log();
         for _ in 0..3 {
             process.write_all(b"runc create failed\n").unwrap();
-            pending.withhold_output();
+            pending.withhold();
         }
         process.write_all(b"its own\n").unwrap();
         drop(process);
@@ -332,7 +311,7 @@ mod tests {
         } = log();
         for text in [&b"first\n"[..], b"again\n", b""] {
             process.write_all(text).unwrap();
-            pending.withhold_output();
+            pending.withhold();
         }
         pending.write_failure().unwrap();
         pending.write_failure().unwrap();
