@@ -17,7 +17,7 @@ use std::time::Duration;
 use bindguard_core::error_chain;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::discovery::hierarchies;
+use super::hierarchies;
 use crate::blocking::{read_each, run_blocking};
 use crate::kernel;
 use crate::step::{StepError, failed};

@@ -17,24 +17,28 @@ mod console;
 mod copy;
 mod logger;
 mod open;
-mod prepared_io;
 
-use std::io;
-use std::os::fd::OwnedFd;
+use std::fs::File;
+use std::io::{self, Write};
+use std::mem;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::termios::Winsize;
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use crate::blocking::{lock, spawn_thread};
+use crate::step::{StepError, failed};
+use console::{ConsoleSocket, WATCH, nonblocking, owned_pipe, unread, watched};
 use copy::{DrainLimits, StreamCopy};
 use logger::Logger;
+use open::{Input, OpenedStreams, OutputTarget};
 
 pub use console::StreamOwner;
 pub use logger::LoggedProcess;
-pub use prepared_io::PreparedIo;
-
-use crate::blocking::lock;
 
 /// A pty's master, shared by both directions.
 type Master = Arc<AsyncFd<OwnedFd>>;
@@ -108,6 +112,316 @@ impl Drop for RunningIo {
     fn drop(&mut self) {
         if let Some(task) = self.stdin.as_ref().and_then(|stdin| stdin.task.as_ref()) {
             task.abort();
+        }
+    }
+}
+
+/// The number of bytes of a failed try's output that an error quotes.
+const LAST_OUTPUT: usize = 2048;
+
+/// The opened streams of a process that is not started yet.
+#[derive(Default)]
+pub struct PreparedIo {
+    child: [Option<OwnedFd>; 3],
+    outputs: Vec<PendingOutput>,
+    stdin: Option<Input>,
+    /// None with a terminal: the master arrives later.
+    stdin_pipe: Option<OwnedFd>,
+    console: Option<ConsoleSocket>,
+    /// A terminal has a single output, which passes through the shim: only the shim may read from
+    /// the master.
+    console_out: Option<OwnedFd>,
+    last_output: Mutex<Vec<u8>>,
+    logger: Option<Logger>,
+}
+
+impl PreparedIo {
+    /// Opens everything for these streams, and waits for a logging program to be ready.
+    pub async fn open(
+        streams: &Streams,
+        mut owner: StreamOwner,
+        process: LoggedProcess<'_>,
+    ) -> Result<Self, StepError> {
+        let opened = OpenedStreams::open(streams).await?;
+        let mut io = Self {
+            stdin: opened.stdin,
+            ..Self::default()
+        };
+        if streams.terminal {
+            io.console = Some(ConsoleSocket::bind().map_err(failed("set up the terminal"))?);
+            owner = StreamOwner::default();
+        } else if io.stdin.is_some() {
+            let (read, write) = owned_pipe("stdin", owner)?;
+            nonblocking(&write).map_err(failed(WATCH))?;
+            io.child[0] = Some(read);
+            io.stdin_pipe = Some(write);
+        }
+        let mut stderr = None;
+        let stdout = match opened.stdout {
+            OutputTarget::Logger(program) => {
+                let (out, out_writer) = owned_pipe("stdout", owner)?;
+                let (err, err_writer) = owned_pipe("stderr", owner)?;
+                // With a terminal stderr has no writer: the program sees its end at once.
+                stderr = Some(err_writer);
+                io.logger = Some(Logger::start(program, process, [out, err]).await?);
+                Some(out_writer)
+            }
+            OutputTarget::Fifo(to) if streams.terminal => Some(to),
+            target => {
+                let stdout = io.take_output("stdout", target, owner, None)?;
+                stderr = io.take_output("stderr", opened.stderr, owner, stdout.as_ref())?;
+                stdout
+            }
+        };
+        if !streams.terminal {
+            io.child[1] = stdout;
+            io.child[2] = stderr;
+        } else if let Some(out) = stdout {
+            nonblocking(&out).map_err(failed(WATCH))?;
+            io.console_out = Some(out);
+        }
+        Ok(io)
+    }
+
+    /// Returns the process's end.
+    fn take_output(
+        &mut self,
+        name: &str,
+        target: OutputTarget,
+        owner: StreamOwner,
+        stdout: Option<&OwnedFd>,
+    ) -> Result<Option<OwnedFd>, StepError> {
+        let (to, log_file) = match target {
+            // Only stdout can be a program's, and `open` handles that.
+            OutputTarget::Nowhere | OutputTarget::Logger(_) => return Ok(None),
+            OutputTarget::File(file) => return Ok(Some(file)),
+            OutputTarget::SameLogFile => {
+                let same = stdout.map(OwnedFd::try_clone).transpose();
+                return same.map_err(failed(format!("make the pipe for {name}")));
+            }
+            OutputTarget::Fifo(to) => (to, None),
+            OutputTarget::LogFile(path, file) => (file, Some(path)),
+        };
+        let (from, write) = owned_pipe(name, owner)?;
+        if log_file.is_none() {
+            nonblocking(&from).map_err(failed(WATCH))?;
+        }
+        self.outputs.push(PendingOutput {
+            from,
+            to,
+            log_file,
+            failure: Mutex::default(),
+        });
+        Ok(Some(write))
+    }
+
+    /// The process's open streams, in the order stdin, stdout, stderr. Each run of the runtime
+    /// borrows the streams.
+    pub fn child_streams(&self) -> [Option<BorrowedFd<'_>>; 3] {
+        self.child
+            .each_ref()
+            .map(|end| end.as_ref().map(AsFd::as_fd))
+    }
+
+    /// Removes the output of a failed try of the runtime, so that the next try's container starts
+    /// without this output.
+    pub fn withhold_output(&self) {
+        let mut text = Vec::new();
+        for output in &self.outputs {
+            text.extend(output.withhold());
+        }
+        if !text.is_empty() {
+            *lock(&self.last_output) = text;
+        }
+    }
+
+    /// The end of the last try's output, if it failed and wrote any.
+    pub fn last_output(&self) -> Option<String> {
+        self.withhold_output();
+        let text = lock(&self.last_output);
+        let end = &text[text.len().saturating_sub(LAST_OUTPUT)..];
+        Some(String::from_utf8_lossy(end).trim().to_owned()).filter(|output| !output.is_empty())
+    }
+
+    /// Writes the runtime's output into a log file when no try follows. The reader of a fifo gets
+    /// only the answer to `Create`, as with Go's shim.
+    pub fn write_failure(&self) {
+        for output in &self.outputs {
+            if let Err(error) = output.write_failure() {
+                tracing::warn!(%error, "the runtime's error is not in the log file");
+            }
+        }
+    }
+
+    /// The path to which the runtime sends the terminal, if there is one.
+    pub fn console_socket(&self) -> Option<PathBuf> {
+        self.console.as_ref().map(|socket| socket.path.clone())
+    }
+
+    /// Starts the copies. The process's ends are closed here: from now on only the process has them
+    /// open.
+    pub fn attach(self) -> Result<RunningIo, StepError> {
+        let mut attached = RunningIo::default();
+        attached.logger = self.logger;
+        for output in self.outputs {
+            attached.outputs.push(output.begin()?);
+        }
+        if let Some(console) = self.console {
+            let master = console
+                .take_master()
+                .map_err(failed("set up the terminal"))?;
+            let master = watched(master, Interest::READABLE | Interest::WRITABLE)?;
+            if let Some(out) = self.console_out {
+                attached.outputs.push(StreamCopy::spawn(
+                    Arc::clone(&master),
+                    watched(out, Interest::WRITABLE)?,
+                ));
+            }
+            attached.console = Some(master);
+        }
+        if let Some(Input { read, hold }) = self.stdin {
+            let target = match self.stdin_pipe {
+                Some(to) => Some(watched(to, Interest::WRITABLE)?),
+                None => attached.console.clone(),
+            };
+            if let Some(target) = target {
+                let from = watched(read, Interest::READABLE)?;
+                attached.stdin = Some(StreamCopy::spawn(from, target));
+            }
+            attached.stdin_hold = Mutex::new(hold);
+        }
+        Ok(attached)
+    }
+}
+
+/// An output before its process exists: a pipe to copy into a fifo or a log file (`file://`).
+///
+/// The runtime writes its errors to the stderr that the container gets. The copy begins only after
+/// the runtime succeeded. So the output of a failed try can be kept out of the log of a container
+/// that the next try starts.
+struct PendingOutput {
+    /// The read end.
+    from: OwnedFd,
+    to: OwnedFd,
+    /// The path of a log file.
+    log_file: Option<PathBuf>,
+    /// The output of the last failed try.
+    failure: Mutex<Vec<u8>>,
+}
+
+impl PendingOutput {
+    /// Removes the output of a failed try from the pipe, before a further try.
+    fn withhold(&self) -> Vec<u8> {
+        let text = unread(&self.from);
+        if !text.is_empty() {
+            lock(&self.failure).clone_from(&text);
+        }
+        text
+    }
+
+    /// Writes the output of the last failed try, if no try follows. No caller waits for the disk.
+    fn write_failure(&self) -> io::Result<()> {
+        let text = mem::take(&mut *lock(&self.failure));
+        let Some(path) = self.log_file.clone().filter(|_| !text.is_empty()) else {
+            return Ok(());
+        };
+        let mut file = File::from(self.to.try_clone()?);
+        spawn_thread(move || {
+            if let Err(error) = file.write_all(&text) {
+                tracing::warn!(%error, path = %path.display(), "the runtime's error is not in the log file");
+            }
+        })
+    }
+
+    /// Starts to copy: the process exists now.
+    fn begin(self) -> Result<StreamCopy, StepError> {
+        let Some(path) = self.log_file else {
+            let from = watched(self.from, Interest::READABLE)?;
+            return Ok(StreamCopy::spawn(
+                from,
+                watched(self.to, Interest::WRITABLE)?,
+            ));
+        };
+        let step = format!("start writing the log file {}", path.display());
+        StreamCopy::into_file(self.from, self.to).map_err(failed(step))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::io::copy::DrainLimits;
+
+    struct TestLog {
+        pending: PendingOutput,
+        process: File,
+        file: tempfile::NamedTempFile,
+    }
+
+    fn log() -> TestLog {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let (read, write) = io::pipe().unwrap();
+        let pending = PendingOutput {
+            from: read.into(),
+            to: file.reopen().unwrap().into(),
+            log_file: Some(file.path().to_owned()),
+            failure: Mutex::default(),
+        };
+        TestLog {
+            pending,
+            process: OwnedFd::from(write).into(),
+            file,
+        }
+    }
+
+    #[tokio::test]
+    async fn the_log_of_a_process_has_no_output_of_failed_tries() {
+        let TestLog {
+            pending,
+            mut process,
+            file,
+        } = log();
+        for _ in 0..3 {
+            process.write_all(b"runc create failed\n").unwrap();
+            pending.withhold();
+        }
+        process.write_all(b"its own\n").unwrap();
+        drop(process);
+        let long = Duration::from_secs(60);
+        pending
+            .begin()
+            .unwrap()
+            .finish_or_stall(DrainLimits {
+                idle: long,
+                total: long,
+            })
+            .await;
+        assert_eq!(std::fs::read_to_string(file.path()).unwrap(), "its own\n");
+    }
+
+    #[test]
+    fn the_last_failure_is_written_once() {
+        let TestLog {
+            pending,
+            mut process,
+            file,
+        } = log();
+        for text in [&b"first\n"[..], b"again\n", b""] {
+            process.write_all(text).unwrap();
+            pending.withhold();
+        }
+        pending.write_failure().unwrap();
+        pending.write_failure().unwrap();
+        let deadline = std::time::Instant::now() + Duration::from_secs(60);
+        while std::fs::read_to_string(file.path()).unwrap() != "again\n" {
+            assert!(
+                std::time::Instant::now() < deadline,
+                "{:?}",
+                std::fs::read_to_string(file.path())
+            );
+            std::thread::sleep(Duration::from_millis(2));
         }
     }
 }

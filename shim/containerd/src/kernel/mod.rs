@@ -1,22 +1,37 @@
 //! The system calls for which the libraries have no safe form. All `unsafe` of the crate is in this
 //! folder.
+//!
+//! Handlers exist for signals that the shim waits for, and for stray signals that would end the
+//! shim and its containers. A forked child sets its death signal and its signal mask before
+//! execve(2).
+//!
+//! A stray signal gets a handler that does nothing instead of SIG_IGN: execve(2) keeps ignored
+//! signals ignored, and the runtime, hooks and containers must begin like any program. See
+//! signal(7).
 
-mod memory;
 mod mounts;
-mod signals;
 
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::ffi::{OsString, c_int, c_void};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::{env, io};
 
 use nix::errno::Errno;
 use nix::libc;
+use rustix::io::fcntl_dupfd_cloexec;
+use rustix::net::{SendFlags, send};
+use rustix::process::getpid;
+use signal_hook::low_level::register;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-pub use memory::{release_stack, set_environment};
 pub use mounts::{LoopMode, attach_loop_device, child_in_user_namespace, free_loop_device};
-pub use signals::{die_with_this_thread, inherit, inherit_from_three, with_default_signals};
-pub use signals::{forward_signal, ignore_stray_signals};
 
 /// Sends any signal number, real-time ones included, through a pidfd: rustix's type names only the
 /// classic signals.
@@ -30,7 +45,7 @@ pub fn send_signal(pidfd: impl AsFd, signal: i32) -> io::Result<()> {
             libc::SYS_pidfd_send_signal,
             fd,
             signal,
-            std::ptr::null::<libc::siginfo_t>(),
+            null::<libc::siginfo_t>(),
             0,
         )
     };
@@ -42,4 +57,452 @@ pub fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: the AsyncFd owns the descriptor, so a registered descriptor is open. No code in this
     // crate removes or replaces the descriptor in the AsyncFd.
     Ok(unsafe { AsyncFd::register_with_interest(fd, interest) }?)
+}
+
+/// The size of the stack below the caller that is returned to the system. The kernel gives the main
+/// thread 128 KiB from the start (setup_arg_pages in fs/exec.c), and leaves a gap of a megabyte
+/// below, so nothing else can be there.
+const STACK: usize = 128 * 1024;
+/// The stack to keep below the caller, for the frames of `release_stack`.
+const MARGIN: usize = 1024;
+const PAGE: usize = 4096;
+
+/// Sets or removes a variable of this process's environment. Call while the process has a single
+/// thread.
+pub fn set_environment(name: &str, value: Option<OsString>) {
+    // SAFETY: there is no other thread that could read the environment meanwhile.
+    unsafe {
+        match value {
+            Some(value) => env::set_var(name, value),
+            None => env::remove_var(name),
+        }
+    }
+}
+
+/// Returns the pages that deeper calls left on the calling thread's stack to the system. The stack
+/// must have 128 KiB below the caller, used or not: the event loop's stack has them, and those of
+/// this crate's own threads.
+#[inline(never)]
+pub fn release_stack() {
+    let here = 0_u8;
+    let here = std::hint::black_box(&raw const here).addr();
+    let end = (here - MARGIN) & !(PAGE - 1);
+    // SAFETY: the range is on this thread's stack, or where nothing can be mapped, and below all
+    // live frames: no code reads it before writing. An error means at most that a part of it was
+    // never used.
+    unsafe {
+        libc::madvise(
+            std::ptr::with_exposed_provenance_mut(end - STACK),
+            STACK,
+            libc::MADV_DONTNEED,
+        );
+    }
+}
+
+/// The signals that the kernel sends for a fault of the program itself, which must end it.
+const FAULTS: [c_int; 6] = [
+    libc::SIGSEGV,
+    libc::SIGBUS,
+    libc::SIGILL,
+    libc::SIGFPE,
+    libc::SIGTRAP,
+    libc::SIGSYS,
+];
+/// The faults after which the program would continue.
+const RESUMABLE_FAULTS: [c_int; 2] = [libc::SIGTRAP, libc::SIGSYS];
+/// Signals that the shim uses otherwise or that do nothing, and SIGPIPE, which Rust ignores.
+/// SIGTERM and SIGINT request the end.
+const UNCHANGED: [c_int; 8] = [
+    libc::SIGKILL,
+    libc::SIGSTOP,
+    libc::SIGTERM,
+    libc::SIGINT,
+    libc::SIGCHLD,
+    libc::SIGCONT,
+    libc::SIGURG,
+    libc::SIGWINCH,
+];
+/// The signals of the C library itself, which its sigaction(3) does not set.
+const LIBC_SIGNALS: [c_int; 2] = [32, 33];
+
+/// The former actions of the faults.
+static FORMER_ACTIONS: OnceLock<[Option<libc::sigaction>; FAULTS.len()]> = OnceLock::new();
+
+/// From now on a signal sets the flag and sends a byte through the socket, instead of its former
+/// action.
+pub fn forward_signal(
+    signal: c_int,
+    arrived: Arc<AtomicBool>,
+    socket: Arc<UnixStream>,
+) -> io::Result<()> {
+    // SAFETY: the action stores into an atomic and calls send(2), which signal-safety(7) allows;
+    // rustix makes the system call itself and does not change errno.
+    let registered = unsafe {
+        register(signal, move || {
+            arrived.store(true, Ordering::Release);
+            // A full socket has enough bytes to wake its reader.
+            let _ = send(&*socket, b"x", SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        })
+    };
+    registered.map(drop)
+}
+
+/// Ignores all signals that processes may send, except requests to end. Call once.
+pub fn ignore_stray_signals() {
+    let _ = FORMER_ACTIONS.set(FAULTS.map(action_of));
+    for signal in 1..=libc::SIGRTMAX() {
+        if UNCHANGED.contains(&signal)
+            || LIBC_SIGNALS.contains(&signal)
+            // Ignored already: by Rust, or by the program that started containerd.
+            || action_of(signal).is_none_or(|action| action.sa_sigaction == libc::SIG_IGN)
+        {
+            continue;
+        }
+        // SAFETY: all zeros are a valid sigaction, and the handler has the form that SA_SIGINFO
+        // requires. The handler calls only functions that signal-safety(7) allows.
+        let set = unsafe {
+            let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
+            action.sa_sigaction =
+                ignore_signal as extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
+            // The mask blocks nested signals: the frames of many pending signals would not fit into
+            // the alternate stack.
+            libc::sigfillset(&raw mut action.sa_mask);
+            libc::sigaction(signal, &raw const action, null_mut())
+        };
+        if set != 0 {
+            tracing::warn!(signal, error = %io::Error::last_os_error(), "this signal would end the shim");
+        }
+    }
+    for signal in LIBC_SIGNALS {
+        set_disposition(signal, libc::SIG_IGN);
+    }
+}
+
+/// Sets SIG_IGN or SIG_DFL, by the kernel's own call.
+fn set_disposition(signal: c_int, disposition: libc::sighandler_t) {
+    // The kernel's struct on 64-bit machines: the handler, flags, the restorer, a mask of 64
+    // signals.
+    let action = [disposition, 0, 0, 0];
+    // SAFETY: rt_sigaction(2) reads the struct, whose mask has the size of the last argument, and
+    // writes nothing.
+    unsafe {
+        libc::syscall(
+            libc::SYS_rt_sigaction,
+            signal,
+            action.as_ptr(),
+            null::<c_void>(),
+            size_of::<u64>(),
+        );
+    }
+}
+
+fn action_of(signal: c_int) -> Option<libc::sigaction> {
+    let mut action = MaybeUninit::uninit();
+    // SAFETY: sigaction(2) writes the whole struct when it returns 0.
+    unsafe {
+        (libc::sigaction(signal, null(), action.as_mut_ptr()) == 0).then(|| action.assume_init())
+    }
+}
+
+extern "C" fn ignore_signal(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
+    let Some(fault) = FAULTS.iter().position(|fault| *fault == signal) else {
+        return;
+    };
+    // SAFETY: with SA_SIGINFO the kernel passes a siginfo. The code of a signal that a process sent
+    // is not positive.
+    if unsafe { (*info).si_code } <= 0 {
+        return;
+    }
+    if let Some(before) = FORMER_ACTIONS.get().and_then(|all| all[fault].as_ref()) {
+        // The fault happens again, this time with the former action: Rust reports an exhausted
+        // stack. SAFETY: the kernel returned the action; raise(3) takes a number.
+        unsafe {
+            libc::sigaction(signal, before, null_mut());
+            if RESUMABLE_FAULTS.contains(&signal) {
+                libc::raise(signal);
+            }
+        }
+    }
+}
+
+// Settings that a child makes itself, between fork(2) and execve(2): `Command` has none of them.
+// Only functions that signal-safety(7) allows may run there: any thread of the parent may hold the
+// allocator's lock.
+
+/// The kernel kills the child when the parent thread ends, see prctl(2). So the event loop's thread
+/// must start the child.
+pub fn die_with_this_thread(command: &mut Command) {
+    let parent = getpid().as_raw_pid();
+    // SAFETY: the closure makes two system calls that take numbers, and owns a number.
+    unsafe {
+        command.pre_exec(move || {
+            done(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL))?;
+            // The parent may have died before the call.
+            if libc::getppid() == parent {
+                Ok(())
+            } else {
+                Err(io::Error::from_raw_os_error(libc::ESRCH))
+            }
+        });
+    }
+}
+
+/// The child begins without the ignored signals of the server. execve(2) resets handlers, and
+/// `Command` SIGPIPE and the mask.
+pub fn with_default_signals(command: &mut Command) {
+    // SAFETY: the closure makes system calls that take numbers and a struct on its own stack.
+    unsafe {
+        command.pre_exec(|| {
+            for signal in LIBC_SIGNALS {
+                set_disposition(signal, libc::SIG_DFL);
+            }
+            Ok(())
+        });
+    }
+}
+
+/// The child inherits this descriptor under the same number.
+pub fn inherit(command: &mut Command, fd: OwnedFd) {
+    // SAFETY: the closure makes one system call, and owns the descriptor.
+    unsafe {
+        command.pre_exec(move || done(libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, 0)));
+    }
+}
+
+/// The child inherits these descriptors as 3, 4, 5 and so on, and no descriptors above.
+pub fn inherit_from_three(command: &mut Command, fds: Vec<OwnedFd>) -> io::Result<()> {
+    const FIRST: RawFd = 3;
+    let Some(one) = fds.first() else {
+        return Ok(());
+    };
+    let end = FIRST + RawFd::try_from(fds.len()).map_err(io::Error::other)?;
+    // Numbers above the targets, so that no source is overwritten before its turn.
+    let sources: Vec<OwnedFd> = fds
+        .iter()
+        .map(|fd| fcntl_dupfd_cloexec(fd, end))
+        .collect::<Result<_, _>>()?;
+    // Between fork and exec `Command` has its own pipe, which reports a failed exec. While these
+    // numbers are in use the pipe gets a higher number and is not overwritten.
+    let mut taken = Vec::new();
+    loop {
+        let duplicate = fcntl_dupfd_cloexec(one, FIRST)?;
+        if duplicate.as_raw_fd() >= end {
+            break;
+        }
+        taken.push(duplicate);
+    }
+    // SAFETY: the closure only calls dup2(2), on descriptors that it owns. dup2 replaces only
+    // copies of `taken` in the child, or descriptors that exec closes.
+    unsafe {
+        command.pre_exec(move || {
+            let _numbers_stay_taken = &taken;
+            (FIRST..end)
+                .zip(&sources)
+                .try_for_each(|(target, source)| done(libc::dup2(source.as_raw_fd(), target)))
+        });
+    }
+    Ok(())
+}
+
+fn done(result: c_int) -> io::Result<()> {
+    Ok(Errno::result(result).map(drop)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    /// The number of resident pages below the caller, see "pagemap" in the kernel's documentation.
+    #[inline(never)]
+    fn pages_below() -> usize {
+        let here = 0_u8;
+        let first = (std::hint::black_box(&raw const here).addr() - MARGIN - 64 * 1024) / PAGE;
+        let mut entries = [0; 8 * 16];
+        let pagemap = File::open("/proc/self/pagemap").unwrap();
+        pagemap
+            .read_exact_at(&mut entries, (first * 8) as u64)
+            .unwrap();
+        entries
+            .chunks(8)
+            .filter(|entry| entry[7] & 0x80 != 0)
+            .count()
+    }
+
+    #[inline(never)]
+    fn go_deep() {
+        let mut deep = [7_u8; 96 * 1024];
+        std::hint::black_box(&mut deep);
+    }
+
+    #[test]
+    fn unused_stack_pages_are_released() {
+        let thread = std::thread::Builder::new()
+            .stack_size(512 * 1024)
+            .spawn(|| {
+                go_deep();
+                let before = pages_below();
+                release_stack();
+                (before, pages_below())
+            });
+        assert_eq!(thread.unwrap().join().unwrap(), (16, 0));
+    }
+}
+
+#[cfg(test)]
+mod signals_tests {
+    use std::env;
+    use std::fs::File;
+    use std::io::{BufRead as _, Read as _};
+    use std::os::unix::process::ExitStatusExt as _;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    const CHILD: &str = "BINDGUARD_TEST_SIGNALS";
+    const READY: &str = "the handlers are set";
+
+    /// Signals are per process, so the test starts a process that runs `in_the_child`.
+    fn child(what: &str) -> Command {
+        let mut child = Command::new(env::current_exe().unwrap());
+        child
+            .args([
+                "--exact",
+                "kernel::signals_tests::in_the_child",
+                "--nocapture",
+            ])
+            .env(CHILD, what);
+        child
+    }
+
+    fn status(what: &str) -> std::process::ExitStatus {
+        child(what).output().unwrap().status
+    }
+
+    fn sent() -> impl Iterator<Item = c_int> {
+        (1..=64)
+            .filter(|signal| !UNCHANGED.contains(signal))
+            .flat_map(|signal| [signal; 2])
+    }
+
+    #[test]
+    fn in_the_child() {
+        let Ok(what) = env::var(CHILD) else { return };
+        ignore_stray_signals();
+        match what.as_str() {
+            "sent" => {
+                for signal in sent() {
+                    // SAFETY: kill(2) takes two numbers.
+                    assert_eq!(unsafe { libc::kill(libc::getpid(), signal) }, 0);
+                }
+            }
+            "wait" => {
+                println!("{READY}");
+                // The parent closes the pipe when all is sent.
+                io::stdin().read_to_end(&mut Vec::new()).unwrap();
+            }
+            // SAFETY: the write is invalid on purpose.
+            "fault" => unsafe { std::ptr::without_provenance_mut::<u8>(8).write_volatile(1) },
+            _ => std::process::abort(),
+        }
+    }
+
+    #[test]
+    fn sent_signals_are_ignored_and_faults_are_not() {
+        assert_eq!(status("sent").signal(), None);
+        assert!(status("sent").success());
+        assert_eq!(status("fault").signal(), Some(libc::SIGSEGV));
+        assert_eq!(status("abort").signal(), Some(libc::SIGABRT));
+    }
+
+    /// Signals to a stopped process arrive together when it continues, on the small alternate
+    /// stack.
+    #[test]
+    fn many_pending_signals_are_ignored() {
+        let mut child = child("wait")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = io::BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap().contains(READY)));
+        let pid = c_int::try_from(child.id()).unwrap();
+        for signal in [libc::SIGSTOP]
+            .into_iter()
+            .chain(sent())
+            .chain([libc::SIGCONT])
+        {
+            // SAFETY: kill(2) takes two numbers, and the child is not reaped yet.
+            assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+        }
+        drop(child.stdin.take());
+        assert_eq!(child.wait().unwrap().signal(), None);
+        drop(lines);
+    }
+
+    fn shell(script: &str) -> Command {
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", script]);
+        shell
+    }
+
+    #[test]
+    fn a_child_has_the_default_signals_and_dies_with_its_parent() {
+        LIBC_SIGNALS
+            .iter()
+            .for_each(|signal| set_disposition(*signal, libc::SIG_IGN));
+        let mut status = Command::new("cat");
+        status.arg("/proc/self/status");
+        let ignored = |command: &mut Command| {
+            let output = command.output().unwrap().stdout;
+            let status = String::from_utf8(output).unwrap();
+            let mask = status
+                .lines()
+                .find_map(|line| line.strip_prefix("SigIgn:\t"))
+                .unwrap();
+            u64::from_str_radix(mask, 16).unwrap()
+        };
+        let of_the_library = LIBC_SIGNALS
+            .iter()
+            .map(|signal| 1 << (signal - 1))
+            .sum::<u64>();
+        assert_eq!(ignored(&mut status) & of_the_library, of_the_library);
+        with_default_signals(&mut status);
+        assert_eq!(
+            ignored(&mut status) & (of_the_library | 1 << (libc::SIGPIPE - 1)),
+            0
+        );
+
+        let starter = std::thread::spawn(|| {
+            let mut child = Command::new("sleep");
+            die_with_this_thread(child.arg("60"));
+            child.spawn().unwrap()
+        });
+        let mut child = starter.join().unwrap();
+        assert_eq!(
+            std::os::unix::process::ExitStatusExt::signal(&child.wait().unwrap()),
+            Some(libc::SIGKILL)
+        );
+    }
+
+    #[test]
+    fn an_inherited_descriptor_keeps_its_number_and_others_are_closed() {
+        let (kept, _other) = (
+            File::open("/dev/null").unwrap(),
+            File::open("/dev/zero").unwrap(),
+        );
+        let script = "ls -l /proc/self/fd | grep -c -e /dev/zero; readlink /proc/self/fd/$KEPT";
+        let mut command = shell(script);
+        command
+            .env("KEPT", kept.as_raw_fd().to_string())
+            .stdin(Stdio::null());
+        inherit(&mut command, kept.into());
+        assert_eq!(
+            String::from_utf8(command.output().unwrap().stdout).unwrap(),
+            "0\n/dev/null\n"
+        );
+    }
 }

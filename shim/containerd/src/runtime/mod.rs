@@ -6,8 +6,6 @@
 
 mod guard;
 mod invoke;
-mod log_file;
-mod proof;
 
 use std::ffi::{OsStr, OsString};
 use std::fs;

@@ -4,35 +4,36 @@
 //! messages are equal, so one implementation serves requests of 1.x and 2.x. Every method is
 //! explicit: for a missing method ttrpc answers NOT_FOUND, which means to containerd that the
 //! container is gone.
+//!
+//! Calls to a server that `start` or `delete` finds at a socket.
 
-mod client;
 mod containers;
 mod unknown_services;
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
+use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bindguard_core::error_chain;
 use bindguard_core::fault_points::PANIC_IN;
 use containerd_shim_protos::api::*;
 use protobuf::{Message, MessageField};
-use ttrpc::asynchronous::{MethodHandler, Service, TtrpcContext};
+use ttrpc::asynchronous::transport::Socket;
+use ttrpc::asynchronous::{Client, MethodHandler, Service, TtrpcContext};
 use ttrpc::{Code, Error, Request, Response, Status, get_status};
-
-use client::{EXPECT, EXPECT_SERVICE};
-pub use client::{ServerAnswer, expect, is_alive};
-pub use containers::Containers;
-pub use unknown_services::answering_unknown;
 
 use crate::blocking::lock;
 use crate::events::timestamp;
 use crate::task::TaskError;
+
+pub use containers::Containers;
+pub use unknown_services::answering_unknown;
 
 const V2: &str = "containerd.task.v2.Task";
 const V3: &str = "containerd.task.v3.Task";
@@ -113,7 +114,7 @@ impl TaskService {
             "Create" => {
                 let request: CreateTaskRequest = decode(payload)?;
                 let call = begin("create", &request.id, "");
-                run_to_end(call, async move {
+                change(call, async move {
                     panic_on_request("create", &request.id);
                     encode(&CreateTaskResponse {
                         pid: containers.create(request).await?,
@@ -123,7 +124,7 @@ impl TaskService {
             }
             "Start" => {
                 let StartRequest { id, exec_id, .. } = decode(payload)?;
-                run_to_end(begin("start", &id, &exec_id), async move {
+                change(begin("start", &id, &exec_id), async move {
                     panic_on_request("start", &id);
                     encode(&StartResponse {
                         pid: containers.find(&id)?.start(&exec_id).await?,
@@ -134,21 +135,21 @@ impl TaskService {
             "Exec" => {
                 let request: ExecProcessRequest = decode(payload)?;
                 let call = begin("exec", &request.id, &request.exec_id);
-                run_to_end(call, async move {
+                change(call, async move {
                     containers.find(&request.id)?.add_exec(request)?;
                     NOTHING
                 })
             }
             "Delete" => {
                 let DeleteRequest { id, exec_id, .. } = decode(payload)?;
-                run_to_end(begin("delete", &id, &exec_id), async move {
+                change(begin("delete", &id, &exec_id), async move {
                     encode(&containers.delete(&id, &exec_id).await?)
                 })
             }
             "Kill" => {
                 let request: KillRequest = decode(payload)?;
                 let call = begin("kill", &request.id, &request.exec_id);
-                run_to_end(call, async move {
+                change(call, async move {
                     let task = containers.find(&request.id)?;
                     task.kill(&request.exec_id, request.signal, request.all)
                         .await?;
@@ -157,21 +158,21 @@ impl TaskService {
             }
             "Pause" => {
                 let PauseRequest { id, .. } = decode(payload)?;
-                run_to_end(begin("pause", &id, ""), async move {
+                change(begin("pause", &id, ""), async move {
                     containers.find(&id)?.pause().await?;
                     NOTHING
                 })
             }
             "Resume" => {
                 let ResumeRequest { id, .. } = decode(payload)?;
-                run_to_end(begin("resume", &id, ""), async move {
+                change(begin("resume", &id, ""), async move {
                     containers.find(&id)?.resume().await?;
                     NOTHING
                 })
             }
             "Update" => {
                 let UpdateTaskRequest { id, resources, .. } = decode(payload)?;
-                run_to_end(begin("update", &id, ""), async move {
+                change(begin("update", &id, ""), async move {
                     containers.find(&id)?.update(&resources.value).await?;
                     NOTHING
                 })
@@ -179,21 +180,21 @@ impl TaskService {
             "Checkpoint" => {
                 let request: CheckpointTaskRequest = decode(payload)?;
                 let call = begin("checkpoint", &request.id, "");
-                run_to_end(call, async move {
+                change(call, async move {
                     containers.find(&request.id)?.checkpoint(request).await?;
                     NOTHING
                 })
             }
             "State" => {
                 let StateRequest { id, exec_id, .. } = decode(payload)?;
-                run_cancellable(begin("state", &id, &exec_id), async move {
+                query(begin("state", &id, &exec_id), async move {
                     panic_on_request("state", &id);
                     encode(&containers.find(&id)?.state(&exec_id)?)
                 })
             }
             "Pids" => {
                 let PidsRequest { id, .. } = decode(payload)?;
-                run_cancellable(begin("pids", &id, ""), async move {
+                query(begin("pids", &id, ""), async move {
                     encode(&PidsResponse {
                         processes: containers.find(&id)?.pids().await?,
                         ..Default::default()
@@ -202,7 +203,7 @@ impl TaskService {
             }
             "Wait" => {
                 let WaitRequest { id, exec_id, .. } = decode(payload)?;
-                run_cancellable(begin("wait", &id, &exec_id), async move {
+                query(begin("wait", &id, &exec_id), async move {
                     let exit = containers.find(&id)?.wait(&exec_id).await?;
                     encode(&WaitResponse {
                         exit_status: exit.status,
@@ -214,7 +215,7 @@ impl TaskService {
             "CloseIO" => {
                 let request: CloseIORequest = decode(payload)?;
                 let call = begin("close io", &request.id, &request.exec_id);
-                run_cancellable(call, async move {
+                query(call, async move {
                     let task = containers.find(&request.id)?;
                     if request.stdin {
                         task.close_stdin(&request.exec_id)?;
@@ -225,7 +226,7 @@ impl TaskService {
             "ResizePty" => {
                 let request: ResizePtyRequest = decode(payload)?;
                 let call = begin("resize", &request.id, &request.exec_id);
-                run_cancellable(call, async move {
+                query(call, async move {
                     let task = containers.find(&request.id)?;
                     task.resize(&request.exec_id, request.width, request.height)?;
                     NOTHING
@@ -233,7 +234,7 @@ impl TaskService {
             }
             "Connect" => {
                 let ConnectRequest { id, .. } = decode(payload)?;
-                run_cancellable(begin("connect", &id, ""), async move {
+                query(begin("connect", &id, ""), async move {
                     encode(&ConnectResponse {
                         shim_pid: std::process::id(),
                         // Answered for an unknown container as well: this is how a restarted
@@ -245,7 +246,7 @@ impl TaskService {
             }
             "Shutdown" => {
                 let ShutdownRequest { id, .. } = decode(payload)?;
-                run_cancellable(begin("shutdown", &id, ""), async move {
+                query(begin("shutdown", &id, ""), async move {
                     // Ignores `now`, like Go's shim: the end of a shim would end its containers.
                     containers.shut_down();
                     NOTHING
@@ -253,7 +254,7 @@ impl TaskService {
             }
             "Stats" => {
                 let StatsRequest { id, .. } = decode(payload)?;
-                run_cancellable(begin("stats", &id, ""), async move {
+                query(begin("stats", &id, ""), async move {
                     encode(&StatsResponse {
                         stats: MessageField::some(containers.find(&id)?.stats()?),
                         ..Default::default()
@@ -262,7 +263,7 @@ impl TaskService {
             }
             EXPECT => {
                 let ConnectRequest { id, .. } = decode(payload)?;
-                run_cancellable(begin("expect", &id, ""), async move {
+                query(begin("expect", &id, ""), async move {
                     containers.expect(&id)?;
                     NOTHING
                 })
@@ -298,42 +299,43 @@ fn panic_on_request(method: &str, id: &str) {
     );
 }
 
+/// A method's future is boxed before it is wrapped: one wrapper is in the program, not one a method.
+fn change(call: PendingCall, work: impl Future<Output = Answer> + Send + 'static) -> PendingAnswer {
+    Box::pin(run_to_end(call, Box::pin(work)))
+}
+
+fn query(call: PendingCall, work: impl Future<Output = Answer> + Send + 'static) -> PendingAnswer {
+    Box::pin(run_cancellable(call, Box::pin(work)))
+}
+
 /// Runs a method that changes something to its end, even if the client disconnects.
 ///
 /// ttrpc drops a method's future when its client disconnects or its deadline passes. If a `create`
 /// is dropped between the runtime's run and its record, the container is unknown to the shim. So
 /// the method runs in a separate task. A method that panics would never answer: the panic is caught
 /// and answered as INTERNAL, and the pod's other containers live on.
-fn run_to_end(
-    call: PendingCall,
-    work: impl Future<Output = Answer> + Send + 'static,
-) -> PendingAnswer {
-    Box::pin(async move {
-        let method = call.method;
-        let work = tokio::spawn(async move {
-            let _pending = call;
-            work.await
-        });
-        match work.await {
-            Ok(answer) => answer.inspect_err(|status| {
-                // containerd's own log has it at the level that containerd chooses.
-                tracing::debug!(method, code = ?status.code(), "{}", status.message);
-            }),
-            Err(_panicked) => Err(panicked(method)),
-        }
-    })
+async fn run_to_end(call: PendingCall, work: PendingAnswer) -> Answer {
+    let method = call.method;
+    let work = tokio::spawn(async move {
+        let _pending = call;
+        work.await
+    });
+    match work.await {
+        Ok(answer) => answer.inspect_err(|status| {
+            // containerd's own log has it at the level that containerd chooses.
+            tracing::debug!(method, code = ?status.code(), "{}", status.message);
+        }),
+        Err(_panicked) => Err(panicked(method)),
+    }
 }
 
 /// Runs a method that only reads. The future may be dropped at any time.
-fn run_cancellable(
-    call: PendingCall,
-    work: impl Future<Output = Answer> + Send + 'static,
-) -> PendingAnswer {
-    let mut work = Box::pin(work);
-    Box::pin(std::future::poll_fn(move |context| {
+async fn run_cancellable(call: PendingCall, mut work: PendingAnswer) -> Answer {
+    let caught = std::future::poll_fn(|context| {
         catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context)))
             .unwrap_or_else(|_| Poll::Ready(Err(panicked(call.method))))
-    }))
+    });
+    caught.await
 }
 
 /// A method that panicked; the log has the details.
@@ -411,6 +413,80 @@ impl Drop for PendingCall {
     }
 }
 
+/// The time limit: a server that hangs must not block the caller.
+const LIMIT: Duration = Duration::from_secs(2);
+
+pub const EXPECT_SERVICE: &str = "bindguard.shim.v1.Group";
+pub const EXPECT: &str = "Expect";
+
+/// True if the connection's server lives. The kernel accepts for a killed server until its files
+/// are closed, and then hangs up. A living server answers, with or without the container. A server
+/// that hangs counts as alive.
+pub async fn is_alive(server: UnixStream, id: &str) -> bool {
+    let answer = call_server(server, V3, "Connect", id).await;
+    !answer.is_err_and(|error| has_hung_up(&error))
+}
+
+/// Calls a method whose only argument is the container.
+async fn call_server(
+    server: UnixStream,
+    service: &str,
+    method: &str,
+    id: &str,
+) -> ttrpc::Result<Response> {
+    let message = ConnectRequest {
+        id: id.to_owned(),
+        ..Default::default()
+    };
+    let request = Request {
+        service: service.to_owned(),
+        method: method.to_owned(),
+        timeout_nano: i64::try_from(LIMIT.as_nanos()).unwrap_or(i64::MAX),
+        payload: message.write_to_bytes().map_err(other)?,
+        ..Default::default()
+    };
+    server.set_nonblocking(true).map_err(other)?;
+    let server = tokio::net::UnixStream::from_std(server).map_err(other)?;
+    Client::new(Socket::from(server)).request(request).await
+}
+
+fn other(error: impl std::error::Error) -> Error {
+    Error::Others(error.to_string())
+}
+
+/// True unless the error is an answer, a missed time limit, or a call that could not be sent.
+fn has_hung_up(error: &Error) -> bool {
+    !matches!(error, Error::RpcStatus(_) | Error::Others(_))
+}
+
+/// The server's answer to `start`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ServerAnswer {
+    /// It waits for the container, or does not know the call.
+    Waits,
+    /// It is about to end.
+    Ends,
+}
+
+/// Announces a container to the server behind this connection, for `start`.
+///
+/// A pod's last container may be deleted, and its shim shut down, between a new container's `start`
+/// and `Create`: the create would find no server. So `start` calls first. If the server answers
+/// that it ends, `start` makes a new server. A server without this call, of Go's shim or of an
+/// older version, is used without the announcement.
+pub async fn expect(server: UnixStream, id: &str) -> ServerAnswer {
+    match call_server(server, EXPECT_SERVICE, EXPECT, id).await {
+        Err(Error::RpcStatus(status)) if status.code() == Code::UNAVAILABLE => ServerAnswer::Ends,
+        // The server hung up before, during or after the call.
+        Err(error) if has_hung_up(&error) => ServerAnswer::Ends,
+        Err(error @ Error::Others(_)) => {
+            tracing::warn!(%error, "announce the container to the shim of its group");
+            ServerAnswer::Waits
+        }
+        Ok(_) | Err(_) => ServerAnswer::Waits,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
@@ -456,11 +532,11 @@ mod tests {
     #[tokio::test]
     async fn a_panic_is_answered() {
         assert_eq!(
-            code(run_to_end(call(), async { panic!("no") }).await),
+            code(change(call(), async { panic!("no") }).await),
             Code::INTERNAL
         );
         assert_eq!(
-            code(run_cancellable(call(), async { panic!("no") }).await),
+            code(query(call(), async { panic!("no") }).await),
             Code::INTERNAL
         );
     }
@@ -469,7 +545,7 @@ mod tests {
     async fn a_change_is_finished_after_the_client_disconnects() {
         let (go_on, resumed) = oneshot::channel();
         let (done, seen) = oneshot::channel();
-        let work = run_to_end(call(), async move {
+        let work = change(call(), async move {
             resumed.await.unwrap();
             done.send(()).unwrap();
             NOTHING
@@ -571,6 +647,89 @@ mod tests {
                 }
                 other => panic!("{called}: {other:?}"),
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod client_tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::collections::HashMap;
+    use std::io::Read;
+    use std::os::unix::net::UnixListener;
+    use std::sync::Arc;
+    use std::{fs, thread};
+
+    use ttrpc::asynchronous::Server;
+    use ttrpc::asynchronous::transport::Listener;
+
+    use super::*;
+    use crate::service::containers::tests::containers;
+    use crate::service::{is_alive, services};
+
+    /// Includes a server that has no such service, and does not know the container.
+    #[tokio::test]
+    async fn a_server_that_answers_lives() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let mut server = Server::new().add_listener(Listener::try_from(listener).unwrap());
+        server = server.register_service(HashMap::new());
+        server.start().await.unwrap();
+        assert!(is_alive(UnixStream::connect(&path).unwrap(), "c").await);
+    }
+
+    /// The refusal passes through ttrpc with its code, on which `start` depends.
+    #[tokio::test]
+    async fn a_server_waits_unless_it_is_about_to_end() {
+        let folder = tempfile::tempdir().unwrap();
+        for answer in [ServerAnswer::Waits, ServerAnswer::Ends] {
+            let containers = Arc::new(containers());
+            if answer == ServerAnswer::Ends {
+                containers.shut_down();
+            }
+            let path = folder.path().join(format!("{answer:?}"));
+            let listener = UnixListener::bind(&path).unwrap();
+            listener.set_nonblocking(true).unwrap();
+            let mut server = Server::new()
+                .add_listener(Listener::try_from(listener).unwrap())
+                .register_service(services(&containers));
+            server.start().await.unwrap();
+            assert_eq!(
+                expect(UnixStream::connect(&path).unwrap(), "c").await,
+                answer
+            );
+        }
+    }
+
+    /// A server that never accepted the call, or ended during or after it.
+    #[tokio::test]
+    async fn a_server_that_hangs_up_is_dead_and_does_not_wait() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        for read_limit in [None, Some(1), Some(100)] {
+            let listener = UnixListener::bind(&path).unwrap();
+            let clients = [
+                UnixStream::connect(&path).unwrap(),
+                UnixStream::connect(&path).unwrap(),
+            ];
+            let server = thread::spawn(move || {
+                let Some(most) = read_limit else { return };
+                for _ in 0..2 {
+                    let _ = listener.accept().unwrap().0.read(&mut vec![0; most]);
+                }
+            });
+            let [one, other] = clients;
+            assert!(!is_alive(one, "c").await, "{read_limit:?}");
+            assert_eq!(
+                expect(other, "c").await,
+                ServerAnswer::Ends,
+                "{read_limit:?}"
+            );
+            server.join().unwrap();
+            fs::remove_file(&path).unwrap();
         }
     }
 }
