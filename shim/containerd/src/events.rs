@@ -20,7 +20,7 @@ use protobuf::well_known_types::any::Any;
 use protobuf::well_known_types::timestamp::Timestamp;
 use protobuf::{Message, MessageField};
 use tokio::net::UnixStream;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 use ttrpc::asynchronous::Client;
 use ttrpc::asynchronous::transport::Socket;
@@ -37,67 +37,23 @@ const MAX_PAUSE: Duration = Duration::from_secs(5);
 const REJECTIONS: u32 = 8;
 
 /// The sending end of the queue.
-#[derive(Debug, Clone)]
-pub struct TaskEvents {
-    queue: Arc<Queue>,
+#[derive(Debug, Clone, Default)]
+pub struct TaskEvents(Arc<Queue>);
+
+#[derive(Debug, Default)]
+struct Queue {
+    items: Mutex<Items>,
+    added: Notify,
+    /// The queue may be empty and all events sent.
+    sent: Notify,
 }
 
-impl TaskEvents {
-    /// Starts the task that sends to containerd's ttrpc socket.
-    pub fn publish_to(address: String, namespace: String) -> Self {
-        let queue = Arc::new(Queue::default());
-        let mut publisher = Publisher {
-            address,
-            namespace,
-            client: None,
-        };
-        let items = Arc::clone(&queue);
-        tokio::spawn(async move {
-            loop {
-                match items.next().await {
-                    Item::Event(event) => publisher.deliver(&event).await,
-                    Item::Flush(done) => drop(done.send(())),
-                }
-            }
-        });
-        Self { queue }
-    }
-
-    /// Puts an event in the queue.
-    pub fn send<M: Message>(&self, topic: &'static str, event: &M) {
-        match encode(topic, event) {
-            Ok(event) => self.queue.add(Item::Event(event)),
-            Err(error) => tracing::error!(topic, %error, "cannot encode an event"),
-        }
-    }
-
-    /// The number of queued events, without the event that is being sent.
-    pub fn waiting(&self) -> usize {
-        self.queue.len()
-    }
-
-    /// Waits until all events in the queue are sent, but not for ever: containerd may never return.
-    pub async fn flush(&self, limit: Duration) {
-        let (sent, flushed) = oneshot::channel();
-        self.queue.add(Item::Flush(sent));
-        if timeout(limit, flushed).await.is_err() {
-            tracing::warn!("the last events did not reach containerd");
-        }
-    }
-}
-
-fn encode<M: Message>(topic: &'static str, event: &M) -> protobuf::Result<Queued> {
-    Ok(Queued {
-        at: SystemTime::now(),
-        topic,
-        name: M::NAME,
-        value: event.write_to_bytes()?,
-    })
-}
-
-/// A point in time in protobuf's form.
-pub fn timestamp(at: SystemTime) -> MessageField<Timestamp> {
-    MessageField::some(Timestamp::from(at))
+#[derive(Debug, Default)]
+struct Items {
+    waiting: VecDeque<Queued>,
+    is_sending: bool,
+    /// The number since the queue was last empty.
+    dropped: u64,
 }
 
 #[derive(Debug)]
@@ -109,59 +65,102 @@ struct Queued {
     value: Vec<u8>,
 }
 
-/// An entry of the queue.
-#[derive(Debug)]
-enum Item {
-    Event(Queued),
-    /// Answered when all earlier events have been sent.
-    Flush(oneshot::Sender<()>),
-}
-
-/// The queue, shared by the senders and the publishing task.
-#[derive(Debug, Default)]
-struct Queue {
-    items: Mutex<Items>,
-    added: Notify,
-}
-
-#[derive(Debug, Default)]
-struct Items {
-    waiting: VecDeque<Item>,
-    /// The number since the queue was last empty.
-    dropped: u64,
-}
-
-impl Queue {
-    /// Adds an item, and drops an older item if there are too many.
-    fn add(&self, item: Item) {
-        let mut items = lock(&self.items);
-        if items.waiting.len() >= MAX_EVENTS {
-            items.drop_one();
-        }
-        items.waiting.push_back(item);
-        drop(items);
-        self.added.notify_one();
+impl TaskEvents {
+    /// Starts the task that sends to containerd's ttrpc socket.
+    pub fn publish_to(address: String, namespace: String) -> Self {
+        let events = Self::default();
+        let mut publisher = Publisher {
+            address,
+            namespace,
+            client: None,
+        };
+        let queued = events.clone();
+        tokio::spawn(async move {
+            loop {
+                publisher.deliver(&queued.next().await).await;
+                lock(&queued.0.items).is_sending = false;
+                queued.0.sent.notify_one();
+            }
+        });
+        events
     }
 
-    /// Waits for the next item.
-    async fn next(&self) -> Item {
+    /// Puts an event in the queue.
+    pub fn send<M: Message>(&self, topic: &'static str, event: &M) {
+        match event.write_to_bytes() {
+            Ok(value) => self.add(Queued {
+                at: SystemTime::now(),
+                topic,
+                name: M::NAME,
+                value,
+            }),
+            Err(error) => tracing::error!(topic, %error, "cannot encode an event"),
+        }
+    }
+
+    /// The number of queued events, without the event that is being sent.
+    pub fn waiting(&self) -> usize {
+        lock(&self.0.items).waiting.len()
+    }
+
+    /// Waits until all events in the queue are sent, but not for ever: containerd may never return.
+    pub async fn flush(&self, limit: Duration) {
+        let is_busy = || {
+            let items = lock(&self.0.items);
+            items.is_sending || !items.waiting.is_empty()
+        };
+        let flushed = async {
+            while is_busy() {
+                self.0.sent.notified().await;
+            }
+        };
+        if timeout(limit, flushed).await.is_err() {
+            tracing::warn!("the last events did not reach containerd");
+        }
+    }
+
+    /// Adds an event, and drops an older event if there are too many.
+    fn add(&self, event: Queued) {
+        let mut items = lock(&self.0.items);
+        if items.waiting.len() >= MAX_EVENTS {
+            let is_kill = |event: &Queued| event.topic == TASK_OOM_EVENT_TOPIC;
+            let oldest = items.waiting.iter().position(is_kill).unwrap_or(0);
+            if let Some(event) = items.waiting.remove(oldest)
+                && items.dropped == 0
+            {
+                tracing::warn!(
+                    topic = event.topic,
+                    "containerd receives no events: dropping the oldest of {MAX_EVENTS}"
+                );
+            }
+            items.dropped += 1;
+        }
+        items.waiting.push_back(event);
+        drop(items);
+        self.0.added.notify_one();
+    }
+
+    /// Waits for the next event, which is being sent from then on.
+    async fn next(&self) -> Queued {
         loop {
-            let added = self.added.notified();
-            if let Some(item) = lock(&self.items).take() {
-                return item;
+            let added = self.0.added.notified();
+            if let Some(event) = lock(&self.0.items).take() {
+                return event;
             }
             added.await;
         }
     }
+}
 
-    fn len(&self) -> usize {
-        lock(&self.items).waiting.len()
-    }
+/// A point in time in protobuf's form.
+pub fn timestamp(at: SystemTime) -> MessageField<Timestamp> {
+    MessageField::some(Timestamp::from(at))
 }
 
 impl Items {
-    fn take(&mut self) -> Option<Item> {
-        let item = self.waiting.pop_front();
+    fn take(&mut self) -> Option<Queued> {
+        let event = self.waiting.pop_front()?;
+        self.is_sending = true;
         if self.waiting.is_empty() {
             // Frees the memory of a long queue.
             self.waiting = VecDeque::new();
@@ -173,25 +172,7 @@ impl Items {
             }
             self.dropped = 0;
         }
-        item
-    }
-
-    fn drop_one(&mut self) {
-        let is_event = |item: &Item| matches!(item, Item::Event(_));
-        let is_kill =
-            |item: &Item| matches!(item, Item::Event(event) if event.topic == TASK_OOM_EVENT_TOPIC);
-        let kill = self.waiting.iter().position(is_kill);
-        let oldest = kill.or_else(|| self.waiting.iter().position(is_event));
-        let Some(Item::Event(event)) = oldest.and_then(|place| self.waiting.remove(place)) else {
-            return;
-        };
-        if self.dropped == 0 {
-            tracing::warn!(
-                topic = event.topic,
-                "containerd receives no events: dropping the oldest of {MAX_EVENTS}"
-            );
-        }
-        self.dropped += 1;
+        Some(event)
     }
 }
 
@@ -293,30 +274,31 @@ mod tests {
             exit_status: 137,
             ..Default::default()
         };
-        let queued = encode(TASK_EXIT_EVENT_TOPIC, &exit).unwrap();
+        let events = TaskEvents::default();
+        events.send(TASK_EXIT_EVENT_TOPIC, &exit);
+        let queued = lock(&events.0.items).take().unwrap();
         assert_eq!((queued.topic, queued.name), ("/tasks/exit", "TaskExit"));
         assert_eq!(TaskExit::parse_from_bytes(&queued.value).unwrap(), exit);
     }
 
-    fn event(topic: &'static str, number: usize) -> Item {
+    fn event(topic: &'static str, number: usize) -> Queued {
         let value = number.to_le_bytes().to_vec();
-        Item::Event(Queued {
+        Queued {
             at: SystemTime::now(),
             topic,
             name: "",
             value,
-        })
+        }
     }
 
-    async fn topics_and_numbers(queue: &Arc<Queue>) -> Vec<(&'static str, usize)> {
+    async fn topics_and_numbers(queue: &TaskEvents) -> Vec<(&'static str, usize)> {
         let mut all = Vec::new();
-        while queue.len() > 0 {
-            if let Item::Event(event) = queue.next().await {
-                all.push((
-                    event.topic,
-                    usize::from_le_bytes(event.value.try_into().unwrap()),
-                ));
-            }
+        while queue.waiting() > 0 {
+            let event = queue.next().await;
+            all.push((
+                event.topic,
+                usize::from_le_bytes(event.value.try_into().unwrap()),
+            ));
         }
         all
     }
@@ -324,7 +306,7 @@ mod tests {
     /// Issue 14: a containerd that is down for long must cost only a bounded amount of memory.
     #[tokio::test]
     async fn the_oldest_kills_are_dropped_first_and_then_the_oldest_events() {
-        let queue = Arc::new(Queue::default());
+        let queue = TaskEvents::default();
         queue.add(event(TASK_EXIT_EVENT_TOPIC, 0));
         (0..MAX_EVENTS * 2).for_each(|number| queue.add(event(TASK_OOM_EVENT_TOPIC, number)));
         queue.add(event(TASK_EXIT_EVENT_TOPIC, 1));
@@ -346,13 +328,26 @@ mod tests {
         );
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn the_event_that_is_being_sent_is_waited_for() {
+        let events = TaskEvents::publish_to("/nonexistent".into(), "n".into());
+        let begin = tokio::time::Instant::now();
+        events.flush(ANSWER_LIMIT).await;
+        assert_eq!(begin.elapsed(), Duration::ZERO);
+        events.add(event(TASK_EXIT_EVENT_TOPIC, 0));
+        sleep(FIRST_PAUSE).await;
+        assert_eq!(events.waiting(), 0);
+        events.flush(ANSWER_LIMIT).await;
+        assert!(begin.elapsed() >= ANSWER_LIMIT);
+    }
+
     #[tokio::test]
     async fn a_waiting_consumer_is_woken() {
-        let queue = Arc::new(Queue::default());
-        let waiting = Arc::clone(&queue);
+        let queue = TaskEvents::default();
+        let waiting = queue.clone();
         let next = tokio::spawn(async move { waiting.next().await });
         tokio::task::yield_now().await;
         queue.add(event(TASK_EXIT_EVENT_TOPIC, 7));
-        assert!(matches!(next.await.unwrap(), Item::Event(_)));
+        assert_eq!(next.await.unwrap().topic, TASK_EXIT_EVENT_TOPIC);
     }
 }

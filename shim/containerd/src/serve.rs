@@ -65,12 +65,10 @@ pub fn serve(args: &Args) -> Result<(), StepError> {
 /// without `unsafe`. /dev/null replaces stdin at once.
 fn take_over_socket() -> io::Result<UnixListener> {
     let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
-    let nowhere = fs::File::open("/dev/null")?;
-    rustix::stdio::dup2_stdin(&nowhere)?;
+    rustix::stdio::dup2_stdin(fs::File::open("/dev/null")?)?;
     let listener = UnixListener::from(socket);
     // Fails if it is no socket.
     listener.local_addr()?;
-    listener.set_nonblocking(true)?;
     Ok(listener)
 }
 
@@ -79,9 +77,7 @@ fn bind_socket(path: &str) -> io::Result<UnixListener> {
     let umask = rustix::process::umask(Mode::from_raw_mode(0o177));
     let listener = UnixListener::bind(path);
     rustix::process::umask(umask);
-    let listener = listener?;
-    listener.set_nonblocking(true)?;
-    Ok(listener)
+    listener
 }
 
 async fn run(args: &Args, listener: UnixListener) -> Result<(), StepError> {
@@ -95,12 +91,12 @@ async fn run(args: &Args, listener: UnixListener) -> Result<(), StepError> {
     };
     let containers = Arc::new(Containers::new(shared.clone()));
 
-    let socket = listener
-        .local_addr()
-        .ok()
-        .and_then(|address| address.as_pathname().map(Path::to_owned));
-    let listener =
-        tokio::net::UnixListener::from_std(listener).map_err(failed("watch the socket"))?;
+    // The bundle in which the server started may be gone at the end.
+    let address = listener.local_addr();
+    let watched = listener
+        .set_nonblocking(true)
+        .and_then(|()| tokio::net::UnixListener::from_std(listener));
+    let listener = watched.map_err(failed("watch the socket"))?;
     let services = service::services(&containers);
     let listener = service::answering_unknown(listener, services.keys());
     let mut server = Server::new()
@@ -112,13 +108,14 @@ async fn run(args: &Args, listener: UnixListener) -> Result<(), StepError> {
         .map_err(failed("serve the task service"))?;
     tracing::debug!(id = args.id, "serving");
     tokio::select! {
-        () = containers.shutdown_requested() => {}
+        () = containers.shutdown.notified() => {}
         () = terminated(&containers) => {}
         () = containers.deserted() => tracing::info!("ending: no container, and no client uses this shim"),
     }
-    // From the socket itself: the bundle in which the server started may be gone.
-    if let Some(path) = socket {
-        remove_socket(&path);
+    if let Ok(address) = &address
+        && let Some(path) = address.as_pathname()
+    {
+        remove_socket(path);
     }
     server.stop_listen().await;
     shared.events.flush(FLUSH_LIMIT).await;
@@ -146,9 +143,7 @@ async fn terminated(containers: &Containers) {
             dump(containers).await;
         }
         // Both flags are cleared.
-        let is_requested = [SIGTERM, SIGINT]
-            .map(|signal| signals.take(signal))
-            .contains(&true);
+        let is_requested = signals.take(SIGTERM) | signals.take(SIGINT);
         if is_requested && !is_to_end {
             tracing::info!("SIGTERM: ending as soon as no container runs");
             is_to_end = true;
@@ -171,12 +166,13 @@ async fn dump(containers: &Containers) {
 }
 
 fn threads() -> Vec<String> {
-    let mut lines = Vec::new();
-    for tid in names_in("/proc/self/task") {
-        let waits = waits_of(&format!("/proc/self/task/{tid}"));
-        lines.push(format!("thread: tid {tid}{waits}"));
-    }
-    lines
+    let describe = |tid| {
+        format!(
+            "thread: tid {tid}{}",
+            waits_of(&format!("/proc/self/task/{tid}"))
+        )
+    };
+    names_in("/proc/self/task").iter().map(describe).collect()
 }
 
 /// Away from the event loop, which serves the pod while a child blocks its readers.

@@ -49,14 +49,15 @@ const MAX_ABANDONED_INTERVAL: Duration = Duration::from_secs(600);
 pub struct Containers {
     shared: SharedState,
     register: Mutex<Register>,
-    shutdown: Notify,
+    pub shutdown: Notify,
     /// A container arrived, ended, or was removed.
     occupancy_changed: Arc<Notify>,
     pub(super) calls: Arc<Calls>,
 }
 
 struct Register {
-    by_id: HashMap<String, Slot>,
+    /// `None` for a reserved name, whose container does not exist yet.
+    by_id: HashMap<String, Option<Arc<Task>>>,
     /// Their time limits.
     expected: HashMap<String, Instant>,
     /// The time at which the shim is deserted, if no container arrives.
@@ -65,12 +66,6 @@ struct Register {
     all_ended_at: Option<Instant>,
     /// The shim is about to end: a new container would have no shim.
     closed: bool,
-}
-
-enum Slot {
-    /// The name is reserved, the container does not exist yet.
-    BeingCreated,
-    Ready(Arc<Task>),
 }
 
 impl Containers {
@@ -94,10 +89,10 @@ impl Containers {
     /// The containers and the pending calls, a line for each.
     pub fn describe(&self) -> Vec<String> {
         let mut lines = Vec::new();
-        for (id, slot) in &self.register().by_id {
-            match slot {
-                Slot::BeingCreated => lines.push(format!("container {id}: being created")),
-                Slot::Ready(task) => lines.extend(task.describe()),
+        for (id, task) in &self.register().by_id {
+            match task {
+                None => lines.push(format!("container {id}: being created")),
+                Some(task) => lines.extend(task.describe()),
             }
         }
         lines.extend(self.calls.describe());
@@ -111,10 +106,8 @@ impl Containers {
     /// The container of that name.
     pub(super) fn find(&self, id: &str) -> Result<Arc<Task>, Status> {
         match self.register().by_id.get(id) {
-            Some(Slot::Ready(task)) => Ok(Arc::clone(task)),
-            Some(Slot::BeingCreated) | None => {
-                Err(TaskError::NotFound(format!("container {id} not created")).into())
-            }
+            Some(Some(task)) => Ok(Arc::clone(task)),
+            _ => Err(TaskError::NotFound(format!("container {id} not created")).into()),
         }
     }
 
@@ -124,9 +117,7 @@ impl Containers {
         let task = Task::create(&self.shared, request).await?;
         let pid = task.pid();
         let (init, changed) = (task.process("")?, Arc::clone(&self.occupancy_changed));
-        self.register()
-            .by_id
-            .insert(name.id.clone(), Slot::Ready(task));
+        self.register().by_id.insert(name.id.clone(), Some(task));
         changed.notify_one();
         tokio::spawn(async move {
             init.wait().await;
@@ -180,11 +171,9 @@ impl Containers {
     /// filesystem and answers its status, but no longer than `DELETE_LIMIT`.
     pub fn close_if_idle(&self) -> bool {
         let mut register = self.register();
-        let is_alive = |slot: &Slot| match slot {
-            Slot::BeingCreated => true,
-            Slot::Ready(task) => task.is_alive(),
-        };
-        if register.expects_containers() || register.by_id.values().any(is_alive) {
+        let mut tasks = register.by_id.values();
+        let is_used = tasks.any(|task| task.as_ref().is_none_or(|task| task.is_alive()));
+        if is_used || register.expects_containers() {
             register.all_ended_at = None;
             return false;
         }
@@ -194,28 +183,23 @@ impl Containers {
         is_idle
     }
 
-    /// Resolves when the shim must end.
-    pub async fn shutdown_requested(&self) {
-        self.shutdown.notified().await;
-    }
-
     /// Resolves after some time without a container and without a request to end. Deletes abandoned
     /// containers.
     pub async fn deserted(&self) {
         let mut pause = ABANDONED_INTERVAL;
         loop {
             self.delete_abandoned().await;
-            if self.close_if_deserted() {
-                return;
-            }
             // A shim whose containers all run has no timer.
             let mut moment = None;
             {
-                let register = self.register();
-                let is_idle = |slot: &Slot| matches!(slot, Slot::Ready(task) if !task.runs());
+                let mut register = self.register();
                 if register.by_id.is_empty() {
+                    if register.deserted_at <= Instant::now() {
+                        register.closed = true;
+                        return;
+                    }
                     moment = Some(register.deserted_at);
-                } else if register.by_id.values().any(is_idle) {
+                } else if register.by_id.values().flatten().any(|task| !task.runs()) {
                     moment = Some(Instant::now() + pause);
                 }
             }
@@ -230,8 +214,8 @@ impl Containers {
 
     async fn delete_abandoned(&self) {
         let mut abandoned = Vec::new();
-        for (id, slot) in &self.register().by_id {
-            if let Slot::Ready(task) = slot
+        for (id, task) in &self.register().by_id {
+            if let Some(task) = task
                 && task.is_abandoned()
             {
                 abandoned.push((id.clone(), Arc::clone(task)));
@@ -247,13 +231,6 @@ impl Containers {
                 }
             }
         }
-    }
-
-    fn close_if_deserted(&self) -> bool {
-        let mut register = self.register();
-        let deserted = register.by_id.is_empty() && register.deserted_at <= Instant::now();
-        register.closed |= deserted;
-        deserted
     }
 
     /// Removes a name. After the last name the shim waits for a request to end.
@@ -279,7 +256,7 @@ impl Containers {
         match register.by_id.entry(id.to_owned()) {
             Entry::Occupied(_) => Err(TaskError::AlreadyExists(id.to_owned()).into()),
             Entry::Vacant(free) => {
-                free.insert(Slot::BeingCreated);
+                free.insert(None);
                 Ok(ReservedName {
                     containers: self,
                     id: id.to_owned(),
@@ -309,10 +286,7 @@ struct ReservedName<'a> {
 
 impl Drop for ReservedName<'_> {
     fn drop(&mut self) {
-        let is_free_again = matches!(
-            self.containers.register().by_id.get(&self.id),
-            Some(Slot::BeingCreated)
-        );
+        let is_free_again = matches!(self.containers.register().by_id.get(&self.id), Some(None));
         if is_free_again {
             self.containers.forget(&self.id);
         }
@@ -321,6 +295,8 @@ impl Drop for ReservedName<'_> {
 
 #[cfg(test)]
 pub mod tests {
+    use tokio::time::timeout;
+
     use super::*;
     use crate::events::TaskEvents;
     use crate::exits::Exits;
@@ -352,7 +328,7 @@ pub mod tests {
     async fn a_shim_that_ends_takes_no_more_containers() {
         let containers = containers();
         containers.shut_down();
-        containers.shutdown_requested().await;
+        containers.shutdown.notified().await;
         assert!(containers.reserve("a").is_err());
     }
 
@@ -370,14 +346,16 @@ pub mod tests {
     #[tokio::test]
     async fn a_shim_without_containers_ends_by_itself() {
         let containers = containers();
+        let is_deserted = async || {
+            timeout(Duration::from_millis(20), containers.deserted())
+                .await
+                .is_ok()
+        };
         containers.register().deserted_at = Instant::now();
         let name = containers.reserve("a").unwrap();
-        assert!(!containers.close_if_deserted());
+        assert!(!is_deserted().await);
         drop(name);
-        assert!(
-            !containers.close_if_deserted(),
-            "containerd may still request it"
-        );
+        assert!(!is_deserted().await, "containerd may still request it");
         containers.register().deserted_at = Instant::now();
         containers.deserted().await;
         assert!(containers.reserve("b").is_err());
