@@ -187,9 +187,9 @@ async fn clean_up(args: &Args, id: &str, bundle: &Bundle) {
         ShimSpec::default()
     });
     let exits = Arc::new(Exits::default());
-    let runtime = Runtime::new(&options, &args.namespace, bundle.clone(), exits);
+    let runtime = Runtime::new(&options, &args.namespace, id, bundle.clone(), exits);
     roll_back(&runtime, id, &spec.cgroups_path).await;
-    end_pod(&runtime, id, &spec).await;
+    end_pod(&runtime, &spec).await;
 }
 
 /// Returns true if no server listens on the socket that a bundle names any more.

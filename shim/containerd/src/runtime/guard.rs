@@ -71,20 +71,14 @@ const KILL_GRACE: Duration = Duration::from_millis(500);
 /// begins.
 const REST_LIMIT: Duration = Duration::from_millis(500);
 
-/// The container that `create` or `restore` makes.
+/// A call of `create` or `restore`, which make the container. Both go through the guard if there is
+/// one.
 pub struct NewContainer<'a> {
-    pub id: &'a str,
+    pub verb: &'static str,
+    /// The verb's own.
+    pub args: Vec<OsString>,
     pub prepared_io: &'a PreparedIo,
-    /// chroot instead of pivot_root.
-    pub no_pivot_root: bool,
     pub settings: &'a GuardSettings,
-}
-
-/// A call of the runtime that makes a container.
-struct GuardedCall<'a> {
-    verb: &'static str,
-    args: Vec<OsString>,
-    container: &'a NewContainer<'a>,
 }
 
 /// The settings of the guard, and the policy for a container that it could not check.
@@ -111,111 +105,105 @@ enum GuardResult {
 }
 
 impl Runtime {
-    /// Makes the container, admitted by the guard if there is one. `args` are the verb's own.
-    /// Returns true if the bundle has a record of the container's mounts.
-    pub(super) async fn create_or_restore(
-        &self,
-        verb: &'static str,
-        mut args: Vec<OsString>,
-        container: &NewContainer<'_>,
-    ) -> Result<bool, RuntimeError> {
+    /// Makes the container. Returns true if the bundle has a record of the container's mounts: see
+    /// [`Runtime::prove`].
+    pub async fn make(&self, mut call: NewContainer<'_>) -> Result<bool, RuntimeError> {
+        let args = &mut call.args;
         args.extend(["--bundle".into(), (&self.bundle.path).into()]);
         args.extend(["--pid-file".into(), self.bundle.init_pid_file().into()]);
-        if let Some(socket) = container.prepared_io.console_socket() {
+        if let Some(socket) = call.prepared_io.console_socket() {
             args.extend(["--console-socket".into(), socket.into()]);
         }
-        if container.no_pivot_root {
-            args.push("--no-pivot".into());
-        }
-        args.push(container.id.into());
-        let call = GuardedCall {
-            verb,
-            args,
-            container,
-        };
+        args.push((&self.id).into());
         let made = self.run_through_guard(&call).await;
-        made.map_err(|error| error.into_final(container.prepared_io))
+        made.map_err(|error| error.into_final(call.prepared_io))
     }
 
-    async fn run_through_guard(&self, call: &GuardedCall<'_>) -> Result<bool, RuntimeError> {
+    async fn run_through_guard(&self, call: &NewContainer<'_>) -> Result<bool, RuntimeError> {
         self.resolve_binary().await?;
         let Some(guard) = guard_program().await else {
             let why = format!("{WRAPPER} is not installed");
-            self.record_missing_guard(call.container, &why);
+            self.record_missing_guard(call.settings, &why);
             return self.run_unguarded(call, &why).await;
         };
-        let id = call.container.id;
-        let mut failure = match self.run_guard(&guard, call, 0).await {
-            GuardResult::Created { is_provable } => return Ok(is_provable),
-            GuardResult::Refused(reason) => return Err(RuntimeError::Refused { reason }),
-            GuardResult::RuntimeFailed(failure) => failure,
-            GuardResult::Unchanged(_) => {
-                let why = "the guard answered as for a retry";
-                return self.run_unguarded(call, why).await;
-            }
-            GuardResult::NoGuard(why) => {
-                let why = format!("the guard did not hand over ({why})");
-                return self.run_unguarded(call, &why).await;
-            }
-        };
-        for attempt in 1..=RETRIES {
-            self.remove_failed_create(id).await;
-            call.container.prepared_io.withhold_output();
-            match self.run_guard(&guard, call, attempt).await {
-                GuardResult::Created { is_provable } => {
-                    tracing::info!(
-                        id,
-                        attempt,
-                        "created after a mount was repaired; before: {failure}"
-                    );
+        let id = &self.id;
+        let mut attempt = 0;
+        let mut failure: Option<RuntimeError> = None;
+        loop {
+            let failed = match (self.run_guard(&guard, call, attempt).await, failure) {
+                (GuardResult::Created { is_provable }, before) => {
+                    if let Some(before) = before {
+                        tracing::info!(
+                            id,
+                            attempt,
+                            "created after a mount was repaired; before: {before}"
+                        );
+                    }
                     return Ok(is_provable);
                 }
-                GuardResult::Refused(reason) => return Err(RuntimeError::Refused { reason }),
-                GuardResult::RuntimeFailed(again) => failure = again,
-                GuardResult::Unchanged(unrepaired) => {
+                (GuardResult::Refused(reason), _) => return Err(RuntimeError::Refused { reason }),
+                (GuardResult::RuntimeFailed(failed), _) => failed,
+                (GuardResult::Unchanged(unrepaired), Some(failure)) => {
                     return Err(failure.with_unrepaired(unrepaired));
                 }
-                GuardResult::NoGuard(why) => {
+                (GuardResult::Unchanged(_), None) => {
+                    let why = "the guard answered as for a retry";
+                    return self.run_unguarded(call, why).await;
+                }
+                (GuardResult::NoGuard(why), Some(failure)) => {
                     tracing::warn!(id, attempt, "no second check of the mounts: {why}");
                     return Err(failure);
                 }
+                (GuardResult::NoGuard(why), None) => {
+                    let why = format!("the guard did not hand over ({why})");
+                    return self.run_unguarded(call, &why).await;
+                }
+            };
+            if attempt == RETRIES {
+                return Err(failed);
             }
+            attempt += 1;
+            failure = Some(failed);
+            self.remove_failed_create().await;
+            call.prepared_io.withhold_output();
         }
-        Err(failure)
     }
 
-    async fn run_unguarded(&self, call: &GuardedCall<'_>, why: &str) -> Result<bool, RuntimeError> {
-        let container = call.container;
-        if let Some(reason) = refusal_of_unseen(why, &container.settings.policy) {
+    async fn run_unguarded(
+        &self,
+        call: &NewContainer<'_>,
+        why: &str,
+    ) -> Result<bool, RuntimeError> {
+        if let Some(reason) = refusal_of_unseen(why, &call.settings.policy) {
             return Err(RuntimeError::Refused { reason });
         }
+        let id = &self.id;
         tracing::warn!(
-            id = container.id,
+            id,
             "{why}: the container is created without a check of its mounts"
         );
         // A guard that broke, or was killed when it had become the runtime, may have written to the
         // container's stderr.
-        if let Some(output) = container.prepared_io.last_output() {
-            tracing::warn!(id = container.id, "the guard's last output: {output}");
+        if let Some(output) = call.prepared_io.last_output() {
+            tracing::warn!(id, "the guard's last output: {output}");
         }
         let program = self.resolve_binary().await?;
         let plain = RuntimeCall::new(self, program, call.verb, call.args.clone());
-        let streams = RunStreams::Process(container.prepared_io);
+        let streams = RunStreams::Process(call.prepared_io);
         plain.run(streams).await.map(|_| false)
     }
 
-    async fn run_guard(&self, guard: &Path, call: &GuardedCall<'_>, attempt: u32) -> GuardResult {
-        let container = call.container;
+    async fn run_guard(&self, guard: &Path, call: &NewContainer<'_>, attempt: u32) -> GuardResult {
         let (running, mut answers) = match self.spawn_guard(guard, call, attempt) {
             Ok(spawned) => spawned,
             Err(error) => return GuardResult::NoGuard(error.to_string()),
         };
         let mut received = Vec::new();
-        let deadline = container.settings.deadline;
-        let (how, why) = if timeout(deadline, read_answer(&mut answers, &mut received))
-            .await
-            .is_ok()
-        {
+        let deadline = call.settings.deadline;
+        let read = read_while(&mut answers, &mut received, |received| {
+            !received.contains(&b'\n')
+        });
+        let (how, why) = if timeout(deadline, read).await.is_ok() {
             let answer = parse_answer(&received);
             if let Some(GuardAnswer::Handover { prove }) = answer {
                 return match running.finish().await {
@@ -236,8 +224,7 @@ impl Runtime {
                 _ => {}
             }
             let received = String::from_utf8_lossy(&received);
-            let why = format!("unexpected answer {received:?}");
-            (Unchecked::Died, why)
+            (Unchecked::Died, format!("unexpected answer {received:?}"))
         } else {
             running.kill_group();
             let _ = running.finish_within(KILL_GRACE).await;
@@ -245,20 +232,29 @@ impl Runtime {
             // At the very last moment the guard may have become the runtime: then the container that
             // it began must be removed before the runtime runs again.
             if matches!(parse_answer(&received), Some(GuardAnswer::Handover { .. }))
-                || self.knows(container.id)
+                || self.knows_container()
             {
-                self.remove_failed_create(container.id).await;
+                self.remove_failed_create().await;
             }
             (Unchecked::Late, format!("no answer within {deadline:?}"))
         };
-        self.spawn_unchecked_record(guard, container, attempt, how, &why);
+        let mut more: Vec<OsString> = vec![
+            attempt.to_string().into(),
+            how.into_str().into(),
+            (&why).into(),
+        ];
+        // In a retry the create fails with the runtime's own error.
+        if attempt == 0 {
+            more.extend(refusal_of_unseen(&why, &call.settings.policy).map(OsString::from));
+        }
+        self.spawn_record(guard, UNCHECKED_VERB, more);
         GuardResult::NoGuard(why)
     }
 
     fn spawn_guard(
         &self,
         guard: &Path,
-        call: &GuardedCall<'_>,
+        call: &NewContainer<'_>,
         attempt: u32,
     ) -> io::Result<(Running, pipe::Receiver)> {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -277,7 +273,7 @@ impl Runtime {
         request.leads_group = true;
         request.inherited = Some(write);
         let running = request
-            .spawn(RunStreams::Process(call.container.prepared_io))
+            .spawn(RunStreams::Process(call.prepared_io))
             .map_err(io::Error::other)?;
         Ok((running, answers))
     }
@@ -294,11 +290,6 @@ pub async fn guard_program() -> Option<PathBuf> {
             .or_else(|| look_up(WRAPPER))
     };
     run_blocking(find).await.ok().flatten()
-}
-
-/// Reads up to the end of the first line, or of the pipe.
-async fn read_answer(answers: &mut pipe::Receiver, received: &mut Vec<u8>) {
-    read_while(answers, received, |received| !received.contains(&b'\n')).await;
 }
 
 /// Reads the rest, and returns a reason for which the runtime can have failed.
@@ -347,19 +338,17 @@ impl Runtime {
     ///
     /// # Errors
     /// If policy refuses the container.
-    pub async fn prove(
-        &self,
-        id: &str,
-        pid: u32,
-        settings: &GuardSettings,
-    ) -> Result<(), RuntimeError> {
+    pub async fn prove(&self, pid: u32, settings: &GuardSettings) -> Result<(), RuntimeError> {
         if shows_all_expected_binds(&self.bundle.path, pid).is_ok_and(|shows_all| shows_all) {
             return Ok(());
         }
-        let reason = match self.prove_in_full(id, pid, settings.deadline).await {
+        let reason = match self.prove_in_full(pid, settings.deadline).await {
             Ok(reason) => reason,
             Err(why) => {
-                tracing::warn!(id, "the mounts of the container are not proven: {why}");
+                tracing::warn!(
+                    id = self.id,
+                    "the mounts of the container are not proven: {why}"
+                );
                 refusal_of_uncompared(&why, &settings.policy)
             }
         };
@@ -371,16 +360,11 @@ impl Runtime {
 
     /// The reason why policy refuses the container, if it does. A comparison that came to no end is
     /// recorded.
-    async fn prove_in_full(
-        &self,
-        id: &str,
-        pid: u32,
-        limit: Duration,
-    ) -> Result<Option<String>, String> {
+    async fn prove_in_full(&self, pid: u32, limit: Duration) -> Result<Option<String>, String> {
         let guard = guard_program().await.ok_or("the guard is not installed")?;
         let compare = async {
             let running = self
-                .spawn_besides(&guard, PROVE_VERB, id, vec![pid.to_string().into()])
+                .spawn_besides(&guard, PROVE_VERB, vec![pid.to_string().into()])
                 .map_err(|error| error.to_string())?;
             let printed = match running.finish_within(limit).await {
                 Some(printed) => printed.map_err(|error| error.to_string())?,
@@ -391,16 +375,17 @@ impl Runtime {
         };
         compare.await.inspect_err(|why| {
             let more = vec![pid.to_string().into(), why.into()];
-            self.spawn_record(&guard, PROVE_VERB, id, more);
+            self.spawn_record(&guard, PROVE_VERB, more);
         })
     }
 
     /// Detaches the mounts below the emptyDirs of the pod whose sandbox this was.
-    pub async fn detach_below_emptydirs(&self, id: &str) {
+    pub async fn detach_below_emptydirs(&self) {
+        let id = &self.id;
         let Some(guard) = guard_program().await else {
             return;
         };
-        match self.spawn_besides(&guard, DETACH_VERB, id, vec![]) {
+        match self.spawn_besides(&guard, DETACH_VERB, vec![]) {
             Ok(running) => {
                 if running.finish_within(DETACH_TIMEOUT).await.is_none() {
                     tracing::warn!(id, "{DETACH_VERB} did not end in time");
@@ -411,14 +396,13 @@ impl Runtime {
     }
 
     /// Starts to record that this create has no guard.
-    pub(super) fn record_missing_guard(&self, container: &NewContainer<'_>, why: &str) {
-        let (Some(journal), Ok(slot)) = (container.settings.journal.clone(), LINES.try_acquire())
-        else {
+    fn record_missing_guard(&self, settings: &GuardSettings, why: &str) {
+        let (Some(journal), Ok(slot)) = (settings.journal.clone(), LINES.try_acquire()) else {
             return;
         };
         let bundle = self.bundle.path.clone();
-        let refused = refusal_of_unseen(why, &container.settings.policy);
-        let id = container.id.to_owned();
+        let refused = refusal_of_unseen(why, &settings.policy);
+        let id = self.id.clone();
         let problem = format!("no guard checked this create: {why}");
         let write = move || {
             let mut report = Report::about_bundle(&bundle);
@@ -443,34 +427,13 @@ impl Runtime {
         }
     }
 
-    /// Starts to record that no guard checked this create.
-    pub(super) fn spawn_unchecked_record(
-        &self,
-        guard: &Path,
-        container: &NewContainer<'_>,
-        attempt: u32,
-        how: Unchecked,
-        why: &str,
-    ) {
-        let mut more: Vec<OsString> = vec![
-            attempt.to_string().into(),
-            how.into_str().into(),
-            why.into(),
-        ];
-        // In a retry the create fails with the runtime's own error.
-        if attempt == 0 {
-            more.extend(refusal_of_unseen(why, &container.settings.policy).map(OsString::from));
-        }
-        self.spawn_record(guard, UNCHECKED_VERB, container.id, more);
-    }
-
     /// Starts a verb that writes a line of the journal. A verb that hangs is killed.
-    fn spawn_record(&self, guard: &Path, verb: &'static str, id: &str, more: Vec<OsString>) {
-        match self.spawn_besides(guard, verb, id, more) {
+    fn spawn_record(&self, guard: &Path, verb: &'static str, more: Vec<OsString>) {
+        match self.spawn_besides(guard, verb, more) {
             Ok(running) => drop(tokio::spawn(async move {
                 let _ = running.finish_within(RECORD_TIMEOUT).await;
             })),
-            Err(error) => tracing::warn!(id, %error, "cannot run {verb} of the guard"),
+            Err(error) => tracing::warn!(id = self.id, %error, "cannot run {verb} of the guard"),
         }
     }
 
@@ -479,10 +442,10 @@ impl Runtime {
         &self,
         guard: &Path,
         verb: &'static str,
-        id: &str,
         more: Vec<OsString>,
     ) -> Result<Running, RuntimeError> {
-        let mut args = vec!["--bundle".into(), (&self.bundle.path).into(), id.into()];
+        let bundle = &self.bundle.path;
+        let mut args = vec!["--bundle".into(), bundle.into(), (&self.id).into()];
         args.extend(more);
         let mut call = RuntimeCall::new(self, guard.to_owned(), verb, args);
         call.leads_group = true;
@@ -550,7 +513,10 @@ mod tests {
             let mut answers = pipe::Receiver::from_owned_fd(read.into()).unwrap();
             io::Write::write_all(&mut { write }, sent.as_bytes()).unwrap();
             let mut received = Vec::new();
-            read_answer(&mut answers, &mut received).await;
+            read_while(&mut answers, &mut received, |received| {
+                !received.contains(&b'\n')
+            })
+            .await;
             assert_eq!(
                 read_unrepaired(&mut answers, &mut received)
                     .await
@@ -582,6 +548,7 @@ mod proof_tests {
         let runtime = Runtime::new(
             &Options::default(),
             "default",
+            "c",
             Bundle::at(bundle.path()),
             Arc::new(Exits::default()),
         );
@@ -595,7 +562,7 @@ mod proof_tests {
                 journal: None,
             };
             let runtime = &runtime;
-            async move { runtime.prove("c", std::process::id(), &settings).await }
+            async move { runtime.prove(std::process::id(), &settings).await }
         };
         assert!(prove(Alarm::Report).await.is_ok());
         let refused = prove(Alarm::Refuse).await.unwrap_err();

@@ -37,6 +37,8 @@ const PIDS_LIMIT: Duration = Duration::from_secs(3);
 /// The runtime of a container.
 #[derive(Debug)]
 pub struct Runtime {
+    /// The container's.
+    id: String,
     binary: String,
     root: PathBuf,
     systemd_cgroup: bool,
@@ -46,12 +48,19 @@ pub struct Runtime {
 
 impl Runtime {
     /// The runtime of the options, for a container in `namespace`.
-    pub fn new(options: &Options, namespace: &str, bundle: Bundle, exits: Arc<Exits>) -> Self {
+    pub fn new(
+        options: &Options,
+        namespace: &str,
+        id: &str,
+        bundle: Bundle,
+        exits: Arc<Exits>,
+    ) -> Self {
         let or = |value: &str, default: &str| {
             let chosen = if value.is_empty() { default } else { value };
             chosen.to_owned()
         };
         Self {
+            id: id.to_owned(),
             binary: or(&options.binary_name, DEFAULT_BINARY),
             root: PathBuf::from(or(&options.root, DEFAULT_ROOT)).join(namespace),
             systemd_cgroup: options.systemd_cgroup.unwrap_or(false),
@@ -60,104 +69,57 @@ impl Runtime {
         }
     }
 
-    /// The directory of the runtime's state of a container.
-    pub fn state_of(&self, id: &str) -> PathBuf {
-        self.root.join(id)
+    /// The directory of the runtime's state of the container.
+    pub fn state(&self) -> PathBuf {
+        self.root.join(&self.id)
     }
 
-    /// Creates the container, admitted by the guard if there is one. Returns true if the bundle has
-    /// a record of its mounts: see [`Runtime::prove`].
-    pub async fn create(
+    /// Runs a verb whose last argument is the container.
+    pub async fn run(
         &self,
-        no_new_keyring: bool,
-        container: &NewContainer<'_>,
-    ) -> Result<bool, RuntimeError> {
-        let args = no_new_keyring.then(|| "--no-new-keyring".into());
-        self.create_or_restore("create", args.into_iter().collect(), container)
-            .await
-    }
-
-    /// Creates a container from a checkpoint, admitted by the guard if there is one; it runs at
-    /// once. criu works and logs in `work`.
-    pub async fn restore(
-        &self,
-        images: &str,
-        parent: &str,
-        work: &Path,
-        container: &NewContainer<'_>,
-    ) -> Result<bool, RuntimeError> {
-        let mut args = images_args(images, work.as_ref(), parent);
-        // The shim is the subreaper: the restored process becomes its child.
-        args.extend(["--detach".into(), "--no-subreaper".into()]);
-        self.create_or_restore("restore", args, container).await
-    }
-
-    /// Lets criu write a running or paused container into a directory. `parent` is empty if the
-    /// images are complete.
-    pub async fn checkpoint(
-        &self,
-        id: &str,
-        options: &CheckpointOptions,
-        parent: &str,
+        verb: &'static str,
+        mut args: Vec<OsString>,
     ) -> Result<(), RuntimeError> {
-        let mut args = checkpoint_args(options, parent);
-        args.push(id.into());
-        self.run("checkpoint", args).await
-    }
-
-    /// Runs the program of a created container.
-    pub async fn start(&self, id: &str) -> Result<(), RuntimeError> {
-        self.run("start", [id.into()]).await
+        args.push((&self.id).into());
+        self.run_captured(verb, args).await
     }
 
     /// Sends a signal to the container's init, or to all its processes.
-    pub async fn kill(&self, id: &str, signal: u32, all: bool) -> Result<(), RuntimeError> {
-        let mut args: Vec<OsString> = vec![id.into(), signal.to_string().into()];
+    pub async fn kill(&self, signal: u32, all: bool) -> Result<(), RuntimeError> {
+        let mut args: Vec<OsString> = vec![(&self.id).into(), signal.to_string().into()];
         if all {
             args.insert(0, "--all".into());
         }
-        self.run("kill", args).await
+        self.run_captured("kill", args).await
     }
 
-    /// Removes a container that has stopped, or was never started.
-    pub async fn delete(&self, id: &str) -> Result<(), RuntimeError> {
-        self.run("delete", [id.into()]).await
+    async fn run_captured(
+        &self,
+        verb: &'static str,
+        args: Vec<OsString>,
+    ) -> Result<(), RuntimeError> {
+        let call = RuntimeCall::new(self, self.resolve_binary().await?, verb, args);
+        call.run(RunStreams::Captured).await.map(drop)
     }
 
     /// Removes the remains of a failed create, in any state, so that the next one finds the name
     /// free.
-    pub async fn remove_failed_create(&self, id: &str) {
+    pub async fn remove_failed_create(&self) {
         let _ = fs::remove_file(self.bundle.init_pid_file());
-        if let Err(error) = self.run("delete", ["--force".into(), id.into()]).await {
+        if let Err(error) = self.run("delete", vec!["--force".into()]).await {
             // crun returns an error when there is nothing to remove.
-            if self.knows(id) {
-                tracing::warn!(id, %error, "cannot remove what a failed create left");
+            if self.knows_container() {
+                tracing::warn!(id = self.id, %error, "cannot remove what a failed create left");
             }
         }
     }
 
-    /// Freezes all processes.
-    pub async fn pause(&self, id: &str) -> Result<(), RuntimeError> {
-        self.run("pause", [id.into()]).await
-    }
-
-    /// Thaws all processes.
-    pub async fn resume(&self, id: &str) -> Result<(), RuntimeError> {
-        self.run("resume", [id.into()]).await
-    }
-
-    /// Changes resource limits; `resources` is a file with an OCI LinuxResources.
-    pub async fn update(&self, id: &str, resources: &Path) -> Result<(), RuntimeError> {
-        let args = ["--resources".into(), resources.into(), id.into()];
-        self.run("update", args).await
-    }
-
     /// The pids of all processes of the container, within [`PIDS_LIMIT`].
-    pub async fn pids(&self, id: &str) -> Result<Vec<u32>, RuntimeError> {
+    pub async fn pids(&self) -> Result<Vec<u32>, RuntimeError> {
         let no_answer = |why| RuntimeError::Failed {
             message: format!("read the answer of ps: {why}"),
         };
-        let args = vec!["--format".into(), "json".into(), id.into()];
+        let args = vec!["--format".into(), "json".into(), (&self.id).into()];
         let mut call = RuntimeCall::new(self, self.resolve_binary().await?, "ps", args);
         call.leads_group = true;
         let running = call.spawn(RunStreams::CapturedStdout)?;
@@ -174,7 +136,6 @@ impl Runtime {
     /// runtime writes the pid into the other file.
     pub async fn exec(
         &self,
-        id: &str,
         process: &Path,
         pid_file: &Path,
         prepared_io: &PreparedIo,
@@ -184,7 +145,7 @@ impl Runtime {
         if let Some(socket) = prepared_io.console_socket() {
             args.extend(["--console-socket".into(), socket.into()]);
         }
-        args.push(id.into());
+        args.push((&self.id).into());
         let call = RuntimeCall::new(self, self.resolve_binary().await?, "exec", args);
         let done = call.run(RunStreams::Process(prepared_io)).await;
         done.map(drop)
@@ -193,8 +154,8 @@ impl Runtime {
 
     /// True if the runtime still has state of this container. runc, crun and youki have a directory
     /// per container. If that directory cannot be checked, the answer is true.
-    pub fn knows(&self, id: &str) -> bool {
-        match self.state_of(id).try_exists() {
+    pub fn knows_container(&self) -> bool {
+        match self.state().try_exists() {
             Ok(exists) => exists,
             // Nothing can be below a file, or under a name that is too long: the runtime says why.
             Err(error) => !matches!(
@@ -202,16 +163,6 @@ impl Runtime {
                 ErrorKind::NotADirectory | ErrorKind::InvalidFilename
             ),
         }
-    }
-
-    async fn run(
-        &self,
-        verb: &'static str,
-        args: impl Into<Vec<OsString>>,
-    ) -> Result<(), RuntimeError> {
-        let program = self.resolve_binary().await?;
-        let call = RuntimeCall::new(self, program, verb, args.into());
-        call.run(RunStreams::Captured).await.map(drop)
     }
 
     /// Away from the event loop: the path, or a folder of PATH, may be on a server that does not
@@ -231,7 +182,8 @@ impl Runtime {
     }
 }
 
-fn images_args(images: &str, work: &OsStr, parent: &str) -> Vec<OsString> {
+/// criu works and logs in `work`. `parent` is empty if the images are complete.
+pub fn images_args(images: &str, work: &OsStr, parent: &str) -> Vec<OsString> {
     let mut args: Vec<OsString> = vec!["--image-path".into(), images.into()];
     args.extend(["--work-path".into(), work.into()]);
     if !parent.is_empty() {
@@ -240,7 +192,7 @@ fn images_args(images: &str, work: &OsStr, parent: &str) -> Vec<OsString> {
     args
 }
 
-fn checkpoint_args(options: &CheckpointOptions, parent: &str) -> Vec<OsString> {
+pub fn checkpoint_args(options: &CheckpointOptions, parent: &str) -> Vec<OsString> {
     let mut args = images_args(&options.image_path, options.work_path.as_ref(), parent);
     for (is_wanted, flag) in [
         (options.open_tcp, "--tcp-established"),
@@ -295,7 +247,7 @@ mod tests {
                 ..Options::default()
             };
             let bundle = Bundle::at(root.path());
-            Runtime::new(&options, "ns", bundle, Arc::new(Exits::default())).knows(id)
+            Runtime::new(&options, "ns", id, bundle, Arc::default()).knows_container()
         };
         assert!(knows("", "c"));
         for (folder, id) in [("", "d"), ("file", "c"), ("file/x", "c")] {

@@ -41,7 +41,7 @@ use crate::exits::Watched;
 use crate::io::{PreparedIo, StreamOwner, Streams};
 use crate::options::{Options, OptionsError};
 use crate::rootfs;
-use crate::runtime::{GuardSettings, NewContainer, Runtime};
+use crate::runtime::{GuardSettings, NewContainer, Runtime, checkpoint_args, images_args};
 
 /// The time limit for reading the config: it may be on a server that hangs, and the event loop
 /// serves the whole pod.
@@ -55,8 +55,8 @@ static READ_SLOTS: Semaphore = Semaphore::const_new(64);
 /// any state. Also removes the init, the cgroup and the root filesystem, which the runtime may no
 /// longer know.
 pub async fn roll_back(runtime: &Runtime, id: &str, cgroups_path: &str) {
-    runtime.remove_failed_create(id).await;
-    remove_leftover_cgroup(cgroups_path, &runtime.state_of(id)).await;
+    runtime.remove_failed_create().await;
+    remove_leftover_cgroup(cgroups_path, &runtime.state()).await;
     if let Err(error) = rootfs::unmount(runtime.bundle.rootfs()).await {
         tracing::warn!(
             id,
@@ -77,10 +77,11 @@ impl Task {
         let spec = bundle.spec()?;
         options.systemd_cgroup = Some(is_systemd(options.systemd_cgroup, spec.has_systemds_path()));
         let exits = Arc::clone(&shared.exits);
-        let runtime = Runtime::new(&options, &shared.namespace, bundle.clone(), exits);
+        let id = &request.id;
+        let runtime = Runtime::new(&options, &shared.namespace, id, bundle.clone(), exits);
         // Refused here, not by the runtime: a failed create ends with a forced delete, and this
         // container is not ours. `delete` removes no container of a bundle without options.
-        if runtime.knows(&request.id) {
+        if runtime.knows_container() {
             return Err(TaskError::AlreadyExists(request.id));
         }
         bundle.write_options(&options)?;
@@ -141,17 +142,23 @@ impl Task {
         let prepared_io = self.open_streams(&self.init).await?;
         let pending = self.shared.exits.pending_process();
         let settings = guard_settings(spec).await;
-        let container = NewContainer {
-            id: &self.id,
+        let mut args = Vec::new();
+        if options.no_new_keyring {
+            args.push("--no-new-keyring".into());
+        }
+        if options.no_pivot_root {
+            args.push("--no-pivot".into());
+        }
+        let created = self.runtime.make(NewContainer {
+            verb: "create",
+            args,
             prepared_io: &prepared_io,
-            no_pivot_root: options.no_pivot_root,
             settings: &settings,
-        };
-        let created = self.runtime.create(options.no_new_keyring, &container);
+        });
         let is_provable = created.await.map_err(TaskError::runtime("create"))?;
         let pid = Bundle::read_pid(&self.bundle.init_pid_file())?;
         if is_provable {
-            let proof = self.runtime.prove(&self.id, pid, &settings);
+            let proof = self.runtime.prove(pid, &settings);
             proof.await.map_err(TaskError::runtime("create"))?;
         }
         self.attach_init(Arc::new(pending.watch(pid)?), prepared_io)
@@ -255,12 +262,12 @@ where
 }
 
 /// Detaches the mounts below a pod's emptyDirs, if policy wants that and this was the pod's sandbox.
-pub async fn end_pod(runtime: &Runtime, id: &str, spec: &ShimSpec) {
+pub async fn end_pod(runtime: &Runtime, spec: &ShimSpec) {
     let kind = spec.annotations.get(CONTAINER_TYPE);
     if kind.is_some_and(|kind| kind == "sandbox")
         && guard_settings(spec).await.policy.below_emptydirs == BelowEmptyDirs::Detach
     {
-        runtime.detach_below_emptydirs(id).await;
+        runtime.detach_below_emptydirs().await;
     }
 }
 
@@ -294,7 +301,8 @@ impl Task {
         }
         let work = Path::new(&options.work_path);
         let mut done = Ok(());
-        if let Err(source) = self.runtime.checkpoint(&self.id, &options, &parent).await {
+        let args = checkpoint_args(&options, &parent);
+        if let Err(source) = self.runtime.run("checkpoint", args).await {
             let log = self.bundle.path.join(DUMP_LOG);
             let (from, to) = (work.join("dump.log"), log.clone());
             // Away from the event loop: the client may have named any directory.
@@ -341,7 +349,7 @@ impl Task {
         };
         if restored.is_err() {
             // A half-restored container is useless.
-            self.runtime.remove_failed_create(&self.id).await;
+            self.runtime.remove_failed_create().await;
         }
         restored
     }
@@ -354,16 +362,19 @@ impl Task {
         };
         let settings = guard_settings(&self.bundle.spec()?).await;
         let pending = self.shared.exits.pending_process();
-        let container = NewContainer {
-            id: &self.id,
+        let mut args = images_args(&from.images, work.as_ref(), &from.parent);
+        // The shim is the subreaper: the restored process becomes its child.
+        args.extend(["--detach".into(), "--no-subreaper".into()]);
+        if from.no_pivot_root {
+            args.push("--no-pivot".into());
+        }
+        let restored = self.runtime.make(NewContainer {
+            verb: "restore",
+            args,
             prepared_io: &from.prepared_io,
-            no_pivot_root: from.no_pivot_root,
             settings: &settings,
-        };
-        self.runtime
-            .restore(&from.images, &from.parent, &work, &container)
-            .await
-            .map_err(TaskError::runtime("restore"))?;
+        });
+        restored.await.map_err(TaskError::runtime("restore"))?;
         let pid = Bundle::read_pid(&self.bundle.init_pid_file())?;
         Ok(Arc::new(pending.watch(pid)?))
     }

@@ -51,7 +51,7 @@ impl Task {
         self.init.state().started()?;
         let restored = self.restore().await?;
         if restored.is_none() {
-            let started = self.runtime.start(&self.id).await;
+            let started = self.runtime.run("start", vec![]).await;
             started.map_err(TaskError::runtime("start"))?;
         }
         self.init.advance(ProcessState::started)?;
@@ -112,10 +112,7 @@ impl Task {
             .map_err(failed(format!("write {}", spec_file.display())))?;
 
         let pending = self.shared.exits.pending_process();
-        let made = self
-            .runtime
-            .exec(&self.id, &spec_file, &pid_file, &prepared_io)
-            .await;
+        let made = self.runtime.exec(&spec_file, &pid_file, &prepared_io).await;
         let pid = made
             .map_err(TaskError::runtime("exec"))
             .and_then(|()| Ok(Bundle::read_pid(&pid_file)?));
@@ -179,7 +176,7 @@ impl Task {
     pub async fn pause(&self) -> Result<(), TaskError> {
         let _turn = self.turn.lock().await;
         self.init.advance(ProcessState::pausing)?;
-        if let Err(error) = self.runtime.pause(&self.id).await {
+        if let Err(error) = self.runtime.run("pause", vec![]).await {
             // A container that has ended meanwhile is not resumed.
             let _ = self.init.advance(ProcessState::resumed);
             return Err(TaskError::runtime("pause")(error));
@@ -198,7 +195,7 @@ impl Task {
     pub async fn resume(&self) -> Result<(), TaskError> {
         let _turn = self.turn.lock().await;
         self.init.state().resumed()?;
-        let resumed = self.runtime.resume(&self.id).await;
+        let resumed = self.runtime.run("resume", vec![]).await;
         resumed.map_err(TaskError::runtime("resume"))?;
         self.init.advance(ProcessState::resumed)?;
         let resumed = proto::TaskResumed {
@@ -216,7 +213,8 @@ impl Task {
         let _turn = self.turn.lock().await;
         write_new_file(&file, resources, 0o600)
             .map_err(failed(format!("write {}", file.display())))?;
-        let updated = self.runtime.update(&self.id, &file).await;
+        let args = vec!["--resources".into(), (&file).into()];
+        let updated = self.runtime.run("update", args).await;
         let _ = fs::remove_file(&file);
         updated.map_err(TaskError::runtime("update"))
     }
@@ -256,7 +254,7 @@ impl Task {
             let exit = task.end_of_init(&watched).await;
             if task.outlives_init {
                 // Without its own pid namespace the container's other processes continue to run.
-                let kill = task.runtime.kill(&id, SIGKILL.unsigned_abs(), true);
+                let kill = task.runtime.kill(SIGKILL.unsigned_abs(), true);
                 match timeout(SIGNALS_LIMIT, kill).await {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => tracing::debug!(id, %error, "kill what the init left"),
@@ -408,7 +406,7 @@ impl Task {
         // Before the answer: after it the kubelet removes the volumes. If the shim is killed here, the
         // command `delete` ends the pod.
         if let Ok(spec) = self.bundle.spec() {
-            end_pod(&self.runtime, &self.id, &spec).await;
+            end_pod(&self.runtime, &spec).await;
         }
         self.bundle.settle();
         self.init.advance(ProcessState::deleted)?;
@@ -444,8 +442,10 @@ impl Task {
 
     /// If the runtime no longer knows the container, there is nothing left to delete.
     async fn delete_from_runtime(&self) -> Result<(), TaskError> {
-        match self.runtime.delete(&self.id).await {
-            Err(error) if self.runtime.knows(&self.id) => Err(TaskError::runtime("delete")(error)),
+        match self.runtime.run("delete", vec![]).await {
+            Err(error) if self.runtime.knows_container() => {
+                Err(TaskError::runtime("delete")(error))
+            }
             _ => Ok(()),
         }
     }
@@ -476,7 +476,7 @@ impl Task {
         if self.init.state() == ProcessState::Deleted || !all && has_ended(&self.init) {
             return Err(finished(&self.init));
         }
-        match self.runtime.kill(&self.id, signal, all).await {
+        match self.runtime.kill(signal, all).await {
             Err(_) if has_ended(&self.init) => Err(finished(&self.init)),
             result => result.map_err(TaskError::runtime("kill")),
         }

@@ -216,7 +216,7 @@ impl Task {
                 ..Default::default()
             }]);
         }
-        let listed = self.runtime.pids(&self.id).await;
+        let listed = self.runtime.pids().await;
         // Only of running execs: the kernel may have reused the pid of an ended exec.
         let mut names = HashMap::new();
         for (exec_id, exec) in &*self.execs() {
