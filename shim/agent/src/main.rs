@@ -6,11 +6,11 @@
 #![forbid(unsafe_code)]
 
 mod args;
-mod container;
 mod host;
 mod pods;
 mod restart_slot;
 mod run;
+mod say_once;
 mod sinks;
 mod sources;
 mod threads;

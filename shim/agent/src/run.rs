@@ -135,10 +135,7 @@ async fn serve(
     helper: Option<Arc<HelperProcess>>,
 ) -> Result<()> {
     let metrics = Metrics::new();
-    let client = match entered.clone() {
-        Some(entered) => pods::client_in(entered, cri),
-        None => pods::client(cri),
-    };
+    let client = pods::client(cri, entered.clone());
     let pods = PodLookup::new(client, config.agent().refresh);
     let writer = match config.journal() {
         Some(journal) => JournalWriter::start(journal, pods.clone(), Arc::clone(&metrics)),
@@ -306,7 +303,7 @@ fn survey_for_ever(served: &Served, interval: Duration) -> ! {
         // An invalid file was reported at the start, and each create reports it.
         let _ = keep_valid();
         if served.surveyor.survey() {
-            pauses = Backoff::of_surveys(interval);
+            pauses.reset();
             thread::sleep(interval);
         } else {
             thread::sleep(pauses.after(Duration::ZERO));

@@ -80,6 +80,11 @@ impl Backoff {
         Self::new(SURVEY_PAUSE.min(interval), interval)
     }
 
+    /// The next pause is the first again.
+    pub fn reset(&mut self) {
+        self.next = self.first;
+    }
+
     /// The pause after work that lasted so long, pauses not included. Work that lasted longer than
     /// the longest pause was healthy: the pauses begin with the first again.
     pub fn after(&mut self, lasted: Duration) -> Duration {

@@ -4,198 +4,157 @@
 //! The thread starts with the first pod that opted in. A file on a server that hangs delays the
 //! other files of pods until the next survey, and nothing else.
 
-use std::collections::{HashMap, HashSet};
-use std::io;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bindguard_core::error_chain;
 use bindguard_core::paths::lies_in;
 use bindguard_core::places::Places;
 use bindguard_guard::refresh::FileBind;
 use bindguard_operator::bundles::host_files_of_container;
-use tracing::warn;
 
 use crate::pods::PodLookup;
+use crate::say_once::SayOnce;
 use crate::sinks::metrics::Metrics;
-use crate::sources::files::{self, AFTER_START, FollowedFiles, Schedule, Watches};
-use crate::sources::volumes::watch_states;
-use crate::sources::watch::Inotify;
-use crate::work::pod_refreshes::Refreshes;
-use crate::work::refresh_queue::PodOfRoot;
+use crate::sources::volumes::{OfContainers, query_containers, watch_states};
+use crate::sources::watch::{Followed, Inotify, Schedule, WatchEvent, Watches};
+use crate::work::pod_refreshes::PodOfRoot;
+use crate::work::turns::Turns;
 
 /// Limits of watched files, for each pod and for each kubelet root. Surveys refresh further files.
 const MAX_FILES_OF_POD: usize = 64;
 const MAX_FILES: usize = 1024;
 
-/// The files of each container of a pod, by the container's id.
-type FilesOfPod = HashMap<String, Vec<FileBind>>;
-
 /// The pods below a kubelet root.
 #[derive(Debug)]
-struct PodFiles<'a> {
-    root: &'a Path,
-    pods: &'a PodLookup,
-    places: &'a Places,
-    refreshes: &'a Refreshes,
-    metrics: &'a Metrics,
-    /// The pods that opted in, by uid.
-    followed: HashMap<String, FilesOfPod>,
+pub struct PodFiles<'a> {
+    pub root: &'a Path,
+    pub pods: &'a PodLookup,
+    pub places: &'a Places,
+    pub refreshes: &'a Turns<PodOfRoot>,
+    pub metrics: &'a Metrics,
+    pub watches: Watches,
+    /// The files of the pods that opted in.
+    pub files: OfContainers<Vec<FileBind>>,
     /// The reasons for which the last survey was not complete.
-    failures: HashSet<String>,
-}
-
-/// Follows the files of pods for ever.
-///
-/// # Errors
-/// If there is no inotify instance, or it fails.
-pub fn follow(
-    interval: Duration,
-    root: &Path,
-    pods: &PodLookup,
-    places: &Places,
-    refreshes: &Refreshes,
-    metrics: &Metrics,
-) -> io::Result<()> {
-    let mut watches = Watches::new(Inotify::new()?);
-    let mut following = PodFiles {
-        root,
-        pods,
-        places,
-        refreshes,
-        metrics,
-        followed: HashMap::new(),
-        failures: HashSet::new(),
-    };
-    let schedule = Schedule::new(interval, &AFTER_START, Instant::now());
-    files::follow(&mut following, &mut watches, schedule)
+    pub failures: SayOnce<String>,
 }
 
 impl PodFiles<'_> {
-    /// Lists the pods that opted in, and returns those with a container that is new. `failures` gets
-    /// the reasons for which the list is not complete.
-    fn list(&mut self, failures: &mut HashSet<String>) -> Vec<String> {
-        let of_list = |why: String| format!("list the pods with files of the host: {why}");
-        let pods = match self.pods.with_binds() {
-            Ok(pods) => pods,
-            // A runtime that does not answer still has its pods.
-            Err(error) => {
-                failures.insert(of_list(error_chain(&error)));
-                return Vec::new();
-            }
-        };
-        let mut before = std::mem::take(&mut self.followed);
-        let mut with_new = Vec::new();
-        let now = Instant::now();
-        for (uid, _) in pods.into_iter().filter(|(_, binds)| binds.host_files) {
-            if self.pod(&uid).directory().symlink_metadata().is_err() {
-                continue;
-            }
-            let mut known = before.remove(&uid).unwrap_or_default();
-            let (files, has_new) = match self.pods.opted_in(&uid, now, true) {
-                Ok(Some(opted_in)) => {
-                    let ids = opted_in.containers.into_iter().map(|it| it.id);
-                    self.files_of(ids, &mut known, failures)
-                }
-                Ok(None) => continue,
-                Err(error) => {
-                    failures.insert(of_list(error_chain(&error)));
-                    (known, false)
-                }
-            };
-            with_new.extend(has_new.then(|| uid.clone()));
-            self.followed.insert(uid, files);
-        }
-        with_new
-    }
-
-    /// The files of these containers, and true if a container is new.
-    fn files_of(
-        &self,
-        containers: impl Iterator<Item = String>,
-        known: &mut FilesOfPod,
-        failures: &mut HashSet<String>,
-    ) -> (FilesOfPod, bool) {
-        let (mut files, mut has_new) = (FilesOfPod::new(), false);
-        for id in containers {
-            let found = known.remove(&id).or_else(|| {
-                let mut binds = host_files_of_container(Path::new("/"), &id, self.places)?;
-                // A container sees the new files of a directory by itself.
-                binds.retain(|bind| !bind.is_of_directory());
-                has_new = true;
-                Some(binds)
-            });
-            if let Some(binds) = found {
-                files.insert(id, binds);
-            } else {
-                // The bundle is not complete yet.
-                failures.insert(format!(
-                    "files of the host in container {id} are not watched: its bundle has no spec that can be read"
-                ));
-            }
-        }
-        (files, has_new)
-    }
-
-    /// Watches the folders of the files. `failures` gets the reasons for which one is not watched.
-    fn watch(&self, watches: &mut Watches, failures: &mut HashSet<String>) {
-        let of_pod = |(uid, files): (&String, &FilesOfPod)| {
-            let binds = files.values().flatten();
-            let binds = binds.take(MAX_FILES_OF_POD);
-            let binds = binds.map(|bind| (uid.clone(), bind.clone()));
-            binds.collect::<Vec<_>>()
-        };
-        let binds = self.followed.iter().flat_map(of_pod).take(MAX_FILES);
-        // To add a watch is a walk.
-        for (uid, bind) in binds.filter(|(_, bind)| bind.answers()) {
-            if let Err(error) = watches.watch_file(&uid, &bind.directory, &bind.name) {
-                self.metrics.watch_errors.inc();
-                failures.insert(error_chain(&error));
-            }
-        }
-    }
-
     fn pod(&self, uid: &str) -> PodOfRoot {
         PodOfRoot {
             kubelet_root: self.root.to_owned(),
             uid: uid.to_owned(),
         }
     }
+
+    /// Lists the pods that opted in, and returns those with a container that is new. `failures` gets
+    /// the reasons for which the list is not complete.
+    fn list(&mut self, failures: &mut Vec<String>) -> Vec<String> {
+        let mut of_list = Vec::new();
+        let mut uids = Vec::new();
+        match self.pods.with_binds() {
+            Ok(pods) => {
+                for (uid, binds) in pods {
+                    if binds.host_files && self.pod(&uid).directory().symlink_metadata().is_ok() {
+                        uids.push(uid);
+                    }
+                }
+            }
+            // A runtime that does not answer still has its pods.
+            Err(error) => {
+                let why = error_chain(&error);
+                failures.push(format!("list the pods with files of the host: {why}"));
+                return Vec::new();
+            }
+        }
+        let read = |id: &str| {
+            let Some(mut binds) = host_files_of_container(Path::new("/"), id, self.places) else {
+                // The bundle is not complete yet.
+                failures.push(format!(
+                    "files of the host in container {id} are not watched: its bundle has no spec that can be read"
+                ));
+                return None;
+            };
+            // A container sees the new files of a directory by itself.
+            binds.retain(|bind| !bind.is_of_directory());
+            Some(binds)
+        };
+        let with_new = query_containers(&mut self.files, self.pods, uids, read, &mut of_list);
+        for why in of_list {
+            failures.push(format!("list the pods with files of the host: {why}"));
+        }
+        with_new
+    }
 }
 
-impl FollowedFiles for PodFiles<'_> {
-    fn survey(&mut self, watches: &mut Watches) -> bool {
-        let before = watches.begin();
+impl Followed for PodFiles<'_> {
+    type Id = String;
+
+    fn inotify(&self) -> &Inotify {
+        &self.watches.inotify
+    }
+
+    fn survey(&mut self, schedule: &mut Schedule<String>) -> bool {
+        let before = self.watches.begin();
         // Before the list: a container that starts meanwhile causes an event.
-        let mut failures: HashSet<String> = watch_states(watches).into_iter().collect();
+        let mut failures = watch_states(&mut self.watches);
         let with_new = self.list(&mut failures);
-        self.watch(watches, &mut failures);
-        watches.remove_unused(&before);
-        for failure in failures.difference(&self.failures) {
-            warn!("{failure}; trying again");
+        let mut left = MAX_FILES;
+        for (uid, files) in &self.files {
+            let binds = files.values().flatten().take(MAX_FILES_OF_POD.min(left));
+            for bind in binds {
+                left -= 1;
+                // To add a watch is a walk.
+                if !bind.answers() {
+                    continue;
+                }
+                let watched = self.watches.watch_file(uid, &bind.directory, &bind.name);
+                if let Err(error) = watched {
+                    self.metrics.watch_errors.inc();
+                    failures.push(error_chain(&error));
+                }
+            }
         }
-        self.failures = failures;
+        self.watches.remove_unused(&before);
+        let is_complete = failures.is_empty();
+        let tried_again = failures
+            .into_iter()
+            .map(|why| format!("{why}; trying again"));
+        self.failures.warn((), tried_again);
         // A file may have been replaced before its folder was watched.
-        with_new.iter().for_each(|uid| self.refresh(uid));
-        self.failures.is_empty()
+        for uid in with_new {
+            schedule.plan_refresh(&uid, Instant::now());
+        }
+        is_complete
     }
 
-    fn refresh(&mut self, uid: &str) {
-        self.refreshes.plan(self.pod(uid));
+    fn take_events(&mut self, events: Vec<WatchEvent>, schedule: &mut Schedule<String>) {
+        self.watches.take_events(events, schedule);
     }
 
-    fn has_mounts(&self) -> bool {
-        let mut files = self.followed.values().flat_map(FilesOfPod::values);
-        files.any(|binds| !binds.is_empty())
+    fn follows_mounts(&self) -> bool {
+        let mut of_containers = self.files.values().flat_map(|files| files.values());
+        of_containers.any(|binds| !binds.is_empty())
     }
 
-    fn with_mounts_at(&self, places: &[PathBuf]) -> Vec<String> {
-        // A daemon such as LXCFS that restarted mounts its filesystem anew, and a disk may be
-        // mounted over the folder of a file: no watch reports these.
+    /// A daemon such as LXCFS that restarted mounts its filesystem anew, and a disk may be mounted
+    /// over the watched folder of a file: no watch reports these.
+    fn take_mounts(&mut self, places: &[PathBuf], schedule: &mut Schedule<String>) {
         let is_at = |bind: &FileBind| places.iter().any(|place| lies_in(&bind.directory, place));
-        let pods = self.followed.iter();
-        let pods = pods.filter(|(_, files)| files.values().flatten().any(is_at));
-        pods.map(|(uid, _)| uid.clone()).collect()
+        let now = Instant::now();
+        for (uid, files) in &self.files {
+            if files.values().flatten().any(is_at) {
+                schedule.plan_with_rechecks(uid, now);
+                schedule.plan_surveys(now);
+            }
+        }
+    }
+
+    fn refresh(&mut self, due: Vec<String>, _: &mut Schedule<String>) {
+        for uid in due {
+            self.refreshes.plan(self.pod(&uid));
+        }
     }
 }
 
@@ -203,24 +162,27 @@ impl FollowedFiles for PodFiles<'_> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
+    use std::time::Duration;
+
     use super::*;
-    use crate::work::pod_refreshes::refreshes;
+    use crate::sources::watch::{AFTER_START, Rules};
 
     #[test]
     fn a_list_of_pods_that_failed_is_reported_and_tried_again() {
         let (pods, places, metrics) = (PodLookup::unanswered(), Places::default(), Metrics::new());
-        let (refreshes, _planned) = refreshes();
         let mut files = PodFiles {
             root: Path::new("/nowhere"),
             pods: &pods,
             places: &places,
-            refreshes: &refreshes,
+            refreshes: &Turns::default(),
             metrics: &metrics,
-            followed: HashMap::new(),
-            failures: HashSet::new(),
+            watches: Watches::new().unwrap(),
+            files: OfContainers::new(),
+            failures: SayOnce::default(),
         };
-        let mut watches = Watches::new(Inotify::new().unwrap());
-        assert!(!files.survey(&mut watches));
-        assert_eq!(files.failures.len(), 1);
+        let rules = Rules::of_files(Duration::from_secs(300), &AFTER_START);
+        let mut schedule = Schedule::new(rules, Instant::now());
+        assert!(!files.survey(&mut schedule));
+        assert_eq!(files.failures.known(&()).len(), 1);
     }
 }

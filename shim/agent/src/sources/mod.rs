@@ -2,7 +2,6 @@
 //! NRI, requests over HTTP, and new lines in the journal.
 
 pub mod engines;
-pub mod files;
 pub mod host_files;
 pub mod http;
 pub mod journal;

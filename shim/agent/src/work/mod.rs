@@ -2,6 +2,7 @@
 //! surveys.
 
 pub mod pod_refreshes;
-pub mod refresh_queue;
+
 pub mod refresher;
 pub mod survey;
+pub mod turns;

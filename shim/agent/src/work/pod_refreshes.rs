@@ -1,201 +1,95 @@
-//! Refreshes the running containers of pods that opted in, after the host's subpaths of a volume
-//! became current, or the host mounted a volume anew.
-//!
-//! Several pods at a time: most of a refresh is a wait, for the kernel's RCU grace period after
-//! each detach and for a processor. Workers start when there is work, and end when there is none:
-//! an idle agent keeps no stacks for them.
+//! Repairs pods after an update of a volume, or after the host mounted a volume anew: re-binds the
+//! stale subpaths on the host, then refreshes the running containers of pods that opted in.
 
 use std::cell::Cell;
-use std::collections::HashSet;
 use std::error::Error;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread::{self, Scope};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
+use bindguard_config::Config;
 use bindguard_core::error_chain;
-use bindguard_core::identity::{Identity, PodName};
 use bindguard_core::places::Places;
 use bindguard_core::refresh::SpecBind;
+use bindguard_core::refresh_request::RefreshRequest;
+use bindguard_core::report::{Actor, BindRecord, RebindLine, Severity};
 use bindguard_core::spec::SpecView;
-use bindguard_guard::refresh::{BoundFiles, BoundMounts, CurrentFiles, FileBind, PodVolumes};
+use bindguard_guard::refresh::{
+    BoundFiles, BoundMounts, CurrentFiles, FileBind, PodVolumes, VolumeOfPod, rebind_volume,
+};
 use bindguard_guard::{Probes, kubelet_roots_by_all_names};
 use bindguard_operator::bundles::bundle_of_container;
 use bindguard_operator::engines::ContainersOfNode;
 use bindguard_sys::bundle::read_spec;
-use tracing::error;
+use tracing::{info, warn};
 
-use crate::container::Container;
-use crate::pods::{OptedIn, PodLookup};
-use crate::work::refresh_queue::{Planned, PodOfRoot, RefreshQueue, Turn, retry_pause};
+use crate::pods::{Container, PodLookup};
+use crate::say_once::SayOnce;
+use crate::sinks::events::Standing;
+use crate::sinks::metrics::Metrics;
+use crate::sinks::reporting::Reporting;
 use crate::work::refresher::{OF_NODE, RefreshedContainer, Refresher};
+use crate::work::turns::{Planned, Turn, TurnEnd, Turns};
 
-/// Workers that begin at once: eight took more processor time for each file (docs/decisions/0014).
-const SIDE_BY_SIDE: usize = 2;
-
-/// Limit of workers. A worker may wait for a container, and must not delay the other pods.
-const MAX_WORKERS: usize = 32;
-
-/// The interval at which a further worker starts while plans wait.
-const WORKER_INTERVAL: Duration = Duration::from_millis(100);
-
-/// The time limit of a container's refresh in the first turn, and in the second turn.
+/// The time limit of a container's refresh in the first turn, and in each later turn.
 const FIRST_TURN: Duration = Duration::from_millis(300);
 const LAST_TURN: Duration = Duration::from_secs(20);
 
-/// The interval at which findings about pods that are gone are forgotten.
-const FORGET_INTERVAL: Duration = Duration::from_secs(600);
+/// A pod of a kubelet root.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PodOfRoot {
+    pub kubelet_root: PathBuf,
+    pub uid: String,
+}
 
-/// The pods whose containers are to be refreshed.
-#[derive(Debug, Clone)]
-pub struct Refreshes(Sender<Planned>);
-
-impl Refreshes {
-    /// Plans the refresh of a pod's containers.
-    pub fn plan(&self, pod: PodOfRoot) {
-        // Without the thread there is no refresh; its panic was reported.
-        let _ = self.0.send(Planned {
-            pod,
-            at: Instant::now(),
-            turn: Turn::First,
-            not_before: None,
-        });
+impl PodOfRoot {
+    /// `<root>/pods/<uid>`
+    pub fn directory(&self) -> PathBuf {
+        self.kubelet_root.join("pods").join(&self.uid)
     }
 }
 
-/// Both ends of the plan.
-pub fn refreshes() -> (Refreshes, Receiver<Planned>) {
-    let (plan, planned) = channel();
-    (Refreshes(plan), planned)
+impl fmt::Display for PodOfRoot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the containers of pod {}", self.uid)
+    }
 }
 
-/// Starts the workers, from a thread of its own.
+/// Refreshes pods.
 #[derive(Debug)]
 pub struct PodRefreshes<'a> {
-    pods: &'a PodLookup,
-    places: &'a Places,
-    refresher: Refresher<'a>,
-    queue: Mutex<RefreshQueue>,
-    /// The last time that findings about pods which are gone were forgotten.
-    forgot: Mutex<Instant>,
+    pub pods: &'a PodLookup,
+    pub places: &'a Places,
+    pub refresher: Refresher<'a>,
 }
 
-impl<'a> PodRefreshes<'a> {
-    /// Refreshes with this refresher the containers of these pods.
-    pub fn new(pods: &'a PodLookup, places: &'a Places, refresher: Refresher<'a>) -> Self {
-        Self {
-            pods,
-            places,
-            refresher,
-            queue: Mutex::default(),
-            forgot: Mutex::new(Instant::now()),
+impl PodRefreshes<'_> {
+    /// Refreshes the containers of a pod; `others_wait` if further pods do.
+    pub fn refresh(&self, planned: &Planned<PodOfRoot>, others_wait: bool) -> TurnEnd {
+        let pod = &planned.subject;
+        let ended = self.refresh_pod(pod, planned.at, planned.turn, others_wait);
+        // A pod that is gone is not queried again.
+        match pod.directory().symlink_metadata() {
+            Ok(_) => ended,
+            Err(_) => TurnEnd::Done,
         }
     }
 
-    /// Refreshes what is planned, until no plan can come any more.
-    pub fn run(&self, planned: &Receiver<Planned>) {
-        thread::scope(|scope| {
-            while let Some(planned) = self.next(planned) {
-                let needs_worker = match planned {
-                    Some(planned) => self.queue().add(planned, SIDE_BY_SIDE),
-                    None => self.queue().needs_worker(MAX_WORKERS),
-                };
-                if needs_worker {
-                    self.start_worker(scope);
-                }
-            }
-        });
-    }
-
-    /// The next plan; `Some(None)` if a plan may wait for a worker and none comes for a moment. `None`
-    /// if no plan can come any more.
-    fn next(&self, planned: &Receiver<Planned>) -> Option<Option<Planned>> {
-        let limit = {
-            let queue = self.queue();
-            if queue.others_wait() || queue.has_workers() {
-                WORKER_INTERVAL
-            } else if let Some(due) = queue.due() {
-                due.saturating_duration_since(Instant::now())
-            } else {
-                drop(queue);
-                return planned.recv().ok().map(Some);
-            }
-        };
-        match planned.recv_timeout(limit) {
-            Ok(planned) => Some(Some(planned)),
-            Err(RecvTimeoutError::Timeout) => Some(None),
-            Err(RecvTimeoutError::Disconnected) => None,
-        }
-    }
-
-    fn start_worker<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
-        let worker = thread::Builder::new().name("refresh-pod".to_owned());
-        if worker.spawn_scoped(scope, || self.work()).is_err() {
-            // Without a new thread, this thread refreshes the pods in sequence.
-            self.work();
-        }
-    }
-
-    fn work(&self) {
-        let mut next = self.queue().next(None);
-        while let Some(planned) = next {
-            if catch_unwind(AssertUnwindSafe(|| self.refresh_pod(&planned))).is_err() {
-                error!(
-                    "refresh the containers of pod {}: the thread panicked",
-                    planned.pod.uid
-                );
-                self.refresher.count_restart();
-            }
-            next = self.queue().next(Some(&planned));
-        }
-        if self.forgets_now() {
-            self.forget_others();
-        }
-    }
-
-    /// True once in each interval.
-    fn forgets_now(&self) -> bool {
-        let mut last = self.forgot.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_due = last.elapsed() >= FORGET_INTERVAL;
-        if is_due {
-            *last = Instant::now();
-        }
-        is_due
-    }
-
-    /// Findings come with refreshes, so their number grows only while workers end. A CRI that does
-    /// not answer still has its containers.
-    fn forget_others(&self) {
-        let Ok(pods) = self.pods.all() else { return };
-        let here: HashSet<&str> = pods
-            .containers
-            .iter()
-            .flat_map(|container| [Some(container.id.as_str()), container.pod.uid.as_deref()])
-            .flatten()
-            .collect();
-        self.refresher.forget_others(|about| here.contains(about));
-    }
-
-    fn queue(&self) -> MutexGuard<'_, RefreshQueue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn refresh_pod(&self, planned: &Planned) {
-        let Planned { pod, at, turn, .. } = planned;
-        let others_wait = self.queue().others_wait();
-        let opted_in = match self.pods.opted_in(&pod.uid, *at, others_wait) {
+    fn refresh_pod(&self, pod: &PodOfRoot, at: Instant, turn: Turn, others_wait: bool) -> TurnEnd {
+        let opted_in = match self.pods.opted_in(&pod.uid, at, others_wait) {
             Ok(Some(opted_in)) => opted_in,
-            Ok(None) => return,
+            Ok(None) => return TurnEnd::Done,
             Err(error) => {
-                self.try_later(planned.clone());
                 // A single warning for the node instead of a warning for each pod.
-                return self.refresher.warn(OF_NODE, vec![error_chain(&error)]);
+                self.refresher.warn(OF_NODE, vec![error_chain(&error)]);
+                return TurnEnd::Unanswered;
             }
         };
-        let mut warnings = opted_in.request.problems.clone();
-        let mut is_out_of_time = false;
+        let request = &opted_in.request;
+        let mut warnings = request.problems.clone();
         let folder = pod.directory();
         // Without an answer the files of a driver are refused, and the refusal is reported.
         let is_unanswered = Cell::new(false);
@@ -205,10 +99,11 @@ impl<'a> PodRefreshes<'a> {
             writable
         };
         let volumes = PodVolumes::open(&folder);
+        let mut is_out_of_time = false;
         match volumes.and_then(|volumes| volumes.with_drivers(&folder, writable)) {
             Ok(volumes) => {
                 for container in &opted_in.containers {
-                    let done = self.refresh(pod, &opted_in, container, &volumes, *turn);
+                    let done = self.refresh_container(&folder, request, container, &volumes, turn);
                     warnings.extend(done.warnings);
                     is_out_of_time |= done.is_out_of_time;
                 }
@@ -218,48 +113,22 @@ impl<'a> PodRefreshes<'a> {
                 is_out_of_time = true;
             }
         }
-        if is_out_of_time || is_unanswered.get() {
-            match turn {
-                Turn::First => self.queue().add_last(planned),
-                Turn::Last | Turn::Retry => self.try_later(Planned {
-                    turn: Turn::Retry,
-                    ..planned.clone()
-                }),
-            }
-        }
         self.refresher.warn(&pod.uid, warnings);
-    }
-
-    /// Plans the same refresh again, unless the pod is gone.
-    fn try_later(&self, planned: Planned) {
-        if planned.pod.directory().symlink_metadata().is_ok() {
-            let again = Instant::now() + retry_pause(planned.at);
-            self.queue().add_later(planned, again);
+        match is_out_of_time || is_unanswered.get() {
+            true => TurnEnd::OutOfTime,
+            false => TurnEnd::Done,
         }
     }
 
-    fn refresh(
+    fn refresh_container(
         &self,
-        pod: &PodOfRoot,
-        opted_in: &OptedIn,
+        pod: &Path,
+        request: &RefreshRequest,
         container: &Container,
         volumes: &PodVolumes,
         turn: Turn,
     ) -> RefreshedContainer {
-        let identity = Identity {
-            container: Some(container.name.clone()),
-            pod: PodName {
-                namespace: Some(opted_in.pod.namespace.clone()),
-                name: Some(opted_in.pod.name.clone()),
-                uid: Some(pod.uid.clone()),
-            },
-        };
-        let name = format!(
-            "{}/{} container {}",
-            opted_in.pod.namespace, opted_in.pod.name, container.name
-        );
-        let (root, request) = (Path::new("/"), &opted_in.request);
-        let binds = request.binds;
+        let (root, name, binds) = (Path::new("/"), &container.name, request.binds);
         let mut unread = None;
         let bundle = bundle_of_container(root, &container.id);
         let bundle = bundle.as_deref();
@@ -268,17 +137,19 @@ impl<'a> PodRefreshes<'a> {
             unread = Some("its bundle is not found".to_owned());
         }
         let bytes = bundle.and_then(|bundle| noted(read_spec(bundle), &mut unread));
-        let spec = bytes
-            .as_deref()
-            .and_then(|bytes| noted(SpecView::from_bytes(bytes), &mut unread));
-        let gets_files = request.containers.includes(&container.name);
-        let files = gets_files.then(|| {
+        let bytes = bytes.unwrap_or_default();
+        let spec = match bytes.is_empty() {
+            true => None,
+            false => noted(SpecView::from_bytes(&bytes), &mut unread),
+        };
+        let in_pod = container.identity.container.as_deref().unwrap_or_default();
+        let files = request.containers.includes(in_pod).then(|| {
             let binds = spec.as_ref().map(SpecBind::of_spec);
             volumes.for_container(binds.unwrap_or_default())
         });
         let mounts = bundle
             .filter(|_| binds.volumes)
-            .and_then(|bundle| noted(BoundMounts::open(bundle, &pod.directory()), &mut unread));
+            .and_then(|bundle| noted(BoundMounts::open(bundle, pod), &mut unread));
         let roots = bundle
             .filter(|_| binds.host_root)
             .and_then(|bundle| noted(self.refresher.host_roots(bundle, self.places), &mut unread));
@@ -295,30 +166,30 @@ impl<'a> PodRefreshes<'a> {
             host_files.as_ref().map(|files| files as &dyn CurrentFiles),
         ];
         let kinds: Vec<&dyn CurrentFiles> = kinds.into_iter().flatten().collect();
-        let errors = errors.into_iter().flatten();
-        let errors: Vec<String> = errors
-            .map(|error| format!("{name}: {}", error_chain(&error)))
-            .collect();
-        let container = Container {
-            name,
-            identity,
-            ..container.clone()
-        };
         let time = match turn {
             Turn::First => FIRST_TURN,
             Turn::Last | Turn::Retry => LAST_TURN,
         };
-        let mut done = self
-            .refresher
-            .refresh(turn, time, &container, &kinds, &request.notify);
-        if let Some(why) = unread {
-            done.is_out_of_time = true;
-            let name = &container.name;
-            let warning = format!("binds of {name} are not refreshed: {why}; trying again");
-            done.warnings.push(warning);
+        let refresher = &self.refresher;
+        let mut done = refresher.refresh(turn, time, container, &kinds, &request.notify);
+        done.note_unread(name, unread);
+        for error in errors.into_iter().flatten() {
+            done.warnings
+                .push(format!("{name}: {}", error_chain(&error)));
         }
-        done.warnings.extend(errors);
         done
+    }
+}
+
+impl RefreshedContainer {
+    /// Notes the reason for which binds were not refreshed.
+    pub fn note_unread(&mut self, name: &str, unread: Option<String>) {
+        if let Some(why) = unread {
+            self.is_out_of_time = true;
+            self.warnings.push(format!(
+                "binds of {name} are not refreshed: {why}; trying again"
+            ));
+        }
     }
 }
 
@@ -326,6 +197,120 @@ impl<'a> PodRefreshes<'a> {
 pub fn noted<T, E: Error + 'static>(read: Result<T, E>, unread: &mut Option<String>) -> Option<T> {
     read.map_err(|error| *unread = Some(error_chain(&error)))
         .ok()
+}
+
+// Updated volumes: makes the host's subpaths current.
+//
+// From then on every restart of a container finds the current file, whatever shim starts it.
+
+/// Limit of volumes at a time. A re-bind waits most of its time for the kernel's RCU grace period
+/// after the detach.
+const SIDE_BY_SIDE: usize = 8;
+
+/// Follows the updates of volumes.
+#[derive(Debug)]
+pub struct Updates<'a> {
+    config: &'a Config,
+    metrics: &'a Metrics,
+    reporting: &'a Reporting,
+    pods: &'a PodLookup,
+    /// `None` if no running container is refreshed.
+    refreshes: Option<&'a Turns<PodOfRoot>>,
+    warned: SayOnce<String, VolumeOfPod>,
+    standing: Standing<String>,
+}
+
+impl<'a> Updates<'a> {
+    /// A follower that has seen no update.
+    pub fn new(
+        config: &'a Config,
+        metrics: &'a Metrics,
+        reporting: &'a Reporting,
+        pods: &'a PodLookup,
+        refreshes: Option<&'a Turns<PodOfRoot>>,
+    ) -> Self {
+        Self {
+            config,
+            metrics,
+            reporting,
+            pods,
+            refreshes,
+            warned: SayOnce::default(),
+            standing: Standing::default(),
+        }
+    }
+
+    /// Re-binds the stale subpaths of these volumes, and plans the refresh of their running
+    /// containers. The host comes first: a container that restarts meanwhile starts with the
+    /// current file. Only directories do not wait for the host.
+    pub fn follow(&mut self, volumes: &[VolumeOfPod]) {
+        let lines = Mutex::new(Vec::new());
+        let next = AtomicUsize::new(0);
+        let work = || {
+            while let Some(volume) = volumes.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let line = self.rebind(volume);
+                let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
+                lines.push((volume, line));
+            }
+        };
+        match volumes.len().min(SIDE_BY_SIDE) {
+            0 | 1 => work(),
+            threads => thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work)))),
+        }
+        for (volume, line) in lines.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            let is_new = self.log(volume, &line);
+            self.reporting.rebound(line, is_new, &mut self.standing);
+        }
+    }
+
+    fn rebind(&self, volume: &VolumeOfPod) -> RebindLine {
+        let plan = || {
+            if let Some(refreshes) = self.refreshes {
+                refreshes.plan(PodOfRoot {
+                    kubelet_root: volume.kubelet_root.clone(),
+                    uid: volume.pod_uid.clone(),
+                });
+            }
+        };
+        // A directory has no files until its refresh; the files of a volume keep their old content.
+        // The plan after the re-bind finds the containers that started meanwhile.
+        if self.refreshes.is_some() && volume.has_directories() {
+            plan();
+        }
+        let report = rebind_volume(volume, self.config.policy());
+        let line = RebindLine::new(Actor::Agent, &volume.pod_uid, &volume.volume, &report);
+        self.metrics.rebound(&line);
+        plan();
+        line
+    }
+
+    /// Returns true if it logged something.
+    fn log(&mut self, volume: &VolumeOfPod, line: &RebindLine) -> bool {
+        let mut warnings = line.problems.clone();
+        let mut repairs = Vec::new();
+        for (severity, message) in line.binds.iter().filter_map(BindRecord::log_message) {
+            match severity {
+                Severity::Info => repairs.push(message),
+                Severity::Warning => warnings.push(message),
+            }
+        }
+        let warnings = self.warned.news(volume.clone(), warnings);
+        if repairs.is_empty() && warnings.is_empty() {
+            return false;
+        }
+        // `namespace/name`, or the uid if the CRI does not answer. The re-binds are done by now, so
+        // the query delays none of them.
+        let uid = &volume.pod_uid;
+        let pod = self.pods.names(uid).and_then(|pod| pod.display_name());
+        let pod = pod.unwrap_or_else(|| uid.clone());
+        for repair in repairs {
+            info!("pod {pod}: {repair}");
+        }
+        for warning in warnings {
+            warn!("pod {pod}: {warning}");
+        }
+        true
+    }
 }
 
 #[cfg(test)]
@@ -341,8 +326,6 @@ mod tests {
     use super::*;
     use crate::sinks::events::Events;
     use crate::sinks::journal::JournalWriter;
-    use crate::sinks::metrics::Metrics;
-    use crate::sinks::reporting::Reporting;
     use crate::threads::IdleMemory;
 
     /// The runtime restarts at the moment of an update.
@@ -354,12 +337,14 @@ mod tests {
             journal: JournalWriter::off(Arc::clone(&metrics)),
             memory: IdleMemory::default(),
         };
-        let pods = PodLookup::unanswered();
-        let refresher = Refresher::new(helper(), &metrics, &reporting, &policy);
-        let refreshes = PodRefreshes::new(&pods, &places, refresher);
+        let refreshes = PodRefreshes {
+            pods: &PodLookup::unanswered(),
+            places: &places,
+            refresher: Refresher::new(helper(), &metrics, &reporting, &policy),
+        };
         let root = tempfile::tempdir().unwrap();
-        let mut planned = Planned {
-            pod: PodOfRoot {
+        let planned = Planned {
+            subject: PodOfRoot {
                 kubelet_root: root.path().to_owned(),
                 uid: "u-1".to_owned(),
             },
@@ -367,19 +352,10 @@ mod tests {
             turn: Turn::First,
             not_before: None,
         };
-        fs::create_dir_all(planned.pod.directory()).unwrap();
-        refreshes.refresh_pod(&planned);
-        assert!(refreshes.queue().due().unwrap() > Instant::now());
+        fs::create_dir_all(planned.subject.directory()).unwrap();
+        assert_eq!(refreshes.refresh(&planned, false), TurnEnd::Unanswered);
         // A pod that is gone is not queried again.
-        *refreshes.queue() = RefreshQueue::default();
-        fs::remove_dir(planned.pod.directory()).unwrap();
-        refreshes.refresh_pod(&planned);
-        assert_eq!(refreshes.queue().due(), None);
-        fs::create_dir(planned.pod.directory()).unwrap();
-        // The pauses grow.
-        let waited = Duration::from_secs(100);
-        planned.at -= waited;
-        refreshes.refresh_pod(&planned);
-        assert!(refreshes.queue().due().unwrap() > Instant::now() + waited / 2);
+        fs::remove_dir(planned.subject.directory()).unwrap();
+        assert_eq!(refreshes.refresh(&planned, false), TurnEnd::Done);
     }
 }

@@ -1,18 +1,28 @@
-//! inotify(7) as events of directories.
+//! inotify(7) as events of directories, and the watched folders of containers: those in which
+//! containers appear, and the directories of bound files.
 
+use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 
+use crate::sources::watch::{Schedule, WatchError};
+
+/// Flags of a watch for new names.
 const NAMES: WatchFlags = WatchFlags::CREATE.union(WatchFlags::MOVED_TO);
+
+/// Flags of a watch for new and written files.
+const FILES: WatchFlags = NAMES
+    .union(WatchFlags::CLOSE_WRITE)
+    .union(WatchFlags::MOVE_SELF);
 
 /// Room for some hundred events, each with a short name.
 const BUFFER: usize = 16 << 10;
@@ -27,21 +37,18 @@ pub struct WatchId(i32);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WatchEvent {
     /// A name appeared in a directory, or its file was written.
-    Appeared(WatchId, OsString, Completeness),
+    Appeared {
+        watch: WatchId,
+        name: OsString,
+        /// True if it was renamed to, or a writer closed its file. A file that was made may still be
+        /// written.
+        is_complete: bool,
+    },
     /// The directory is gone, was renamed, or something is mounted or unmounted there: it is no
     /// longer watched.
     Gone(WatchId),
     /// Events were lost.
     Overflow,
-}
-
-/// The state of a file when its name appears.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Completeness {
-    /// It was made. A file may still be written.
-    Made,
-    /// It was renamed to, or a writer closed its file: it is complete.
-    Complete,
 }
 
 /// The reasons for which a wait ended.
@@ -101,8 +108,7 @@ impl Inotify {
     /// # Errors
     /// As [`Inotify::watch`].
     pub fn watch_files(&self, directory: &Path) -> io::Result<WatchId> {
-        let files = NAMES | WatchFlags::CLOSE_WRITE | WatchFlags::MOVE_SELF;
-        self.add(directory, files)
+        self.add(directory, FILES)
     }
 
     fn add(&self, directory: &Path, flags: WatchFlags) -> io::Result<WatchId> {
@@ -116,26 +122,7 @@ impl Inotify {
         let _ = inotify::remove_watch(&self.descriptor, watch.0);
     }
 
-    /// Waits for events, at most as long as the time limit; `None` waits for ever.
-    ///
-    /// # Errors
-    /// poll(2)'s and read(2)'s.
-    pub fn wait(&self, limit: Option<Duration>) -> io::Result<Vec<WatchEvent>> {
-        let timeout = limit.map(|limit| Timespec {
-            tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: limit.subsec_nanos().into(),
-        });
-        match poll(
-            &mut [PollFd::new(&self.descriptor, PollFlags::IN)],
-            timeout.as_ref(),
-        ) {
-            Ok(0) | Err(Errno::INTR) => Ok(Vec::new()),
-            Ok(_) => self.read(),
-            Err(errno) => Err(errno.into()),
-        }
-    }
-
-    /// Waits for events, or for a change of this mount table.
+    /// Waits for events, or for a change of this mount table, at most as long as the time limit.
     ///
     /// # Errors
     /// poll(2)'s.
@@ -158,7 +145,11 @@ impl Inotify {
         })
     }
 
-    fn read(&self) -> io::Result<Vec<WatchEvent>> {
+    /// The events that are there.
+    ///
+    /// # Errors
+    /// read(2)'s.
+    pub fn read(&self) -> io::Result<Vec<WatchEvent>> {
         let mut buffer = [MaybeUninit::uninit(); BUFFER];
         let mut reader = Reader::new(&self.descriptor, &mut buffer);
         let mut events = Vec::new();
@@ -167,42 +158,166 @@ impl Inotify {
             if events.len() >= MAX_EVENTS && reader.is_buffer_empty() {
                 return Ok(events);
             }
-            match reader.next() {
-                Ok(event) => {
-                    let name = event
-                        .file_name()
-                        .map(|name| OsStr::from_bytes(name.to_bytes()).to_owned());
-                    events.extend(WatchEvent::of(event.wd(), event.events(), name));
-                }
+            let event = match reader.next() {
+                Ok(event) => event,
                 Err(Errno::WOULDBLOCK) => return Ok(events),
                 Err(errno) => return Err(errno.into()),
+            };
+            let (watch, flags) = (WatchId(event.wd()), event.events());
+            let is_complete = flags.intersects(ReadFlags::MOVED_TO | ReadFlags::CLOSE_WRITE);
+            if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
+                events.push(WatchEvent::Overflow);
+            } else if flags.intersects(ReadFlags::IGNORED | ReadFlags::MOVE_SELF) {
+                events.push(WatchEvent::Gone(watch));
+            } else if let Some(name) = event.file_name()
+                && (is_complete || flags.contains(ReadFlags::CREATE))
+            {
+                events.push(WatchEvent::Appeared {
+                    watch,
+                    name: OsStr::from_bytes(name.to_bytes()).to_owned(),
+                    is_complete,
+                });
             }
         }
     }
 }
 
-impl AsFd for Inotify {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.descriptor.as_fd()
-    }
+/// The purposes of a watch.
+#[derive(Debug, Default)]
+struct Watched {
+    /// Containers appear here under any name.
+    has_containers: bool,
+    /// The folder of containers is not there yet: names on the way to it.
+    on_the_way: Vec<OsString>,
+    /// Containers or pods, and the names of the files that they bind. Several may bind files of a
+    /// directory.
+    files: Vec<(String, PathBuf)>,
 }
 
-impl WatchEvent {
-    fn of(watch: i32, flags: ReadFlags, name: Option<OsString>) -> Option<Self> {
-        if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
-            return Some(Self::Overflow);
+/// The watched folders of containers. Each survey adds the missing watches, and removes unused
+/// watches.
+#[derive(Debug)]
+pub struct Watches {
+    pub inotify: Inotify,
+    watched: HashMap<WatchId, Watched>,
+}
+
+impl Watches {
+    /// No watch yet.
+    ///
+    /// # Errors
+    /// inotify_init1(2)'s.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self {
+            inotify: Inotify::new()?,
+            watched: HashMap::new(),
+        })
+    }
+
+    /// Plans the refreshes of the containers whose files changed. A survey is due once a container
+    /// may have started, or a directory was replaced.
+    pub fn take_events(&mut self, events: Vec<WatchEvent>, schedule: &mut Schedule<String>) {
+        let now = Instant::now();
+        let mut is_survey = false;
+        for event in events {
+            match event {
+                WatchEvent::Appeared {
+                    watch,
+                    name,
+                    is_complete,
+                } => {
+                    let Some(watched) = self.watched.get(&watch) else {
+                        continue;
+                    };
+                    is_survey |= watched.has_containers || watched.on_the_way.contains(&name);
+                    for (container, file) in &watched.files {
+                        match is_complete {
+                            _ if file.as_os_str() != name => {}
+                            true => schedule.plan_refresh(container, now),
+                            false => schedule.plan_refresh_of_made(container, now),
+                        }
+                    }
+                }
+                WatchEvent::Gone(watch) => {
+                    // A renamed directory is still watched, while a new directory may have the
+                    // path.
+                    self.inotify.unwatch(watch);
+                    is_survey |= self.watched.remove(&watch).is_some();
+                }
+                WatchEvent::Overflow => is_survey = true,
+            }
         }
-        if flags.intersects(ReadFlags::IGNORED | ReadFlags::MOVE_SELF) {
-            return Some(Self::Gone(WatchId(watch)));
+        if is_survey {
+            schedule.plan_surveys(now);
         }
-        let is_complete = flags.intersects(ReadFlags::MOVED_TO | ReadFlags::CLOSE_WRITE);
-        let completeness = if is_complete {
-            Completeness::Complete
-        } else {
-            Completeness::Made
-        };
-        let appeared = is_complete || flags.contains(ReadFlags::CREATE);
-        appeared.then_some(Self::Appeared(WatchId(watch), name?, completeness))
+    }
+
+    /// Begins a survey: returns the watches before it, for [`Watches::remove_unused`].
+    pub fn begin(&mut self) -> Vec<WatchId> {
+        std::mem::take(&mut self.watched).into_keys().collect()
+    }
+
+    /// Removes the watches that the survey did not need.
+    pub fn remove_unused(&self, before: &[WatchId]) {
+        for watch in before {
+            if !self.watched.contains_key(watch) {
+                self.inotify.unwatch(*watch);
+            }
+        }
+    }
+
+    /// Watches a folder in which containers appear, or the nearest folder above it that exists.
+    ///
+    /// # Errors
+    /// inotify_add_watch(2)'s.
+    pub fn watch_state(&mut self, folder: &Path) -> Result<(), WatchError> {
+        let mut missing = None;
+        for directory in folder.ancestors() {
+            match self.inotify.watch(directory) {
+                Ok(watch) => {
+                    let watched = self.watched.entry(watch).or_default();
+                    match missing {
+                        Some(name) => watched.on_the_way.push(name),
+                        None => watched.has_containers = true,
+                    }
+                    return Ok(());
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    missing = directory.file_name().map(OsStr::to_owned);
+                }
+                Err(source) => {
+                    let directory = directory.to_owned();
+                    return Err(WatchError { directory, source });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Watches the directory of a file that a container binds. A directory that is gone may come
+    /// back, as with systemd's RuntimeDirectory=: then a survey is due.
+    ///
+    /// # Errors
+    /// inotify_add_watch(2)'s.
+    pub fn watch_file(
+        &mut self,
+        container: &str,
+        directory: &Path,
+        name: &Path,
+    ) -> Result<(), WatchError> {
+        match self.inotify.watch_files(directory) {
+            Ok(watch) => {
+                let watched = self.watched.entry(watch).or_default();
+                let file = (container.to_owned(), name.to_owned());
+                watched.files.push(file);
+                Ok(())
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.watch_state(directory),
+            Err(source) => {
+                let directory = directory.to_owned();
+                Err(WatchError { directory, source })
+            }
+        }
     }
 }
 
@@ -223,9 +338,124 @@ mod tests {
         for name in 0..made {
             fs::write(folder.path().join(name.to_string()), "").unwrap();
         }
-        let first = inotify.wait(None).unwrap().len();
+        let first = inotify.read().unwrap().len();
         assert!((MAX_EVENTS..made).contains(&first), "{first}");
-        let rest = inotify.wait(None).unwrap().len();
+        let rest = inotify.read().unwrap().len();
         assert_eq!(first + rest, made);
+    }
+}
+
+#[cfg(test)]
+mod watches_tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::collections::HashSet;
+    use std::fs;
+
+    use super::*;
+    use crate::sources::watch::{AFTER_START, Rules};
+
+    #[derive(Debug, Default)]
+    struct FileChanges {
+        survey: bool,
+        complete: HashSet<String>,
+        made: HashSet<String>,
+    }
+
+    fn changes_within(watches: &mut Watches, limit: Duration) -> FileChanges {
+        let rules = Rules::of_files(Duration::from_secs(300), &AFTER_START);
+        let start = Instant::now();
+        let mut schedule = Schedule::new(rules, start);
+        assert!(schedule.is_survey_due(start));
+        let next_survey = schedule.next();
+        watches.inotify.wait_with(None, limit).unwrap();
+        let events = watches.inotify.read().unwrap();
+        watches.take_events(events, &mut schedule);
+        let complete = schedule.due(Instant::now());
+        let made = schedule.due(Instant::now() + Duration::from_millis(1001));
+        FileChanges {
+            survey: schedule.next() < next_survey,
+            complete: complete.into_iter().collect(),
+            made: made.into_iter().collect(),
+        }
+    }
+
+    fn changes(watches: &mut Watches) -> FileChanges {
+        changes_within(watches, Duration::from_secs(10))
+    }
+
+    #[test]
+    fn the_folder_of_containers_may_appear_later() {
+        let root = tempfile::tempdir().unwrap();
+        let mut watches = Watches::new().unwrap();
+        let state = root.path().join("run/crun");
+        for (made, is_survey) in [
+            ("other", false),
+            ("run", true),
+            ("run/other", false),
+            ("run/crun", true),
+        ] {
+            watches.begin();
+            watches.watch_state(&state).unwrap();
+            fs::create_dir(root.path().join(made)).unwrap();
+            assert_eq!(changes(&mut watches).survey, is_survey, "{made}");
+        }
+        watches.begin();
+        watches.watch_state(&state).unwrap();
+        fs::create_dir(state.join("id")).unwrap();
+        assert!(changes(&mut watches).survey);
+    }
+
+    #[test]
+    fn the_directory_of_a_file_may_come_back() {
+        let root = tempfile::tempdir().unwrap();
+        let mut watches = Watches::new().unwrap();
+        let directory = root.path().join("run/service");
+        for made in ["run", "run/service"] {
+            watches.begin();
+            watches
+                .watch_file("a", &directory, Path::new("app.conf"))
+                .unwrap();
+            fs::create_dir(root.path().join(made)).unwrap();
+            assert!(changes(&mut watches).survey, "{made}");
+        }
+    }
+
+    #[test]
+    fn each_way_of_replacing_a_file_is_seen() {
+        let root = tempfile::tempdir().unwrap();
+        let directory = root.path().join("conf");
+        fs::create_dir(&directory).unwrap();
+        let at = |name: &str| directory.join(name);
+        fs::write(at("app.conf"), "one").unwrap();
+        let mut watches = Watches::new().unwrap();
+        for container in ["a", "b"] {
+            watches
+                .watch_file(container, &directory, Path::new("app.conf"))
+                .unwrap();
+        }
+        let both = HashSet::from(["a".to_owned(), "b".to_owned()]);
+        fs::write(at("app.conf.new"), "two").unwrap();
+        fs::rename(at("app.conf.new"), at("app.conf")).unwrap();
+        assert_eq!(changes(&mut watches).complete, both);
+        // In place, and removed and created again.
+        fs::write(at("app.conf"), "three").unwrap();
+        assert_eq!(changes(&mut watches).complete, both);
+        fs::remove_file(at("app.conf")).unwrap();
+        std::os::unix::fs::symlink("app.conf.4", at("app.conf")).unwrap();
+        let made = changes(&mut watches);
+        assert_eq!(
+            (made.made, made.complete.len(), made.survey),
+            (both, 0, false)
+        );
+        // The directory itself.
+        fs::rename(&directory, root.path().join("old")).unwrap();
+        assert!(changes(&mut watches).survey);
+        fs::write(root.path().join("old/app.conf.4"), "").unwrap();
+        assert!(
+            changes_within(&mut watches, Duration::from_millis(50))
+                .complete
+                .is_empty()
+        );
     }
 }

@@ -1,187 +1,318 @@
-//! Follows the kubelet's updates: with a thread for each kubelet root, because a root may hang on a
-//! file server.
+//! One loop for all files and mounts that are followed, in a thread for each source: a kubelet root
+//! or a bound file may be on a server that hangs.
 //!
 //! ```text
-//! survey ─► watches ─► wait ─► ..data renamed ─► re-bind on the host ─┐
-//!             ▲                                                       │
-//!             └───────────────────────────────────────────────────────┘
+//! survey ─► watches ─► wait ─► inotify or a new mount ─► plan ─► refresh
+//!   ▲                                                      │
+//!   └──────── a container started, or events were lost ────┘
 //! ```
+//!
+//! A container that can write a watched folder, or mount, decides on the number of events. So the
+//! thread reads such events in at most 1 % of the time, and paces the refreshes of each container.
 
 mod inotify;
 mod tree;
 
-use std::io;
+use std::collections::{BTreeSet, HashMap};
+use std::hash::Hash;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use std::{io, thread};
 
 use bindguard_core::error_chain;
-use bindguard_guard::refresh::VolumeOfPod;
 use bindguard_sys::{Failure, MountWatch};
 use tracing::warn;
 
-use crate::sources::watch::tree::{TreeChanges, WatchTree};
 use crate::threads::Backoff;
+use crate::token_bucket::TokenBucket;
 
-pub use crate::sources::watch::inotify::{Completeness, Inotify, WatchEvent, WatchId, Woken};
-pub use crate::sources::watch::tree::{WatchError, folder_of_pods};
+pub use crate::sources::watch::inotify::{Inotify, WatchEvent, Watches};
+pub use crate::sources::watch::tree::{TreeChanges, WatchTree, folder_of_pods};
 
-/// The times after an update at which its volume is checked again. A kubelet may bind a subpath
-/// from the old payload in the very moment of the update (kubernetes#127602), and no event reports
-/// a bind. The update lands 60 to 230 ms around the bind.
-const AFTER_UPDATE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
-
-/// The reason for which a volume is checked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cause {
-    /// `..data` was renamed, or the volume is new.
-    Update,
-    /// A survey, or the check a moment after an update.
-    Survey,
+/// Why a directory is not watched.
+#[derive(Debug, thiserror::Error)]
+#[error("watch {}", directory.display())]
+pub struct WatchError {
+    pub directory: PathBuf,
+    #[source]
+    pub source: io::Error,
 }
 
-/// A notice of the thread that follows a kubelet root.
-#[derive(Debug)]
-pub enum Notice {
-    /// The subpaths of these volumes may be stale.
-    Changed(Vec<VolumeOfPod>, Cause),
-    /// A survey ended, with this number of watched volumes.
-    Surveyed {
-        /// The number of watched volumes.
-        volumes: usize,
-        /// The time that it took.
-        took: Duration,
-    },
-    /// Events were lost, or the folder of the pods came or went: a survey follows.
-    Interrupted,
-    /// A directory is not watched.
-    NotWatched(WatchError),
+/// A source: volumes of a kubelet root, mounts of drivers, or files that containers bind.
+pub trait Followed {
+    /// Names what is refreshed: a volume, a pod or a container.
+    type Id: Clone + Eq + Hash;
+
+    /// The watches, to wait for events.
+    fn inotify(&self) -> &Inotify;
+
+    /// Finds and watches everything. Returns false if something could not be read: then a survey
+    /// follows soon.
+    fn survey(&mut self, schedule: &mut Schedule<Self::Id>) -> bool;
+
+    /// Plans what these events need.
+    fn take_events(&mut self, events: Vec<WatchEvent>, schedule: &mut Schedule<Self::Id>);
+
+    /// True if new mounts of the host may need a refresh. Then the mount table is watched.
+    fn follows_mounts(&self) -> bool;
+
+    /// Plans what new mounts at these places need.
+    fn take_mounts(&mut self, places: &[PathBuf], schedule: &mut Schedule<Self::Id>);
+
+    fn refresh(&mut self, due: Vec<Self::Id>, schedule: &mut Schedule<Self::Id>);
 }
 
-/// Follows a kubelet root for ever.
+/// Follows a source for ever.
 ///
 /// # Errors
-/// If there is no inotify instance, or it fails.
-pub fn follow(root: PathBuf, survey: Duration, mut notify: impl FnMut(Notice)) -> io::Result<()> {
-    let mut tree = WatchTree::new(root, Inotify::new()?);
-    let mut rechecks = Rechecks::new(&AFTER_UPDATE);
+/// If inotify fails.
+pub fn follow<F: Followed>(followed: &mut F, mut schedule: Schedule<F::Id>) -> io::Result<()> {
     let mut mounts = NewMounts::default();
-    let mut next_survey = Instant::now();
-    let mut retries = Backoff::of_surveys(survey);
     loop {
-        let now = Instant::now();
-        let appeared = mounts.try_listed(now);
-        let changes = tree.mounted(&appeared);
-        if changes.survey {
-            next_survey = now;
+        if schedule.is_survey_due(Instant::now()) {
+            // Before the survey: a mount that comes meanwhile is an event.
+            mounts.set_followed(followed.follows_mounts());
+            let is_complete = followed.survey(&mut schedule);
+            schedule.surveyed(is_complete, Instant::now());
+            if mounts.set_followed(followed.follows_mounts()) {
+                // A mount that came before the watch is no event.
+                schedule.plan_surveys(Instant::now());
+            }
         }
-        plan_rechecks(&changes, &mut rechecks);
-        notify_of(changes, Cause::Update, &mut notify);
-        if now >= next_survey {
-            // A mount over a watched folder is no event of the folder: after a boot the kubelet
-            // mounts the volumes of its pods over the folders on the disk. Followed before the
-            // survey: a mount that comes meanwhile is reported.
-            mounts.try_set_followed(true);
-            let changes = tree.survey();
-            next_survey = match (changes.survey, changes.errors.is_empty()) {
-                (true, _) => now,
-                (false, true) => {
-                    retries = Backoff::of_surveys(survey);
-                    now + survey
-                }
-                (false, false) => now + retries.after(Duration::ZERO),
-            };
-            notify_of(changes, Cause::Survey, &mut notify);
-            notify(Notice::Surveyed {
-                volumes: tree.volumes(),
-                took: now.elapsed(),
+        let appeared = mounts.listed(Instant::now());
+        if !appeared.is_empty() {
+            followed.take_mounts(&appeared, &mut schedule);
+        }
+        refresh_due(followed, &mut schedule);
+        let next = mounts.settling.due.into_iter();
+        let next = next.fold(schedule.next(), Instant::min);
+        let limit = next.saturating_duration_since(Instant::now());
+        let woken = followed.inotify().wait_with(mounts.polled(), limit)?;
+        if woken.by_mounts {
+            mounts.settling.changed(Instant::now());
+        }
+        if woken.by_events {
+            let began = Instant::now();
+            let events = followed.inotify().read()?;
+            followed.take_events(events, &mut schedule);
+            let work = began.elapsed();
+            if schedule.rules.is_paced {
+                refresh_due(followed, &mut schedule);
+                thread::sleep(pause_after(work));
+            }
+        }
+    }
+}
+
+fn refresh_due<F: Followed>(followed: &mut F, schedule: &mut Schedule<F::Id>) {
+    let due = schedule.due(Instant::now());
+    if !due.is_empty() {
+        followed.refresh(due, schedule);
+    }
+}
+
+// The times of the next surveys and refreshes.
+
+/// The time for which a new file may stay open for writing. A new link has no event for a close.
+const WRITTEN: Duration = Duration::from_secs(1);
+
+/// Limit of refreshes of a container or pod without a pause. Further refreshes are paced, because a
+/// container may be able to replace the file all the time.
+const REFRESH_BURST: u32 = 5;
+
+/// The interval of paced refreshes.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The times after the start of a pod's container at which the runtime lists it. Containers that
+/// start all the time cause one pod list a second.
+pub const AFTER_START: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
+
+/// The times after a new mount at which its pod or container is refreshed again. A FUSE mount is in
+/// the mount table before its daemon answers, and no event reports the first answer.
+pub const AFTER_MOUNT: [Duration; 4] = [
+    Duration::from_secs(1),
+    Duration::from_secs(5),
+    Duration::from_secs(20),
+    Duration::from_secs(60),
+];
+
+/// The first pause before a survey that failed is tried again, and the longest.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The rules of a source.
+#[derive(Debug)]
+pub struct Rules {
+    /// The interval of surveys.
+    pub interval: Duration,
+    pub retries: Backoff,
+    /// The times of surveys after an event that needs one.
+    pub after_start: &'static [Duration],
+    /// The times after an event at which its subject is refreshed again.
+    pub recheck: &'static [Duration],
+    /// True if containers can cause events.
+    pub is_paced: bool,
+}
+
+impl Rules {
+    /// The rules of files that containers bind.
+    pub fn of_files(interval: Duration, after_start: &'static [Duration]) -> Self {
+        Self {
+            interval,
+            retries: Backoff::new(RETRY_INTERVAL, MAX_RETRY_INTERVAL),
+            after_start,
+            recheck: &AFTER_MOUNT,
+            is_paced: true,
+        }
+    }
+}
+
+/// The planned surveys and refreshes.
+#[derive(Debug)]
+pub struct Schedule<T> {
+    rules: Rules,
+    start: Instant,
+    surveys: BTreeSet<Instant>,
+    planned: HashMap<T, PlannedTimes>,
+    /// The buckets that are not full.
+    buckets: HashMap<T, TokenBucket>,
+}
+
+/// The times at which something is refreshed.
+#[derive(Debug, Default)]
+struct PlannedTimes {
+    soon: Option<Instant>,
+    /// A moment after its file was made.
+    made: Option<Instant>,
+    again: Vec<Instant>,
+}
+
+impl<T: Clone + Eq + Hash> Schedule<T> {
+    /// The first survey is due now.
+    pub fn new(rules: Rules, now: Instant) -> Self {
+        Self {
+            rules,
+            start: now,
+            surveys: BTreeSet::from([now]),
+            planned: HashMap::new(),
+            buckets: HashMap::new(),
+        }
+    }
+
+    /// A container started or ended. The earliest survey stays: containers that come and go all the
+    /// time cannot delay it.
+    pub fn plan_surveys(&mut self, now: Instant) {
+        let earliest = self.surveys.pop_first();
+        self.surveys.clear();
+        for (index, after) in self.rules.after_start.iter().enumerate() {
+            let at = now + *after;
+            let is_first = index == 0;
+            self.surveys.insert(match earliest {
+                Some(earliest) if is_first => at.min(earliest),
+                _ => at,
             });
         }
-        let due = rechecks.due(now);
-        if !due.is_empty() {
-            notify(Notice::Changed(due, Cause::Survey));
-        }
-        let next = [rechecks.next(), mounts.due()].into_iter().flatten();
-        let until = next.fold(next_survey, Instant::min);
-        let left = until.saturating_duration_since(Instant::now());
-        let woken = tree.inotify().wait_with(mounts.polled(), left)?;
-        if woken.by_mounts {
-            mounts.changed(Instant::now());
-        }
-        let events = tree.inotify().wait(Some(Duration::ZERO))?;
-        let changes = tree.follow(events);
-        plan_rechecks(&changes, &mut rechecks);
-        if changes.survey {
-            notify(Notice::Interrupted);
-            next_survey = Instant::now();
-        } else if !changes.errors.is_empty() {
-            next_survey = next_survey.min(Instant::now() + retries.after(Duration::ZERO));
-        }
-        notify_of(changes, Cause::Update, &mut notify);
     }
-}
 
-fn plan_rechecks(changes: &TreeChanges, rechecks: &mut Rechecks<VolumeOfPod>) {
-    for volume in &changes.volumes {
-        rechecks.plan(volume, Instant::now());
+    /// Plans a further survey.
+    pub fn plan_survey_at(&mut self, at: Instant) {
+        self.surveys.insert(at);
     }
-}
 
-fn notify_of(changes: TreeChanges, cause: Cause, notify: &mut impl FnMut(Notice)) {
-    if !changes.volumes.is_empty() {
-        notify(Notice::Changed(changes.volumes, cause));
+    /// True once for each survey.
+    pub fn is_survey_due(&mut self, now: Instant) -> bool {
+        let before = self.surveys.len();
+        self.surveys.retain(|survey| *survey > now);
+        let is_due = self.surveys.len() < before;
+        if self.surveys.is_empty() {
+            self.surveys.insert(now + self.rules.interval);
+        }
+        is_due
     }
-    changes
-        .errors
-        .into_iter()
-        .for_each(|error| notify(Notice::NotWatched(error)));
-}
 
-// Things that are checked again a moment after an event.
-
-/// The checks that are due later.
-#[derive(Debug)]
-pub struct Rechecks<T> {
-    /// The times after the event.
-    after: &'static [Duration],
-    planned: Vec<(Instant, T)>,
-}
-
-impl<T: PartialEq + Clone> Rechecks<T> {
-    /// No check yet. Each event is followed by checks after these times.
-    pub fn new(after: &'static [Duration]) -> Self {
-        Self {
-            after,
-            planned: Vec::new(),
+    /// A survey ended. If something could not be read, a further survey follows soon.
+    pub fn surveyed(&mut self, is_complete: bool, now: Instant) {
+        if is_complete {
+            self.rules.retries.reset();
+        } else {
+            let pause = self.rules.retries.after(Duration::ZERO);
+            self.surveys.insert(now + pause);
         }
     }
 
-    /// Plans the checks after an event. An earlier plan for the same thing is replaced.
-    pub fn plan(&mut self, thing: &T, now: Instant) {
-        self.planned.retain(|(_, planned)| planned != thing);
-        let due = self.after.iter().map(|after| now + *after);
-        self.planned.extend(due.map(|due| (due, thing.clone())));
+    fn times(&mut self, id: &T) -> &mut PlannedTimes {
+        self.planned.entry(id.clone()).or_default()
     }
 
-    /// The time of the next check.
-    pub fn next(&self) -> Option<Instant> {
-        self.planned.iter().map(|(due, _)| *due).min()
+    /// Plans the refresh of a container whose file was made.
+    pub fn plan_refresh_of_made(&mut self, id: &T, now: Instant) {
+        self.times(id).made = Some(now + WRITTEN);
     }
 
-    /// Removes and returns the things that are due.
+    /// Plans a refresh at once.
+    pub fn plan_refresh(&mut self, id: &T, now: Instant) {
+        self.times(id).soon.get_or_insert(now);
+    }
+
+    /// Plans a refresh at once, and those a moment after the event.
+    pub fn plan_with_rechecks(&mut self, id: &T, now: Instant) {
+        self.plan_refresh(id, now);
+        self.plan_rechecks(id, now);
+    }
+
+    /// Plans the refreshes a moment after an event. An earlier plan is replaced.
+    pub fn plan_rechecks(&mut self, id: &T, now: Instant) {
+        let after = self.rules.recheck;
+        self.times(id).again = after.iter().map(|after| now + *after).collect();
+    }
+
+    /// Removes and returns what is due. A refresh too early after earlier refreshes is planned again.
     pub fn due(&mut self, now: Instant) -> Vec<T> {
-        self.planned
-            .extract_if(.., |(due, _)| *due <= now)
-            .map(|(_, thing)| thing)
-            .collect()
+        let since_start = now.saturating_duration_since(self.start);
+        self.buckets
+            .retain(|_, bucket| !bucket.is_full(since_start));
+        let mut due = Vec::new();
+        for (id, times) in &mut self.planned {
+            let mut is_due = times.soon.take_if(|at| *at <= now).is_some();
+            is_due |= times.made.take_if(|at| *at <= now).is_some();
+            is_due |= times.again.extract_if(.., |at| *at <= now).count() > 0;
+            if !is_due {
+                continue;
+            }
+            if self.rules.is_paced {
+                let new = || TokenBucket::new(REFRESH_BURST, REFRESH_INTERVAL, since_start);
+                let bucket = self.buckets.entry(id.clone()).or_insert_with(new);
+                if !bucket.take(since_start) {
+                    times.soon = Some(now + bucket.wait(since_start));
+                    continue;
+                }
+            }
+            due.push(id.clone());
+        }
+        self.planned.retain(|_, times| times.next().is_some());
+        due
+    }
+
+    /// The time at which something is due.
+    pub fn next(&self) -> Instant {
+        let refreshes = self.planned.values().filter_map(PlannedTimes::next);
+        let next = self.surveys.first().copied().into_iter().chain(refreshes);
+        next.min()
+            .unwrap_or_else(|| Instant::now() + self.rules.interval)
     }
 }
 
-// The time at which the mounts of the host are listed next.
-//
-// Mounts come in groups: a pod start makes a dozen mounts. Changes within a moment are handled
-// together. A node on which mounts change all the time must cost only a small share of a
-// processor.
+impl PlannedTimes {
+    fn next(&self) -> Option<Instant> {
+        let at = [self.soon, self.made, self.again.first().copied()];
+        at.into_iter().flatten().min()
+    }
+}
+
+// The new mounts of the host. Mounts come in groups: a pod start makes a dozen mounts. Changes
+// within a moment are handled together. A node on which mounts change all the time must cost only a
+// small share of a processor.
 
 /// The pause after work, as a multiple of the time that the work took.
 const PAUSE_FACTOR: u32 = 100;
@@ -194,32 +325,27 @@ const SETTLE_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The pause after work that a container can cause all the time: the work then needs at most 1 % of a
 /// processor. The limit is for a busy node, where short work can take long.
-pub fn pause_after(work: Duration) -> Duration {
+fn pause_after(work: Duration) -> Duration {
     (work * PAUSE_FACTOR).min(MAX_PAUSE)
 }
 
-/// The last list, and the change since.
+/// The last list of the mounts, and the time of the next list: none without a change.
 #[derive(Debug, Default)]
-pub struct Settling {
+struct Settling {
     not_before: Option<Instant>,
     due: Option<Instant>,
 }
 
 impl Settling {
     /// The mounts have changed. Later changes do not delay the list.
-    pub fn changed(&mut self, now: Instant) {
+    fn changed(&mut self, now: Instant) {
         let settled = now + SETTLE_INTERVAL;
         let due = self.not_before.map_or(settled, |it| it.max(settled));
         self.due.get_or_insert(due);
     }
 
-    /// The time of the next list; `None` without a change.
-    pub fn due(&self) -> Option<Instant> {
-        self.due
-    }
-
     /// A list began and ended at these times.
-    pub fn listed(&mut self, began: Instant, ended: Instant) {
+    fn listed(&mut self, began: Instant, ended: Instant) {
         // The places that are new cost about as much again as the list.
         let pause = pause_after(2 * ended.saturating_duration_since(began));
         self.not_before = Some(ended + pause);
@@ -227,216 +353,167 @@ impl Settling {
     }
 }
 
-// The new mounts of the host, listed while a container follows mounts.
-
-/// The times after a new mount at which its pod or container is refreshed again. A FUSE mount is in
-/// the mount table before its daemon answers, and no event reports the first answer.
-pub const AFTER_MOUNT: [Duration; 4] = [
-    Duration::from_secs(1),
-    Duration::from_secs(5),
-    Duration::from_secs(20),
-    Duration::from_secs(60),
-];
-
-/// A watch of the mount table that costs nothing while no container follows mounts.
+/// A watch of the mount table that costs nothing while no container follows mounts. The mounts are
+/// only a help: an error is logged, and ends the watch until the next survey.
 #[derive(Debug, Default)]
-pub struct NewMounts {
+struct NewMounts {
     watch: Option<MountWatch>,
     settling: Settling,
 }
 
 impl NewMounts {
     /// Begins or ends the watch. Returns true if it began: earlier mounts are not reported.
-    ///
-    /// # Errors
-    /// If the mounts cannot be read.
-    pub fn set_followed(&mut self, is_followed: bool) -> io::Result<bool> {
+    fn set_followed(&mut self, is_followed: bool) -> bool {
         if !is_followed {
             *self = Self::default();
         } else if self.watch.is_none() {
-            self.watch = Some(MountWatch::open().map_err(other)?);
-            return Ok(true);
+            let opened = MountWatch::open();
+            self.watch = or_warned("follow", opened);
+            return self.watch.is_some();
         }
-        Ok(false)
-    }
-
-    /// As [`NewMounts::set_followed`], where the mounts are only a help: an error is logged.
-    pub fn try_set_followed(&mut self, is_followed: bool) -> bool {
-        self.set_followed(is_followed).unwrap_or_else(|error| {
-            warn!("follow the mounts of the host: {error}; surveys find them");
-            false
-        })
-    }
-
-    /// As [`NewMounts::listed`], where the mounts are only a help: an error is logged, and ends the
-    /// watch.
-    pub fn try_listed(&mut self, now: Instant) -> Vec<PathBuf> {
-        self.listed(now).unwrap_or_else(|error| {
-            warn!("list the mounts of the host: {error}; surveys find them");
-            *self = Self::default();
-            Vec::new()
-        })
+        false
     }
 
     /// The descriptor to poll for `POLLPRI`. While a list is planned, further changes need no
     /// wake-up.
-    pub fn polled(&self) -> Option<BorrowedFd<'_>> {
+    fn polled(&self) -> Option<BorrowedFd<'_>> {
         let watch = self.watch.as_ref();
         watch
-            .filter(|_| self.settling.due().is_none())
+            .filter(|_| self.settling.due.is_none())
             .map(MountWatch::as_fd)
     }
 
-    pub fn changed(&mut self, now: Instant) {
-        self.settling.changed(now);
-    }
-
-    /// The time of the next list; `None` without a change.
-    pub fn due(&self) -> Option<Instant> {
-        self.settling.due()
-    }
-
     /// The places of the mounts that are new, if a list is due.
-    ///
-    /// # Errors
-    /// If the mounts cannot be read.
-    pub fn listed(&mut self, now: Instant) -> io::Result<Vec<PathBuf>> {
-        let is_due = self.settling.due().is_some_and(|due| now >= due);
+    fn listed(&mut self, now: Instant) -> Vec<PathBuf> {
+        let is_due = self.settling.due.is_some_and(|due| now >= due);
         let Some(watch) = self.watch.as_mut().filter(|_| is_due) else {
-            return Ok(Vec::new());
+            return Vec::new();
         };
         let began = Instant::now();
-        let appeared = watch.appeared().map_err(other)?;
+        let appeared = or_warned("list", watch.appeared());
         self.settling.listed(began, Instant::now());
-        Ok(appeared)
+        if appeared.is_none() {
+            *self = Self::default();
+        }
+        appeared.unwrap_or_default()
     }
 }
 
-fn other(error: Failure) -> io::Error {
-    io::Error::other(error_chain(&error))
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
-
-    use std::fs;
-    use std::os::unix::fs::symlink;
-    use std::path::Path;
-    use std::sync::mpsc::{Receiver, channel};
-    use std::thread;
-
-    use bindguard_testing::own_namespace;
-    use bindguard_testing::scene::tmpfs;
-
-    use super::*;
-
-    const NO_SURVEY: Duration = Duration::from_secs(3600);
-    const LIMIT: Duration = Duration::from_secs(30);
-
-    fn followed(root: &Path) -> Receiver<Notice> {
-        let (notices, received) = channel();
-        let root = root.to_owned();
-        thread::spawn(move || follow(root, NO_SURVEY, |notice| drop(notices.send(notice))));
-        received
-    }
-
-    fn wait_for(received: &Receiver<Notice>, is_meant: impl Fn(&Notice) -> bool) {
-        while !is_meant(&received.recv_timeout(LIMIT).unwrap()) {}
-    }
-
-    fn update(volume: &Path, payload: &str) {
-        symlink(payload, volume.join("..data_tmp")).unwrap();
-        fs::rename(volume.join("..data_tmp"), volume.join("..data")).unwrap();
-    }
-
-    fn is_update(notice: &Notice) -> bool {
-        matches!(notice, Notice::Changed(volumes, Cause::Update) if volumes[0].volume == "keys")
-    }
-
-    /// After a boot the folders of the pods are on the disk, and the agent starts first.
-    #[test]
-    fn a_volume_that_the_kubelet_mounts_after_the_survey_is_followed() {
-        if !own_namespace() {
-            return;
-        }
-        let root = tempfile::tempdir().unwrap();
-        let pod = root.path().join("pods/u-1");
-        let volume = pod.join("volumes/kubernetes.io~secret/keys");
-        fs::create_dir_all(&volume).unwrap();
-        fs::create_dir_all(pod.join("volume-subpaths/keys/app")).unwrap();
-        let received = followed(root.path());
-        wait_for(&received, |notice| {
-            matches!(notice, Notice::Surveyed { .. })
-        });
-        tmpfs(&volume);
-        update(&volume, "..2026_11_21_05_10_00.1");
-        wait_for(&received, is_update);
-        update(&volume, "..2026_11_21_05_10_00.2");
-        wait_for(&received, is_update);
-    }
-
-    /// Surveys find what a mount covered.
-    #[test]
-    fn without_a_mount_table_updates_are_followed() {
-        if !own_namespace() {
-            return;
-        }
-        let root = tempfile::tempdir().unwrap();
-        let pod = root.path().join("pods/u-1");
-        let volume = pod.join("volumes/kubernetes.io~configmap/keys");
-        fs::create_dir_all(&volume).unwrap();
-        fs::create_dir_all(pod.join("volume-subpaths/keys/app")).unwrap();
-        tmpfs("/proc".as_ref());
-        let received = followed(root.path());
-        wait_for(&received, |notice| {
-            matches!(notice, Notice::Surveyed { .. })
-        });
-        update(&volume, "..2026_11_21_05_10_00.1");
-        wait_for(&received, is_update);
-    }
-
-    /// A node may mount the disk of its kubelet late.
-    #[test]
-    fn pods_on_a_disk_that_is_mounted_after_the_survey_are_followed() {
-        if !own_namespace() {
-            return;
-        }
-        let root = tempfile::tempdir().unwrap();
-        fs::create_dir_all(root.path().join("pods")).unwrap();
-        let received = followed(root.path());
-        wait_for(&received, |notice| {
-            matches!(notice, Notice::Surveyed { .. })
-        });
-        tmpfs(root.path());
-        fs::create_dir(root.path().join("pods")).unwrap();
-        wait_for(&received, |notice| {
-            matches!(notice, Notice::Surveyed { .. })
-        });
-        let pod = root.path().join("pods/u-1");
-        fs::create_dir_all(pod.join("volumes/kubernetes.io~configmap/keys")).unwrap();
-        fs::create_dir_all(pod.join("volume-subpaths/keys/app")).unwrap();
-        wait_for(&received, is_update);
-    }
+fn or_warned<T>(act: &str, done: Result<T, Failure>) -> Option<T> {
+    let warned = done.inspect_err(|error| {
+        let why = error_chain(error);
+        warn!("{act} the mounts of the host: {why}; surveys find them");
+    });
+    warned.ok()
 }
 
 #[cfg(test)]
-mod rechecks_tests {
+mod schedule_tests {
     use super::*;
 
-    const AFTER: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
+    const AFTER_START: [Duration; 3] = [
+        Duration::from_millis(200),
+        Duration::from_secs(1),
+        Duration::from_secs(5),
+    ];
+
+    fn schedule(start: Instant) -> Schedule<String> {
+        let rules = Rules::of_files(Duration::from_secs(300), &AFTER_START);
+        Schedule::new(rules, start)
+    }
 
     #[test]
-    fn a_thing_is_checked_twice_after_its_last_event() {
-        let (mut rechecks, start) = (Rechecks::new(&AFTER), Instant::now());
-        assert_eq!(rechecks.next(), None);
-        (0..1000).for_each(|_| rechecks.plan(&"a", start));
-        rechecks.plan(&"b", start + AFTER[0]);
-        assert_eq!(rechecks.next(), Some(start + AFTER[0]));
-        assert_eq!(rechecks.due(start + AFTER[0]), ["a"]);
-        assert_eq!(rechecks.due(start + AFTER[1]), ["a", "b"]);
-        assert_eq!(rechecks.due(start + AFTER[0] + AFTER[1]), ["b"]);
-        assert_eq!(rechecks.next(), None);
+    fn containers_that_come_and_go_do_not_delay_the_survey() {
+        let start = Instant::now();
+        let mut schedule = schedule(start);
+        assert!(schedule.is_survey_due(start) && !schedule.is_survey_due(start));
+        for tenth in 0..10 {
+            schedule.plan_surveys(start + Duration::from_millis(10 * tenth));
+        }
+        assert_eq!(schedule.next(), start + AFTER_START[0]);
+        let late = start + Duration::from_secs(2);
+        assert!(schedule.is_survey_due(late));
+        assert_eq!(
+            schedule.next(),
+            start + Duration::from_millis(90) + AFTER_START[2]
+        );
+    }
+
+    #[test]
+    fn a_survey_that_failed_is_tried_again_with_growing_pauses() {
+        let start = Instant::now();
+        let mut schedule = schedule(start);
+        let (mut now, mut pauses) = (start, Vec::new());
+        for _ in 0..8 {
+            assert!(schedule.is_survey_due(now));
+            schedule.surveyed(false, now);
+            pauses.push((schedule.next() - now).as_secs());
+            now = schedule.next();
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
+        assert!(schedule.is_survey_due(now));
+        schedule.surveyed(true, now);
+        schedule.surveys.clear();
+        assert!(!schedule.is_survey_due(now));
+        assert_eq!(schedule.next(), now + Duration::from_secs(300));
+    }
+
+    #[test]
+    fn a_made_file_is_refreshed_a_moment_after_its_last_event() {
+        let start = Instant::now();
+        let mut schedule = schedule(start);
+        let later = start + Duration::from_millis(500);
+        schedule.plan_refresh_of_made(&"a".to_owned(), start);
+        schedule.plan_refresh_of_made(&"a".to_owned(), later);
+        assert!(schedule.due(start + WRITTEN).is_empty());
+        assert_eq!(schedule.due(later + WRITTEN), ["a"]);
+    }
+
+    /// A container renames a file over its file a thousand times a second, and makes one as often.
+    #[test]
+    fn a_file_that_is_replaced_all_the_time_is_refreshed_once_a_second() {
+        let start = Instant::now();
+        let mut schedule = schedule(start);
+        let mut refreshed = Vec::new();
+        for millis in 0..10_000 {
+            let now = start + Duration::from_millis(millis);
+            schedule.plan_refresh(&"busy".to_owned(), now);
+            schedule.plan_refresh_of_made(&"busy".to_owned(), now);
+            if millis % 1_000 == 0 {
+                schedule.plan_refresh(&"other".to_owned(), now);
+            }
+            refreshed.extend(schedule.due(now));
+        }
+        let count = |id: &str| refreshed.iter().filter(|it| *it == id).count();
+        let paced = usize::try_from(REFRESH_BURST).unwrap_or_default() + 9;
+        assert_eq!((count("busy"), count("other")), (paced, 10));
+        // The last change is not lost.
+        let later = start + Duration::from_secs(12);
+        assert_eq!(schedule.due(later), ["busy"]);
+        let idle = start + Duration::from_secs(60);
+        assert!(schedule.due(idle).is_empty() && schedule.buckets.is_empty());
+    }
+
+    #[test]
+    fn a_thing_is_checked_again_after_its_last_event() {
+        let start = Instant::now();
+        let rules = Rules {
+            recheck: &AFTER_START[1..],
+            is_paced: false,
+            ..Rules::of_files(Duration::from_secs(300), &AFTER_START)
+        };
+        let mut schedule = Schedule::new(rules, start);
+        assert!(schedule.is_survey_due(start));
+        let second = AFTER_START[1];
+        (0..1000).for_each(|_| schedule.plan_rechecks(&"a", start));
+        schedule.plan_rechecks(&"b", start + second);
+        assert_eq!(schedule.next(), start + second);
+        assert_eq!(schedule.due(start + second), ["a"]);
+        let mut both = schedule.due(start + AFTER_START[2]);
+        both.sort_unstable();
+        assert_eq!(both, ["a", "b"]);
+        assert_eq!(schedule.due(start + second + AFTER_START[2]), ["b"]);
+        assert_eq!(schedule.next(), start + Duration::from_secs(300));
     }
 }
 
@@ -447,13 +524,13 @@ mod settling_tests {
     #[test]
     fn changes_of_a_moment_are_one_list() {
         let (mut settling, start) = (Settling::default(), Instant::now());
-        assert_eq!(settling.due(), None);
+        assert_eq!(settling.due, None);
         for millis in [0, 5, 9] {
             settling.changed(start + Duration::from_millis(millis));
         }
-        assert_eq!(settling.due(), Some(start + SETTLE_INTERVAL));
+        assert_eq!(settling.due, Some(start + SETTLE_INTERVAL));
         settling.listed(start, start);
-        assert_eq!(settling.due(), None);
+        assert_eq!(settling.due, None);
     }
 
     #[test]
@@ -462,13 +539,13 @@ mod settling_tests {
         let ended = start + Duration::from_millis(2);
         settling.listed(start, ended);
         settling.changed(ended);
-        assert_eq!(settling.due(), Some(ended + Duration::from_millis(400)));
+        assert_eq!(settling.due, Some(ended + Duration::from_millis(400)));
         settling.listed(start, start + Duration::from_secs(60));
         settling.changed(start + Duration::from_secs(60));
-        assert_eq!(settling.due(), Some(start + Duration::from_secs(61)));
+        assert_eq!(settling.due, Some(start + Duration::from_secs(61)));
         let late = start + Duration::from_secs(600);
         settling.listed(start, ended);
         settling.changed(late);
-        assert_eq!(settling.due(), Some(late + SETTLE_INTERVAL));
+        assert_eq!(settling.due, Some(late + SETTLE_INTERVAL));
     }
 }

@@ -25,7 +25,8 @@ use bindguard_core::paths::lies_in;
 use bindguard_guard::refresh::{VolumeOfPod, payload_of_driver};
 use bindguard_guard::{Probes, in_real_folder};
 
-use super::inotify::{Inotify, WatchEvent, WatchId};
+use crate::sources::watch::WatchError;
+use crate::sources::watch::inotify::{Inotify, WatchEvent, WatchId};
 
 const PODS: &str = "pods";
 const SUBPATHS: &str = "volume-subpaths";
@@ -37,15 +38,6 @@ enum Watched {
     Pod(String),
     Subpaths(String),
     Volume(VolumeOfPod),
-}
-
-/// Why a directory is not watched.
-#[derive(Debug, thiserror::Error)]
-#[error("watch {}", directory.display())]
-pub struct WatchError {
-    pub directory: PathBuf,
-    #[source]
-    pub source: io::Error,
 }
 
 /// The result of an event or a survey.
@@ -65,7 +57,7 @@ pub struct WatchTree {
     root: PathBuf,
     /// The folder of the pods, by the name that the mount table has.
     folder: PathBuf,
-    inotify: Inotify,
+    pub inotify: Inotify,
     watched: HashMap<WatchId, Watched>,
 }
 
@@ -80,17 +72,10 @@ impl WatchTree {
         }
     }
 
-    /// The inotify instance, to wait for events.
-    pub fn inotify(&self) -> &Inotify {
-        &self.inotify
-    }
-
     /// The number of watched volumes.
     pub fn volumes(&self) -> usize {
-        self.watched
-            .values()
-            .filter(|watched| matches!(watched, Watched::Volume(_)))
-            .count()
+        let is_volume = |watched: &&Watched| matches!(watched, Watched::Volume(_));
+        self.watched.values().filter(is_volume).count()
     }
 
     /// Watches every pod and every volume with subpaths that is there, and returns these volumes.
@@ -100,10 +85,11 @@ impl WatchTree {
         let before = mem::take(&mut self.watched);
         self.folder = folder_of_pods(&self.root);
         self.add_pods(&mut changes);
-        before
-            .keys()
-            .filter(|watch| !self.watched.contains_key(watch))
-            .for_each(|watch| self.inotify.unwatch(*watch));
+        for watch in before.into_keys() {
+            if !self.watched.contains_key(&watch) {
+                self.inotify.unwatch(watch);
+            }
+        }
         changes
     }
 
@@ -112,13 +98,11 @@ impl WatchTree {
     fn add_pods(&mut self, changes: &mut TreeChanges) {
         let pods = self.root.join(PODS);
         let watch = self.inotify.watch_linked(&pods);
-        let is_missing = watch
-            .as_ref()
-            .is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+        let is_missing = matches!(&watch, Err(error) if error.kind() == io::ErrorKind::NotFound);
         if self.watched(watch, &pods, Watched::Pods, changes) {
-            names(&pods, changes)
-                .iter()
-                .for_each(|uid| self.add_pod(uid, changes));
+            for uid in names(&pods, changes) {
+                self.add_pod(&uid, changes);
+            }
             return;
         }
         let watch = self.inotify.watch_linked(&self.root);
@@ -159,43 +143,40 @@ impl WatchTree {
         let mut changes = TreeChanges::default();
         for event in events {
             match event {
-                WatchEvent::Appeared(watch, name, _) => {
-                    if let Some(watched) = self.watched.get(&watch).cloned() {
-                        self.appeared(watched, &name, &mut changes);
+                WatchEvent::Appeared { watch, name, .. } => {
+                    let Some(watched) = self.watched.get(&watch).cloned() else {
+                        continue;
+                    };
+                    match (watched, name.to_str()) {
+                        (Watched::Root, Some(PODS)) => changes.survey = true,
+                        (Watched::Pods, Some(uid)) => self.add_pod(uid, &mut changes),
+                        (Watched::Pod(uid), Some(SUBPATHS)) => {
+                            self.add_subpaths(&uid, &mut changes)
+                        }
+                        (Watched::Subpaths(uid), Some(volume)) => {
+                            self.add_volume(&uid, volume, &mut changes)
+                        }
+                        (Watched::Volume(volume), Some(DATA_LINK)) => changes.add(volume),
+                        // Other names of the kubelet's, such as `etc-hosts`, `..data_tmp` and the
+                        // keys of a volume.
+                        (Watched::Root | Watched::Pod(_) | Watched::Volume(_), _)
+                        | (Watched::Pods | Watched::Subpaths(_), None) => {}
                     }
                 }
-                WatchEvent::Gone(watch) => self.gone(watch, &mut changes),
+                // The kernel dropped a watch. A volume that was mounted anew is watched again;
+                // nothing else comes back under its name without an event of the directory around
+                // it.
+                WatchEvent::Gone(watch) => match self.watched.remove(&watch) {
+                    Some(Watched::Volume(volume)) => {
+                        self.add_volume(&volume.pod_uid, &volume.volume, &mut changes)
+                    }
+                    Some(Watched::Pods) => changes.survey = true,
+                    Some(Watched::Root | Watched::Pod(_) | Watched::Subpaths(_)) | None => {}
+                },
                 WatchEvent::Overflow => changes.survey = true,
             }
         }
         changes
-    }
-
-    fn appeared(&mut self, watched: Watched, name: &OsStr, changes: &mut TreeChanges) {
-        let text = name.to_str();
-        match (watched, text) {
-            (Watched::Root, Some(PODS)) => changes.survey = true,
-            (Watched::Pods, Some(uid)) => self.add_pod(uid, changes),
-            (Watched::Pod(uid), Some(SUBPATHS)) => self.add_subpaths(&uid, changes),
-            (Watched::Subpaths(uid), Some(volume)) => self.add_volume(&uid, volume, changes),
-            (Watched::Volume(volume), Some(DATA_LINK)) => changes.add(volume),
-            // Other names of the kubelet's, such as `etc-hosts`, `..data_tmp` and the keys of a
-            // volume.
-            (Watched::Root | Watched::Pod(_) | Watched::Volume(_), _)
-            | (Watched::Pods | Watched::Subpaths(_), None) => {}
-        }
-    }
-
-    /// The kernel dropped a watch. A volume that was mounted anew is watched again; nothing else
-    /// comes back under its name without an event of the directory around it.
-    fn gone(&mut self, watch: WatchId, changes: &mut TreeChanges) {
-        match self.watched.remove(&watch) {
-            Some(Watched::Volume(volume)) => {
-                self.add_volume(&volume.pod_uid, &volume.volume, changes)
-            }
-            Some(Watched::Pods) => changes.survey = true,
-            Some(Watched::Root | Watched::Pod(_) | Watched::Subpaths(_)) | None => {}
-        }
     }
 
     fn add_pod(&mut self, uid: &str, changes: &mut TreeChanges) {
@@ -209,9 +190,9 @@ impl WatchTree {
         // Listed after the watch is there: what appears meanwhile is in the list, in an event, or
         // in both.
         if self.watch(&subpaths, Watched::Subpaths(uid.to_owned()), changes) {
-            names(&subpaths, changes)
-                .iter()
-                .for_each(|volume| self.add_volume(uid, volume, changes));
+            for volume in names(&subpaths, changes) {
+                self.add_volume(uid, &volume, changes);
+            }
         }
     }
 
@@ -223,18 +204,14 @@ impl WatchTree {
             pod_uid: uid.to_owned(),
             volume: volume.to_owned(),
         };
+        let volumes = self.pod(uid).join("volumes");
         for plugin in Plugin::all().filter(|plugin| plugin.writer() == Writer::Kubelet) {
-            let directory = self
-                .pod(uid)
-                .join("volumes")
-                .join(plugin.folder())
-                .join(volume);
+            let directory = volumes.join(plugin.folder()).join(volume);
             if self.watch(&directory, Watched::Volume(of_pod.clone()), changes) {
                 return changes.add(of_pod);
             }
         }
-        let csi = self.pod(uid).join("volumes").join(Plugin::csi().folder());
-        let folder = csi.join(volume);
+        let folder = volumes.join(Plugin::csi().folder()).join(volume);
         if let Some(directory) = payload_of_driver(&folder) {
             let watch = self.inotify.watch_open(&directory);
             if self.watched(watch, &folder, Watched::Volume(of_pod.clone()), changes) {
@@ -263,24 +240,12 @@ impl WatchTree {
         match watch {
             Ok(watch) => {
                 self.watched.insert(watch, watched);
-                true
+                return true;
             }
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
-                ) =>
-            {
-                false
-            }
-            Err(source) => {
-                changes.errors.push(WatchError {
-                    directory: directory.to_owned(),
-                    source,
-                });
-                false
-            }
+            Err(error) if error.kind() == io::ErrorKind::NotADirectory => {}
+            Err(error) => changes.fail(directory, error),
         }
+        false
     }
 }
 
@@ -288,6 +253,14 @@ impl TreeChanges {
     fn add(&mut self, volume: VolumeOfPod) {
         if !self.volumes.contains(&volume) {
             self.volumes.push(volume);
+        }
+    }
+
+    /// A directory that is gone is no error.
+    fn fail(&mut self, directory: &Path, source: io::Error) {
+        if source.kind() != io::ErrorKind::NotFound {
+            let directory = directory.to_owned();
+            self.errors.push(WatchError { directory, source });
         }
     }
 }
@@ -307,13 +280,8 @@ fn names(directory: &Path, changes: &mut TreeChanges) -> Vec<String> {
         }
         Ok(names)
     });
-    listed.unwrap_or_else(|source| {
-        if source.kind() != io::ErrorKind::NotFound {
-            changes.errors.push(WatchError {
-                directory: directory.to_owned(),
-                source,
-            });
-        }
+    listed.unwrap_or_else(|error| {
+        changes.fail(directory, error);
         Vec::new()
     })
 }
@@ -357,11 +325,7 @@ mod tests {
         fn changed(&mut self) -> Vec<String> {
             let mut volumes = Vec::new();
             loop {
-                let events = self
-                    .tree
-                    .inotify()
-                    .wait(Some(Duration::from_millis(50)))
-                    .unwrap();
+                let events = events_within(&self.tree, Duration::from_millis(50));
                 if events.is_empty() {
                     return volumes;
                 }
@@ -375,6 +339,15 @@ mod tests {
                 );
             }
         }
+    }
+
+    fn events_within(tree: &WatchTree, limit: Duration) -> Vec<WatchEvent> {
+        tree.inotify.wait_with(None, limit).unwrap();
+        tree.inotify.read().unwrap()
+    }
+
+    fn events(tree: &WatchTree) -> Vec<WatchEvent> {
+        events_within(tree, Duration::from_secs(10))
     }
 
     const CONF: &str = "pods/u-1/volumes/kubernetes.io~configmap/conf";
@@ -470,11 +443,7 @@ mod tests {
         fs::remove_dir(scene.root.path().join(PODS)).unwrap();
         assert!(!scene.tree.survey().survey);
         scene.make("pods/u-1");
-        let events = scene
-            .tree
-            .inotify()
-            .wait(Some(Duration::from_secs(10)))
-            .unwrap();
+        let events = events(&scene.tree);
         assert!(scene.tree.follow(events).survey);
         scene.tree.survey();
         assert!(
@@ -492,11 +461,7 @@ mod tests {
         let mut scene = Scene::new();
         scene.tree.survey();
         fs::remove_dir(scene.root.path().join(PODS)).unwrap();
-        let events = scene
-            .tree
-            .inotify()
-            .wait(Some(Duration::from_secs(10)))
-            .unwrap();
+        let events = events(&scene.tree);
         assert!(scene.tree.follow(events).survey);
     }
 
@@ -520,8 +485,8 @@ mod tests {
         symlink("data", disk.path().join("root")).unwrap();
         let mut tree = WatchTree::new(disk.path().join("root"), Inotify::new().unwrap());
         let follow = |tree: &mut WatchTree| {
-            let events = tree.inotify().wait(Some(Duration::from_secs(10)));
-            tree.follow(events.unwrap())
+            let events = events(tree);
+            tree.follow(events)
         };
         assert!(!tree.survey().survey);
         symlink("../other", disk.path().join("data/pods")).unwrap();
@@ -541,8 +506,7 @@ mod tests {
         scene.tree.survey();
         assert_eq!(scene.tree.volumes(), 1);
         fs::remove_dir_all(scene.root.path().join("pods/u-1")).unwrap();
-        let lost = scene.tree.inotify().wait(Some(Duration::from_secs(10)));
-        assert!(!lost.unwrap().is_empty());
+        assert!(!events(&scene.tree).is_empty());
         scene.tree.survey();
         assert_eq!((scene.tree.volumes(), scene.tree.watched.len()), (0, 1));
     }

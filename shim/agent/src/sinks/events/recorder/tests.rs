@@ -73,7 +73,7 @@ fn start(server: &Server, per_minute: u32) -> (Events, Arc<Metrics>) {
 
 fn start_node(server: &Server, per_minute: u32, metrics: &Arc<Metrics>) -> Events {
     let (events, occurrences) = Events::on(EventMode::All, Arc::clone(metrics));
-    let cri = client(Path::new("/nowhere.sock"));
+    let cri = client(Path::new("/nowhere.sock"), None);
     let pods = PodLookup::new(cri, RefreshMode::Off);
     tokio::spawn(
         Recorder::new(server.clone(), pods, per_minute, Arc::clone(metrics)).run(occurrences),

@@ -1,0 +1,523 @@
+//! Containers of Docker and Podman. A bound file is refreshed once the file's name leads to a
+//! different file on the host (moby#15793). If the container opted in, new mounts of the host and
+//! host-root binds are refreshed too.
+//!
+//! One thread follows all containers, and workers refresh them: a bound file on a server that hangs
+//! delays the survey of the other containers, and nothing else.
+//!
+//! A request is an annotation in the spec, or a label of the container engine. No engine writes
+//! labels to the spec. Annotations need no engine to run, and are checked first.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use bindguard_config::RefreshMode;
+use bindguard_core::error_chain;
+use bindguard_core::identity::Identity;
+use bindguard_core::paths::lies_in;
+use bindguard_core::places::Places;
+use bindguard_core::refresh_request::{
+    NOTIFY_LABEL, Notify, OptIn, REFRESH_BINDS_LABEL, REFRESH_LABEL, RefreshRequest, RequestedBinds,
+};
+use bindguard_core::spec::{SpecUsers, SpecView};
+use bindguard_guard::refresh::{BoundFiles, BoundMounts, CurrentFiles, FileBind};
+use bindguard_operator::engines::{
+    ContainersOfNode, Engine, EngineContainer, engine_containers, state_folders,
+};
+use bindguard_operator::unix_http;
+use bindguard_sys::bundle::read_spec;
+use serde::Deserialize;
+
+use crate::pods::Container;
+use crate::sources::watch::{self, Followed, Inotify, Rules, Schedule, WatchEvent, Watches};
+use crate::work::pod_refreshes::noted;
+use crate::work::refresher::{OF_NODE, Refresher};
+use crate::work::turns::{Planned, Turn, TurnEnd, Turns};
+
+/// The times after the start of a container at which its state may be complete. The folder appears
+/// first, then the spec, then the init process.
+const AFTER_START: [Duration; 3] = [
+    Duration::from_millis(200),
+    Duration::from_secs(1),
+    Duration::from_secs(5),
+];
+
+/// The time limit of a container's refresh in the first turn, and in each later turn.
+const FIRST_TURN: Duration = Duration::from_millis(300);
+const LAST_TURN: Duration = Duration::from_secs(2);
+
+/// A container that opted in.
+#[derive(Debug)]
+struct FollowedContainer {
+    container: Container,
+    bundle: PathBuf,
+    binds: Vec<FileBind>,
+    requested: RequestedBinds,
+    /// The sources of all binds.
+    sources: HashSet<PathBuf>,
+    notify: Notify,
+    problems: Vec<String>,
+}
+
+/// The containers that opted in, for the thread that follows them and for the workers.
+#[derive(Debug)]
+pub struct EngineContainers<'a> {
+    pub refresher: &'a Refresher<'a>,
+    /// The node's `/`.
+    pub root: PathBuf,
+    pub mode: RefreshMode,
+    pub places: &'a Places,
+    pub turns: Turns<String>,
+    containers: Mutex<HashMap<String, Arc<FollowedContainer>>>,
+}
+
+impl<'a> EngineContainers<'a> {
+    /// The containers on a node whose `/` is at `root`. A survey finds them.
+    pub fn new(
+        refresher: &'a Refresher<'a>,
+        root: &Path,
+        mode: RefreshMode,
+        places: &'a Places,
+    ) -> Self {
+        Self {
+            refresher,
+            root: root.to_owned(),
+            mode,
+            places,
+            turns: Turns::default(),
+            containers: Mutex::default(),
+        }
+    }
+
+    /// Follows them for ever.
+    ///
+    /// # Errors
+    /// If there is no inotify instance, or it fails.
+    pub fn follow(&self, interval: Duration) -> io::Result<()> {
+        let mut following = FollowedEngines::new(self)?;
+        let rules = Rules::of_files(interval, &AFTER_START);
+        watch::follow(&mut following, Schedule::new(rules, Instant::now()))
+    }
+
+    /// Refreshes a container.
+    pub fn refresh(&self, planned: &Planned<String>) -> TurnEnd {
+        let id = &planned.subject;
+        let opted_in = self.containers().get(id).cloned();
+        let Some(opted_in) = opted_in else {
+            return TurnEnd::Done;
+        };
+        let (container, bundle) = (&opted_in.container, &opted_in.bundle);
+        let (name, requested) = (&container.name, opted_in.requested);
+        let running = ContainersOfNode::at(&self.root);
+        let (files, errors) = BoundFiles::open(opted_in.binds.clone(), container.pid, &running);
+        let mut warnings = opted_in.problems.clone();
+        for error in errors {
+            warnings.push(format!("{name}: {}", error_chain(&error)));
+        }
+        let (mut unread, mut roots, mut mounts) = (None, None, None);
+        if requested.host_root {
+            let found = self.refresher.host_roots(bundle, self.places);
+            roots = noted(found, &mut unread).filter(|roots| !roots.is_empty());
+        }
+        if requested.volumes {
+            let found = BoundMounts::of_engine(bundle, &running, self.places, roots.as_ref());
+            mounts = noted(found, &mut unread);
+        }
+        let mut kinds: Vec<&dyn CurrentFiles> = vec![&files];
+        kinds.extend(mounts.as_ref().map(|mounts| mounts as &dyn CurrentFiles));
+        kinds.extend(roots.as_ref().map(|roots| roots as &dyn CurrentFiles));
+        let time = match planned.turn {
+            Turn::First => FIRST_TURN,
+            Turn::Last | Turn::Retry => LAST_TURN,
+        };
+        let notify = &opted_in.notify;
+        let refresher = self.refresher;
+        let mut done = refresher.refresh(planned.turn, time, container, &kinds, notify);
+        // A container that ended meanwhile has no bundle.
+        let unread = unread.filter(|_| bundle.symlink_metadata().is_ok());
+        done.note_unread(name, unread);
+        warnings.extend(done.warnings);
+        refresher.warn(id, warnings);
+        match done.is_out_of_time {
+            true => TurnEnd::OutOfTime,
+            false => TurnEnd::Done,
+        }
+    }
+
+    fn containers(&self) -> MutexGuard<'_, HashMap<String, Arc<FollowedContainer>>> {
+        self.containers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The container with its binds; `None` if the container has no request.
+    fn opted_in(
+        &self,
+        container: &EngineContainer,
+        labels: &HashMap<Engine, HashMap<String, Labelled>>,
+        warnings: &mut Vec<String>,
+    ) -> Option<FollowedContainer> {
+        let (engine, id) = (container.engine.name(), &container.id);
+        let mut unread = None;
+        let bytes = noted(read_spec(&container.bundle), &mut unread);
+        // A container that ended meanwhile has no bundle.
+        if bytes.is_none() && container.bundle.symlink_metadata().is_err() {
+            return None;
+        }
+        let bytes = bytes.unwrap_or_default();
+        let spec = match unread {
+            None => noted(SpecView::from_bytes(&bytes), &mut unread),
+            Some(_) => None,
+        };
+        if let Some(why) = unread {
+            warnings.push(format!("{engine} container {id}: {why}"));
+        }
+        let spec = spec?;
+        let label = labels.get(&container.engine);
+        let label = label.and_then(|labels| labels.get(id));
+        let annotated = RefreshRequest::from_labels(|name| spec.annotation(name));
+        let request = match label {
+            Some(label) if annotated.is_none() && annotated.problems.is_empty() => {
+                label.request.clone()
+            }
+            _ => annotated,
+        };
+        let RefreshRequest {
+            containers,
+            binds: requested,
+            notify,
+            mut problems,
+        } = request;
+        let is_in = self.mode == RefreshMode::All || containers == OptIn::All;
+        if !is_in && !requested.any() && problems.is_empty() {
+            return None;
+        }
+        let name = label.and_then(|label| label.name.as_deref());
+        // As the engines print it.
+        let name = name.unwrap_or_else(|| id.get(..12).unwrap_or(id));
+        let name = format!("{engine} container {name}");
+        for problem in &mut problems {
+            *problem = format!("{name}: {problem}");
+        }
+        let mut binds = Vec::new();
+        if is_in {
+            binds = FileBind::of_spec(&spec);
+            // Directories need no watch: a container sees new files in a bound directory.
+            binds.retain(|bind| !bind.is_of_directory());
+        }
+        let mut sources = HashSet::new();
+        for bind in spec.binds() {
+            sources.insert(bind.source().to_owned());
+        }
+        let bundle = container.bundle.clone();
+        let container = Container {
+            identity: Identity::without_pod(&name),
+            id: id.clone(),
+            name,
+            pid: container.pid,
+            spec: SpecUsers::from_spec(&bytes).ok().map(Arc::new),
+        };
+        Some(FollowedContainer {
+            container,
+            bundle,
+            binds,
+            requested,
+            sources,
+            notify,
+            problems,
+        })
+    }
+}
+
+/// The thread that follows the containers.
+#[derive(Debug)]
+struct FollowedEngines<'a> {
+    engines: &'a EngineContainers<'a>,
+    watches: Watches,
+    /// The last answers of the engines. While an engine does not answer, its containers keep their
+    /// requests.
+    labels: HashMap<Engine, HashMap<String, Labelled>>,
+}
+
+impl<'a> FollowedEngines<'a> {
+    fn new(engines: &'a EngineContainers<'a>) -> io::Result<Self> {
+        Ok(Self {
+            engines,
+            watches: Watches::new()?,
+            labels: HashMap::new(),
+        })
+    }
+
+    fn read_labels(&mut self, running: &[EngineContainer], warnings: &mut Vec<String>) {
+        for engine in [Engine::Docker, Engine::Podman] {
+            if !running.iter().any(|container| container.engine == engine) {
+                self.labels.remove(&engine);
+                continue;
+            }
+            match labelled(&self.engines.root, engine) {
+                Ok(labelled) => drop(self.labels.insert(engine, labelled)),
+                Err(error) => {
+                    let name = engine.name();
+                    warnings.push(format!("labels of {name} are not known: {error:#}"));
+                }
+            }
+        }
+    }
+}
+
+impl Followed for FollowedEngines<'_> {
+    type Id = String;
+
+    fn inotify(&self) -> &Inotify {
+        &self.watches.inotify
+    }
+
+    fn survey(&mut self, schedule: &mut Schedule<String>) -> bool {
+        let mut warnings = Vec::new();
+        let folders = state_folders(&self.engines.root);
+        let before = self.watches.begin();
+        // Watched first: a container that starts meanwhile is found, or reported by an event.
+        for (_, folder) in &folders {
+            if let Err(error) = self.watches.watch_state(folder) {
+                warnings.push(error_chain(&error));
+            }
+        }
+        let running = engine_containers(&folders);
+        self.read_labels(&running, &mut warnings);
+        let mut containers = HashMap::new();
+        let mut are_watched = true;
+        for container in &running {
+            let opted_in = self
+                .engines
+                .opted_in(container, &self.labels, &mut warnings);
+            let Some(mut opted_in) = opted_in else {
+                continue;
+            };
+            // To add a watch is a walk.
+            for bind in opted_in.binds.iter().filter(|bind| bind.answers()) {
+                let (id, directory) = (&container.id, &bind.directory);
+                if let Err(error) = self.watches.watch_file(id, directory, &bind.name) {
+                    let name = &opted_in.container.name;
+                    let problem = format!("{name}: {}", error_chain(&error));
+                    opted_in.problems.push(problem);
+                    are_watched = false;
+                }
+            }
+            schedule.plan_refresh(&container.id, Instant::now());
+            containers.insert(container.id.clone(), Arc::new(opted_in));
+        }
+        *self.engines.containers() = containers;
+        self.watches.remove_unused(&before);
+        let is_complete = warnings.is_empty() && are_watched;
+        self.engines.refresher.warn(OF_NODE, warnings);
+        is_complete
+    }
+
+    fn take_events(&mut self, events: Vec<WatchEvent>, schedule: &mut Schedule<String>) {
+        self.watches.take_events(events, schedule);
+    }
+
+    /// A mount may cover the folder of a bound file.
+    fn follows_mounts(&self) -> bool {
+        let containers = self.engines.containers();
+        let mut containers = containers.values();
+        containers.any(|container| container.requested.volumes || !container.binds.is_empty())
+    }
+
+    fn take_mounts(&mut self, places: &[PathBuf], schedule: &mut Schedule<String>) {
+        let now = Instant::now();
+        for (id, container) in self.engines.containers().iter() {
+            let is_at = |place: &PathBuf| {
+                let mut binds = container.binds.iter();
+                container.requested.volumes && container.sources.contains(place)
+                    || binds.any(|bind| lies_in(&bind.directory, place))
+            };
+            if places.iter().any(is_at) {
+                schedule.plan_with_rechecks(id, now);
+                // A watch of a covered folder reports nothing of the mount.
+                schedule.plan_surveys(now);
+            }
+        }
+    }
+
+    fn refresh(&mut self, due: Vec<String>, _: &mut Schedule<String>) {
+        for id in due {
+            self.engines.turns.plan(id);
+        }
+    }
+}
+
+/// `filters={"label":["bindguard.refresh"]}` in the form of a URL, and the same filter for
+/// `bindguard.refresh-binds`. A filter with two labels lists only containers that have each of
+/// them.
+const LABELLED: [&str; 2] = [
+    "/containers/json?filters=%7B%22label%22%3A%5B%22bindguard.refresh%22%5D%7D",
+    "/containers/json?filters=%7B%22label%22%3A%5B%22bindguard.refresh-binds%22%5D%7D",
+];
+
+/// A running container with the label, as `GET /containers/json` lists it.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct ListedContainer {
+    id: String,
+    #[serde(default)]
+    names: Vec<String>,
+    #[serde(default)]
+    labels: OwnLabels,
+}
+
+/// The labels that bindguard reads. An image can have a hundred thousand others.
+#[derive(Debug, Default, Deserialize)]
+struct OwnLabels {
+    #[serde(rename = "bindguard.refresh")]
+    refresh: Option<String>,
+    #[serde(rename = "bindguard.refresh-binds")]
+    binds: Option<String>,
+    #[serde(rename = "bindguard.refresh-notify")]
+    notify: Option<String>,
+}
+
+#[derive(Debug)]
+struct Labelled {
+    name: Option<String>,
+    request: RefreshRequest,
+}
+
+/// The containers with the label, by id. None if the engine has no socket: Podman has one only if
+/// it was enabled.
+fn labelled(root: &Path, engine: Engine) -> Result<HashMap<String, Labelled>> {
+    let socket = root.join(match engine {
+        Engine::Docker => "run/docker.sock",
+        Engine::Podman => "run/podman/podman.sock",
+    });
+    let mut labelled = HashMap::new();
+    if socket.symlink_metadata().is_err() {
+        return Ok(labelled);
+    }
+    for path in LABELLED {
+        let text = unix_http::get(&socket, path)?;
+        let answer: Vec<ListedContainer> = serde_json::from_str(&text)
+            .with_context(|| format!("parse the answer of {}", socket.display()))?;
+        for ListedContainer { id, names, labels } in answer {
+            let name = names.first();
+            let name = name.map(|name| name.trim_start_matches('/').to_owned());
+            let request = RefreshRequest::from_labels(|label| match label {
+                REFRESH_LABEL => labels.refresh.as_deref(),
+                REFRESH_BINDS_LABEL => labels.binds.as_deref(),
+                NOTIFY_LABEL => labels.notify.as_deref(),
+                _ => None,
+            });
+            labelled.insert(id, Labelled { name, request });
+        }
+    }
+    Ok(labelled)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::fs;
+    use std::thread;
+
+    use bindguard_core::policy::Policy;
+    use bindguard_testing::live::{self, Inside};
+    use bindguard_testing::{Cgroup, helper, mount_of, own_namespace};
+
+    use super::*;
+    use crate::sinks::events::Events;
+    use crate::sinks::journal::JournalWriter;
+    use crate::sinks::metrics::Metrics;
+    use crate::sinks::reporting::Reporting;
+    use crate::threads::IdleMemory;
+
+    fn silent(metrics: &Arc<Metrics>) -> Reporting {
+        Reporting {
+            events: Events::off(Arc::clone(metrics)),
+            journal: JournalWriter::off(Arc::clone(metrics)),
+            memory: IdleMemory::default(),
+        }
+    }
+
+    /// A container of Docker that was busy for some seconds showed the old file until the next
+    /// survey, which is minutes away.
+    #[test]
+    fn a_container_that_was_too_late_twice_is_tried_again_before_the_next_survey() {
+        if !own_namespace() {
+            return;
+        }
+        let (host, root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let file = host.path().join("app.conf");
+        fs::write(&file, "0").unwrap();
+        let inside = Inside::of(file.clone(), "app.conf");
+        // The container ends before its cgroup.
+        let Some(cgroup) = Cgroup::make("late") else {
+            return;
+        };
+        let running = live::Container::start(root.path(), &[inside]);
+        cgroup.add(running.process.pid());
+        let (node, metrics, policy) = (
+            tempfile::tempdir().unwrap(),
+            Metrics::new(),
+            Policy::default(),
+        );
+        let reporting = silent(&metrics);
+        let refresher = Refresher::new(helper(), &metrics, &reporting, &policy);
+        let places = Places::default();
+        let engines = EngineContainers::new(&refresher, node.path(), RefreshMode::All, &places);
+        let spec = serde_json::json!({"mounts": [mount_of(&file, "/app.conf", "rprivate")]});
+        let spec = spec.to_string().into_bytes();
+        let id = cgroup.id().to_owned();
+        let container = Container {
+            name: id.clone(),
+            id: id.clone(),
+            pid: running.process.pid(),
+            spec: Some(Arc::new(running.spec().clone())),
+            identity: Identity::without_pod(&id),
+        };
+        let opted_in = FollowedContainer {
+            container,
+            bundle: node.path().to_owned(),
+            binds: FileBind::of_spec(&SpecView::from_bytes(&spec).unwrap()),
+            requested: RequestedBinds::default(),
+            sources: HashSet::new(),
+            notify: Notify::None,
+            problems: Vec::new(),
+        };
+        engines.containers().insert(id.clone(), Arc::new(opted_in));
+        // A mount may cover the folder of the file.
+        let mut followed = FollowedEngines::new(&engines).unwrap();
+        let rules = Rules::of_files(Duration::from_secs(300), &AFTER_START);
+        let mut schedule = Schedule::new(rules, Instant::now());
+        followed.take_mounts(&[host.path().to_owned()], &mut schedule);
+        assert!(followed.follows_mounts());
+        assert_eq!(schedule.due(Instant::now()), [id.as_str()]);
+        fs::write(host.path().join("new"), "1").unwrap();
+        fs::rename(host.path().join("new"), &file).unwrap();
+        // Another refresh, or the container itself, has the lock meanwhile.
+        let namespace = running.namespace();
+        let lock = namespace.try_lock().unwrap().unwrap();
+        let planned = |turn| Planned {
+            subject: id.clone(),
+            at: Instant::now(),
+            turn,
+            not_before: None,
+        };
+        for turn in [Turn::First, Turn::Last] {
+            let ended = engines.refresh(&planned(turn));
+            assert_eq!(ended, TurnEnd::OutOfTime, "{turn:?} was in time");
+        }
+        assert_eq!(running.read("app.conf").as_deref(), Some("0"));
+        drop(lock);
+        let start = Instant::now();
+        while running.read("app.conf").as_deref() != Some("1") {
+            assert!(start.elapsed() < Duration::from_secs(60), "it stays old");
+            engines.refresh(&planned(Turn::Retry));
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
