@@ -3,13 +3,14 @@
 //!
 //! It reads the results of both collectors and nothing else.
 
+use anyhow::{Context, Result, bail, ensure};
+use bindguard_operator::node_report::ISSUE;
 use serde::Deserialize;
 
-use super::Strings;
-use crate::sources::kubediag::{BUG_LINK, DIAGNOSIS, ENCOUNTERED, SOURCE, TARGET};
-use bindguard_operator::node_report::ISSUE;
+use super::{BUG_LINK, DIAGNOSIS, ENCOUNTERED, POD_DETAIL, SOURCE, Strings, TARGET};
 
-/// The parts of the runtime's error, in order, all in the first line of the error.
+/// The parts of the runtime's error, in order, all in the first line of the error: kubediag's
+/// pattern `^.*mounting.*volume-subpaths.*to rootfs.*at.*no such file or directory.*`.
 const PARTS: [&str; 5] = [
     "mounting",
     "volume-subpaths",
@@ -18,71 +19,50 @@ const PARTS: [&str; 5] = [
     "no such file or directory",
 ];
 
-/// The mount of a subpath, as the mount table has it.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Diagnosis {
-    /// The root of the mount, with the kernel's `/deleted`.
-    source: String,
-    target: String,
-}
-
+/// Diagnoses a pod by its object and a mount table: the mount of the subpath, with the kernel's
+/// `/deleted` in its root.
+///
+/// # Errors
 /// Why the pod does not have the fault.
-#[derive(Debug, thiserror::Error)]
-pub enum NotDiagnosed {
-    #[error("parse the pod of {}", super::POD_DETAIL)]
-    Pod(#[from] serde_json::Error),
-    #[error("no container of the pod mounts a subPath of a configMap or secret")]
-    NoSubPath,
-    #[error("no container that is not ready has the error of a subPath that cannot be mounted")]
-    OtherError,
-    #[error("the error of the container names no source")]
-    NoSource,
-    #[error("the mount table has no mount of {0} that shows a deleted file")]
-    NotDeleted(String),
-}
-
-impl From<Diagnosis> for Strings {
-    fn from(Diagnosis { source, target }: Diagnosis) -> Self {
-        let keys = [
-            (DIAGNOSIS, ENCOUNTERED.to_owned()),
-            (BUG_LINK, ISSUE.to_owned()),
-            (SOURCE, source),
-            (TARGET, target),
-        ];
-        keys.map(|(key, value)| (key.to_owned(), value)).into()
+pub fn diagnose(pod: &str, mount_info: &str) -> Result<Strings> {
+    let pod: Pod =
+        serde_json::from_str(pod).with_context(|| format!("parse the pod of {POD_DETAIL}"))?;
+    ensure!(
+        pod.spec.has_kubelet_written_sub_path(),
+        "no container of the pod mounts a subPath of a configMap or secret"
+    );
+    let mut statuses = pod.status.container_statuses.iter();
+    let message = statuses.find_map(ContainerStatus::message);
+    let message = message.unwrap_or_default();
+    let mut rest = message.lines().next().unwrap_or_default();
+    for part in PARTS {
+        let Some((_, behind)) = rest.split_once(part) else {
+            bail!(
+                "no container that is not ready has the error of a subPath that cannot be mounted"
+            );
+        };
+        rest = behind;
     }
-}
-
-/// Diagnoses a pod by its object and a mount table.
-pub fn diagnose(pod: &str, mount_info: &str) -> Result<Diagnosis, NotDiagnosed> {
-    let pod: Pod = serde_json::from_str(pod)?;
-    if !pod.spec.has_kubelet_written_sub_path() {
-        return Err(NotDiagnosed::NoSubPath);
+    let Some(source) = source_of(message) else {
+        bail!("the error of the container names no source");
+    };
+    for line in mount_info.lines().filter(|line| line.contains(source)) {
+        let mut fields = line.split(' ').skip(3);
+        if let (Some(root), Some(target)) = (fields.next(), fields.next())
+            && root.ends_with("/deleted")
+        {
+            let keys = [
+                (DIAGNOSIS, ENCOUNTERED),
+                (BUG_LINK, ISSUE),
+                (SOURCE, root),
+                (TARGET, target),
+            ];
+            return Ok(keys
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .into());
+        }
     }
-    let message = pod
-        .status
-        .container_statuses
-        .iter()
-        .find_map(ContainerStatus::message)
-        .unwrap_or_default();
-    if !is_failed_subpath(message) {
-        return Err(NotDiagnosed::OtherError);
-    }
-    let source = source_of(message).ok_or(NotDiagnosed::NoSource)?;
-    let deleted = mount_info
-        .lines()
-        .filter(|line| line.contains(source))
-        .find_map(deleted_mount);
-    deleted.ok_or_else(|| NotDiagnosed::NotDeleted(source.to_owned()))
-}
-
-/// kubediag's pattern `^.*mounting.*volume-subpaths.*to rootfs.*at.*no such file or directory.*`.
-fn is_failed_subpath(message: &str) -> bool {
-    let line = message.lines().next().unwrap_or_default();
-    PARTS
-        .iter()
-        .try_fold(line, |rest, part| Some(rest.split_once(part)?.1))
-        .is_some()
+    bail!("the mount table has no mount of {source} that shows a deleted file")
 }
 
 /// The quoted path between `mounting` and `to rootfs`. A runtime may quote the whole error again,
@@ -93,16 +73,6 @@ fn source_of(message: &str) -> Option<&str> {
     let mut quoted = between.splitn(3, '"').skip(1);
     let (source, _) = (quoted.next()?, quoted.next()?);
     Some(source.trim_matches('\\')).filter(|source| !source.is_empty())
-}
-
-/// The fourth and fifth field of a line whose fourth ends in `/deleted`.
-fn deleted_mount(line: &str) -> Option<Diagnosis> {
-    let mut fields = line.split(' ').skip(3);
-    let (source, target) = (fields.next()?, fields.next()?);
-    source.ends_with("/deleted").then(|| Diagnosis {
-        source: source.to_owned(),
-        target: target.to_owned(),
-    })
 }
 
 /// The fields of a Pod that the diagnosis reads.
@@ -172,19 +142,14 @@ struct StateText {
 
 impl Spec {
     fn has_kubelet_written_sub_path(&self) -> bool {
-        let is_written = |name: &str| {
-            let mut named = self.volumes.iter().filter(|volume| volume.name == name);
-            named.any(|volume| volume.config_map.is_some() || volume.secret.is_some())
-        };
-        let mounts = self
-            .containers
-            .iter()
-            .flat_map(|container| &container.volume_mounts);
-        let with_sub_path =
-            mounts.filter(|it| !it.sub_path.is_empty() || !it.sub_path_expr.is_empty());
-        with_sub_path
-            .into_iter()
-            .any(|mount| is_written(&mount.name))
+        for mount in self.containers.iter().flat_map(|it| &it.volume_mounts) {
+            let mut named = self.volumes.iter().filter(|it| it.name == mount.name);
+            let has_sub_path = !mount.sub_path.is_empty() || !mount.sub_path_expr.is_empty();
+            if has_sub_path && named.any(|it| it.config_map.is_some() || it.secret.is_some()) {
+                return true;
+            }
+        }
+        false
     }
 }
 
@@ -234,6 +199,10 @@ mod tests {
         ]
     }
 
+    fn fails(diagnosed: Result<Strings>, why: &str) -> bool {
+        diagnosed.is_err_and(|error| error.to_string().contains(why))
+    }
+
     fn table() -> String {
         format!(
             "20 1 8:1 / / rw - ext4 /dev/sda1 rw\n31 20 8:1 {ROOT} {SUBPATH} rw shared:1 - ext4 /dev/sda1 rw\n"
@@ -248,15 +217,7 @@ mod tests {
     fn the_error_of_a_runtime_leads_to_the_deleted_mount() {
         for message in messages() {
             let found = diagnose(&pod(&waiting(&message)).to_string(), &table()).unwrap();
-            assert_eq!(
-                found,
-                Diagnosis {
-                    source: ROOT.to_owned(),
-                    target: SUBPATH.to_owned()
-                },
-                "{message}"
-            );
-            let keys = Strings::from(found);
+            let keys = found;
             assert_eq!(
                 keys[DIAGNOSIS],
                 "A kubernetes bug #68211 has been encountered on pod subpath remounting."
@@ -267,7 +228,8 @@ mod tests {
             );
             assert_eq!(
                 (keys[SOURCE].as_str(), keys[TARGET].as_str(), keys.len()),
-                (ROOT, SUBPATH, 4)
+                (ROOT, SUBPATH, 4),
+                "{message}"
             );
         }
     }
@@ -321,34 +283,31 @@ mod tests {
         let mut whole_volume = good.clone();
         whole_volume["spec"]["containers"][0]["volumeMounts"][0]["subPath"] = "".into();
         for pod in [&other_volume, &whole_volume] {
-            assert!(matches!(
+            assert!(fails(
                 diagnose(&pod.to_string(), &table()),
-                Err(NotDiagnosed::NoSubPath)
+                "mounts a subPath of"
             ));
         }
         let split = pod(&waiting(&message.replace("to rootfs", "\nto rootfs")));
-        assert!(matches!(
+        assert!(fails(
             diagnose(&split.to_string(), &table()),
-            Err(NotDiagnosed::OtherError)
+            "has the error of a subPath"
         ));
         let unquoted = pod(&waiting(&message.replace('"', "")));
-        assert!(matches!(
+        assert!(fails(
             diagnose(&unquoted.to_string(), &table()),
-            Err(NotDiagnosed::NoSource)
+            "names no source"
         ));
         let current = table().replace("//deleted", "");
         for table in ["", "no table", &current] {
             assert!(
-                matches!(
-                    diagnose(&good.to_string(), table),
-                    Err(NotDiagnosed::NotDeleted(_))
-                ),
+                fails(diagnose(&good.to_string(), table), "shows a deleted file"),
                 "{table}"
             );
         }
         for text in ["", "7", "{\"spec\":7}"] {
             assert!(
-                matches!(diagnose(text, &table()), Err(NotDiagnosed::Pod(_))),
+                fails(diagnose(text, &table()), "parse the pod of collector"),
                 "{text}"
             );
         }

@@ -13,23 +13,25 @@ mod diagnoser;
 
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use bindguard_config::Config;
 use bindguard_core::error_chain;
-use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Policy;
-use bindguard_core::report::{Actor, BindReport, RebindLine, Report};
-use bindguard_kubernetes::{Access, ApiClient, ApiError};
+use bindguard_core::report::{Actor, RebindLine, Report};
+use bindguard_kubernetes::{Access, ApiClient};
 use bindguard_operator::pods::Pods;
-use bindguard_operator::{NotASubpath, RepairAct, exact_subpath, repair_node};
+use bindguard_operator::{RepairAct, exact_subpath, repair_node};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body, Bytes, Incoming};
 use hyper::{Method, Request, StatusCode};
 use serde::Deserialize;
+use serde::de::IntoDeserializer;
+use serde::de::value::{Error as NoValue, StrDeserializer};
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Duration, timeout};
 
@@ -50,8 +52,51 @@ const BODY_TIMEOUT: Duration = Duration::from_millis(900);
 /// Time limit of a request for its turn.
 const TURN_TIMEOUT: Duration = Duration::from_secs(30);
 
+// The paths, keys and texts that kubediag v0.3.1 defines: `pkg/processors` and `pkg/executor` of
+// kubediag/kubediag.
+
+/// The folder of all processors.
+pub const FOLDER: &str = "/processor/";
+
+/// The parameters that name a pod.
+const POD_NAMESPACE: &str = "pod.namespace";
+const POD_NAME: &str = "pod.name";
+
+/// The result of podDetailCollector: the Pod as JSON.
+const POD_DETAIL: &str = "collector.kubernetes.pod.detail";
+/// The result of mountInfoCollector: the text of a mount table.
+const MOUNT_INFO: &str = "collector.system.mountinfo";
+const DIAGNOSIS: &str = "diagnoser.kubernetes.subpath_remount.result";
+const BUG_LINK: &str = "diagnoser.kubernetes.subpath_remount.bug_link";
+const SOURCE: &str = "diagnoser.kubernetes.subpath_remount.original_source_path";
+const TARGET: &str = "diagnoser.kubernetes.subpath_remount.original_destination_path";
+const RECOVERY: &str = "recover.kubernetes.subpath_remount.result";
+
+/// The text of a diagnosis.
+const ENCOUNTERED: &str = "A kubernetes bug #68211 has been encountered on pod subpath remounting.";
+
+/// Limit of an answer in bytes.
+const MAX_BYTES: usize = 2 << 20;
+
 /// A JSON object of strings.
 type Strings = BTreeMap<String, String>;
+
+/// The last part of the path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+enum Processor {
+    PodDetailCollector,
+    MountInfoCollector,
+    SubpathRemountDiagnoser,
+    SubpathRemountRecover,
+}
+
+/// The processor at a path, and its name.
+fn processor_at(path: &str) -> Option<(Processor, &str)> {
+    let name = path.strip_prefix(FOLDER)?;
+    let deserializer: StrDeserializer<'_, NoValue> = name.into_deserializer();
+    Some((Processor::deserialize(deserializer).ok()?, name))
+}
 
 /// Answers requests.
 #[derive(Debug)]
@@ -65,35 +110,6 @@ pub struct Kubediag {
     working: Arc<Semaphore>,
 }
 
-/// Why a processor has no result.
-#[derive(Debug, thiserror::Error)]
-enum NoResult {
-    #[error("the request ended early, or is longer than {} bytes", MAX_POSTED)]
-    Body(#[source] Box<dyn Error + Send + Sync>),
-    #[error("parse the request: expected a JSON object of strings")]
-    NoStrings(#[source] serde_json::Error),
-    #[error("the request has no {0}")]
-    Missing(&'static str),
-    #[error("read the pod")]
-    Pod(#[from] NoPod),
-    #[error("read the mount table")]
-    MountInfo(#[source] std::io::Error),
-    #[error("diagnose the pod")]
-    Diagnosis(#[from] diagnoser::NotDiagnosed),
-    #[error("repair the subpath")]
-    Recovery(#[from] NotRecovered),
-    #[error("write the result as JSON")]
-    Json(#[source] serde_json::Error),
-    #[error("the result has {0} bytes, and kubediag accepts {MAX_BYTES}")]
-    TooLong(usize),
-    #[error("the request has no end after {} ms", BODY_TIMEOUT.as_millis())]
-    NoEnd,
-    #[error("other requests are processed")]
-    Busy,
-    #[error("the agent ends")]
-    Ends,
-}
-
 impl Kubediag {
     /// The processors of this node, which the config may disable.
     pub fn new(
@@ -102,19 +118,14 @@ impl Kubediag {
         metrics: Arc<Metrics>,
         reporting: Reporting,
     ) -> Arc<Self> {
-        let (is_enabled, working) = (
-            config.agent().kubediag.is_some(),
-            Arc::new(Semaphore::new(MAX_PROCESSORS)),
-        );
-        let (policy, places) = (*config.policy(), config.places().clone());
         Arc::new(Self {
-            is_enabled,
-            policy,
-            places,
+            is_enabled: config.agent().kubediag.is_some(),
+            policy: *config.policy(),
+            places: config.places().clone(),
             pods,
             metrics,
             reporting,
-            working,
+            working: Arc::new(Semaphore::new(MAX_PROCESSORS)),
         })
     }
 
@@ -123,12 +134,9 @@ impl Kubediag {
         self: &Arc<Self>,
         request: Request<Incoming>,
     ) -> Option<(StatusCode, String)> {
-        let processor = Processor::of_path(request.uri().path())?;
+        let (processor, name) = processor_at(request.uri().path())?;
         if !self.is_enabled {
-            let text = format!(
-                "{} is disabled: set enabled = true in [agent.kubediag]\n",
-                processor.name()
-            );
+            let text = format!("{name} is disabled: set enabled = true in [agent.kubediag]\n");
             return Some((StatusCode::UNPROCESSABLE_ENTITY, text));
         }
         if request.method() != Method::POST {
@@ -137,44 +145,47 @@ impl Kubediag {
         }
         Some(match self.result(processor, request.into_body()).await {
             Ok(json) => (StatusCode::OK, json),
-            Err(error) => (
-                StatusCode::INTERNAL_SERVER_ERROR,
-                format!("{}\n", error_chain(&error)),
-            ),
+            Err(error) => {
+                let text = format!("{}\n", error_chain(&*error));
+                (StatusCode::INTERNAL_SERVER_ERROR, text)
+            }
         })
     }
 
-    async fn result(
-        self: &Arc<Self>,
-        processor: Processor,
-        body: Incoming,
-    ) -> Result<String, NoResult> {
+    async fn result(self: &Arc<Self>, processor: Processor, body: Incoming) -> Result<String> {
         let (turn, posted) = self.body(body).await?;
+        let parse = || -> Result<Strings> {
+            serde_json::from_slice(&posted)
+                .context("parse the request: expected a JSON object of strings")
+        };
         let result = match processor {
-            Processor::PodDetailCollector => self.pods.detail(&parse(&posted)?).await?,
+            Processor::PodDetailCollector => {
+                let detail = self.pods.detail(&parse()?).await;
+                Strings::from([(POD_DETAIL.to_owned(), detail.context("read the pod")?)])
+            }
             Processor::MountInfoCollector => self.blocking(turn, |_| mount_info()).await?,
             Processor::SubpathRemountDiagnoser => {
-                let posted = parse(&posted)?;
-                diagnoser::diagnose(value(&posted, POD_DETAIL)?, value(&posted, MOUNT_INFO)?)?
-                    .into()
+                let posted = parse()?;
+                let (pod, mounts) = (value(&posted, POD_DETAIL)?, value(&posted, MOUNT_INFO)?);
+                diagnoser::diagnose(pod, mounts).context("diagnose the pod")?
             }
             Processor::SubpathRemountRecover => {
-                let posted = parse(&posted)?;
-                let target = value(&posted, TARGET)?.to_owned();
+                let target = value(&parse()?, TARGET)?.to_owned();
                 self.blocking(turn, move |this| this.recover(&target))
                     .await?
             }
         };
-        let json = serde_json::to_string(&result).map_err(NoResult::Json)?;
-        if json.len() > MAX_BYTES {
-            Err(NoResult::TooLong(json.len()))
-        } else {
-            Ok(json)
-        }
+        let json = serde_json::to_string(&result).context("write the result as JSON")?;
+        ensure!(
+            json.len() <= MAX_BYTES,
+            "the result has {} bytes, and kubediag accepts {MAX_BYTES}",
+            json.len()
+        );
+        Ok(json)
     }
 
     /// The turn and the whole body of a request.
-    async fn body<B>(&self, body: B) -> Result<(OwnedSemaphorePermit, Bytes), NoResult>
+    async fn body<B>(&self, body: B) -> Result<(OwnedSemaphorePermit, Bytes)>
     where
         B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>>,
     {
@@ -182,11 +193,11 @@ impl Kubediag {
         Ok((turn, posted(body).await?))
     }
 
-    async fn turn(&self) -> Result<OwnedSemaphorePermit, NoResult> {
+    async fn turn(&self) -> Result<OwnedSemaphorePermit> {
         let turn = Arc::clone(&self.working).acquire_owned();
         let turn = timeout(TURN_TIMEOUT, turn).await;
-        turn.map_err(|_| NoResult::Busy)?
-            .map_err(|_| NoResult::Ends)
+        turn.map_err(|_| anyhow!("other requests are processed"))?
+            .map_err(|_| anyhow!("the agent ends"))
     }
 
     /// Runs work that may wait for a filesystem. The turn ends with the work: the work goes on if
@@ -194,8 +205,8 @@ impl Kubediag {
     async fn blocking(
         self: &Arc<Self>,
         turn: OwnedSemaphorePermit,
-        work: impl FnOnce(&Self) -> Result<Strings, NoResult> + Send + 'static,
-    ) -> Result<Strings, NoResult> {
+        work: impl FnOnce(&Self) -> Result<Strings> + Send + 'static,
+    ) -> Result<Strings> {
         let this = Arc::clone(self);
         let work = move || {
             let result = work(&this);
@@ -204,177 +215,102 @@ impl Kubediag {
         };
         tokio::task::spawn_blocking(work)
             .await
-            .map_err(|_| NoResult::Ends)?
+            .map_err(|_| anyhow!("the agent ends"))?
     }
 
-    fn recover(&self, target: &str) -> Result<Strings, NoResult> {
-        let line = recover(Path::new(target), &self.policy, &self.places)?;
+    fn recover(&self, target: &str) -> Result<Strings> {
+        let line = recover(Path::new(target), &self.policy, &self.places);
+        let line = line.context("repair the subpath")?;
         self.metrics.rebound(&line);
         self.reporting.journal.rebound(line);
-        Ok(Strings::from([(RECOVERY.to_owned(), recovered(target))]))
+        // Spelled as kubediag spells it: its users may compare it.
+        let text = format!("Succeesfully umount {target} on host");
+        Ok(Strings::from([(RECOVERY.to_owned(), text)]))
     }
 }
 
 /// The whole body of a request.
-async fn posted<B>(body: B) -> Result<Bytes, NoResult>
+async fn posted<B>(body: B) -> Result<Bytes>
 where
     B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>>,
 {
-    let collected = timeout(BODY_TIMEOUT, Limited::new(body, MAX_POSTED).collect()).await;
-    Ok(collected
-        .map_err(|_| NoResult::NoEnd)?
-        .map_err(NoResult::Body)?
-        .to_bytes())
+    let Ok(collected) = timeout(BODY_TIMEOUT, Limited::new(body, MAX_POSTED).collect()).await
+    else {
+        let limit = BODY_TIMEOUT.as_millis();
+        bail!("the request has no end after {limit} ms");
+    };
+    let collected = collected.map_err(|error| anyhow!(error)).with_context(|| {
+        format!("the request ended early, or is longer than {MAX_POSTED} bytes")
+    })?;
+    Ok(collected.to_bytes())
 }
 
-fn parse(posted: &Bytes) -> Result<Strings, NoResult> {
-    serde_json::from_slice(posted).map_err(NoResult::NoStrings)
-}
-
-fn value<'p>(posted: &'p Strings, key: &'static str) -> Result<&'p str, NoResult> {
-    posted
-        .get(key)
-        .map(String::as_str)
-        .filter(|value| !value.is_empty())
-        .ok_or(NoResult::Missing(key))
+fn value<'p>(posted: &'p Strings, key: &str) -> Result<&'p str> {
+    match posted.get(key) {
+        Some(value) if !value.is_empty() => Ok(value),
+        _ => bail!("the request has no {key}"),
+    }
 }
 
 /// The mount table of the agent's namespace, which is the runtime's. On most nodes that is
 /// `/proc/1/mountinfo`.
-fn mount_info() -> Result<Strings, NoResult> {
-    let bytes = std::fs::read("/proc/thread-self/mountinfo").map_err(NoResult::MountInfo)?;
+fn mount_info() -> Result<Strings> {
+    let bytes = std::fs::read("/proc/thread-self/mountinfo").context("read the mount table")?;
     let text = short_mount_info(String::from_utf8_lossy(&bytes).into_owned());
     Ok(Strings::from([(MOUNT_INFO.to_owned(), text)]))
 }
 
-// The paths, keys and texts that kubediag v0.3.1 defines: `pkg/processors` and `pkg/executor` of
-// kubediag/kubediag.
-
-/// The folder of all processors.
-pub const FOLDER: &str = "/processor/";
-
-/// The parameters that name a pod.
-pub const POD_NAMESPACE: &str = "pod.namespace";
-pub const POD_NAME: &str = "pod.name";
-
-/// The result of podDetailCollector: the Pod as JSON.
-pub const POD_DETAIL: &str = "collector.kubernetes.pod.detail";
-/// The result of mountInfoCollector: the text of a mount table.
-pub const MOUNT_INFO: &str = "collector.system.mountinfo";
-pub const DIAGNOSIS: &str = "diagnoser.kubernetes.subpath_remount.result";
-pub const BUG_LINK: &str = "diagnoser.kubernetes.subpath_remount.bug_link";
-pub const SOURCE: &str = "diagnoser.kubernetes.subpath_remount.original_source_path";
-pub const TARGET: &str = "diagnoser.kubernetes.subpath_remount.original_destination_path";
-pub const RECOVERY: &str = "recover.kubernetes.subpath_remount.result";
-
-/// The text of a diagnosis.
-pub const ENCOUNTERED: &str =
-    "A kubernetes bug #68211 has been encountered on pod subpath remounting.";
-
-/// Limit of an answer in bytes.
-pub const MAX_BYTES: usize = 2 << 20;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Processor {
-    PodDetailCollector,
-    MountInfoCollector,
-    SubpathRemountDiagnoser,
-    SubpathRemountRecover,
-}
-
-impl Processor {
-    const ALL: [Self; 4] = [
-        Self::PodDetailCollector,
-        Self::MountInfoCollector,
-        Self::SubpathRemountDiagnoser,
-        Self::SubpathRemountRecover,
-    ];
-
-    /// The processor at a path.
-    pub fn of_path(path: &str) -> Option<Self> {
-        let name = path.strip_prefix(FOLDER)?;
-        Self::ALL
-            .into_iter()
-            .find(|processor| processor.name() == name)
-    }
-
-    /// The processor's name, which is the last part of the path.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::PodDetailCollector => "podDetailCollector",
-            Self::MountInfoCollector => "mountInfoCollector",
-            Self::SubpathRemountDiagnoser => "subpathRemountDiagnoser",
-            Self::SubpathRemountRecover => "subpathRemountRecover",
-        }
-    }
-}
-
-/// The text of a recovery, spelled as kubediag spells it: its users may compare it.
-pub fn recovered(target: &str) -> String {
-    format!("Succeesfully umount {target} on host")
-}
-
 /// The whole table if it fits into an answer, else its lines about subpaths: the diagnoser reads
 /// only these lines.
-pub fn short_mount_info(text: String) -> String {
+fn short_mount_info(text: String) -> String {
     // Each quote and backslash becomes two bytes.
     if text.len() <= MAX_BYTES / 2 {
         return text;
     }
-    let subpaths = text
-        .split_inclusive('\n')
-        .filter(|line| line.contains("/volume-subpaths/"));
-    subpaths.collect()
+    let lines = text.split_inclusive('\n');
+    lines
+        .filter(|line| line.contains("/volume-subpaths/"))
+        .collect()
 }
 
-// subpathRemountRecover: re-binds a stale volume-subpath with the guard's re-bind.
-//
-// kubediag unmounts whatever path it is given. Here the path must be a volume-subpath of a
-// kubelet's root, written without symlinks, `..` or doubled slashes, and its mount must be stale.
-// Where no re-bind is possible the stale mount is detached, as kubediag does: then the kubelet
-// binds the current file when it next starts the container.
-
-/// Why a path is not repaired.
-#[derive(Debug, thiserror::Error)]
-pub enum NotRecovered {
-    #[error(transparent)]
-    NotASubpath(#[from] NotASubpath),
-    #[error("no container of this node uses {}", .0.display())]
-    Unknown(PathBuf),
-    #[error("{} is {verdict}, and only a stale mount is replaced", path.display())]
-    NotStale {
-        path: PathBuf,
-        /// Its verdict and the reason.
-        verdict: String,
-    },
-    #[error("{}: {outcome}", path.display())]
-    Failed {
-        path: PathBuf,
-        /// The outcome of the last try.
-        outcome: String,
-    },
-}
-
-/// Repairs the subpath at a path, until it is current or its stale mount is gone. It may wait for a
-/// filesystem.
-pub fn recover(path: &Path, policy: &Policy, places: &Places) -> Result<RebindLine, NotRecovered> {
+/// subpathRemountRecover: repairs the subpath at a path with the guard's re-bind, until it is
+/// current or its stale mount is gone. It may wait for a filesystem.
+///
+/// kubediag unmounts whatever path it is given. Here the path must be a volume-subpath of a
+/// kubelet's root, written without symlinks, `..` or doubled slashes, and its mount must be stale.
+/// Where no re-bind is possible the stale mount is detached, as kubediag does: then the kubelet
+/// binds the current file when it next starts the container.
+fn recover(path: &Path, policy: &Policy, places: &Places) -> Result<RebindLine> {
     let start = Instant::now();
     let subpath = exact_subpath(path, places)?;
-    let rebound = repaired(&subpath, RepairAct::Rebind, policy, places)?;
-    let bind = match rebound.outcome {
-        Some(_) if rebound.is_repaired() => rebound,
-        Some(_) => repaired(&subpath, RepairAct::Detach, policy, places)?,
-        None => return Err(not_stale(path, &rebound)),
-    };
-    if !bind.is_repaired() {
-        let outcome = bind
-            .outcome
-            .as_ref()
-            .map_or_else(|| "left as it is".to_owned(), ToString::to_string);
-        return Err(NotRecovered::Failed {
-            path: path.to_owned(),
-            outcome,
+    let repaired = |act| {
+        let report = repair_node(policy, places, &Pods::default(), act, |other| {
+            *other == subpath
         });
+        let Some(bind) = report.binds.into_iter().next() else {
+            let path = subpath.path();
+            bail!("no container of this node uses {}", path.display());
+        };
+        Ok(bind.bind)
+    };
+    let mut bind = repaired(RepairAct::Rebind)?;
+    if bind.outcome.is_none() {
+        let reason = bind.reason().map(|reason| format!(": {reason}"));
+        bail!(
+            "{} is {}{}, and only a stale mount is replaced",
+            path.display(),
+            bind.verdict(),
+            reason.unwrap_or_default()
+        );
+    }
+    if !bind.is_repaired() {
+        bind = repaired(RepairAct::Detach)?;
+    }
+    if !bind.is_repaired() {
+        match &bind.outcome {
+            Some(outcome) => bail!("{}: {outcome}", path.display()),
+            None => bail!("{}: left as it is", path.display()),
+        }
     }
     let mut report = Report {
         binds: vec![bind],
@@ -385,57 +321,14 @@ pub fn recover(path: &Path, policy: &Policy, places: &Places) -> Result<RebindLi
     Ok(RebindLine::new(Actor::Agent, pod_uid, volume, &report))
 }
 
-fn repaired(
-    subpath: &VolumeSubpath,
-    act: RepairAct,
-    policy: &Policy,
-    places: &Places,
-) -> Result<BindReport, NotRecovered> {
-    let report = repair_node(policy, places, &Pods::default(), act, |other| {
-        other == subpath
-    });
-    let bind = report.binds.into_iter().next().map(|bind| bind.bind);
-    bind.ok_or_else(|| NotRecovered::Unknown(subpath.path()))
-}
-
-fn not_stale(path: &Path, bind: &BindReport) -> NotRecovered {
-    let reason = bind
-        .reason()
-        .map(|reason| format!(": {reason}"))
-        .unwrap_or_default();
-    NotRecovered::NotStale {
-        path: path.to_owned(),
-        verdict: format!("{}{reason}", bind.verdict()),
-    }
-}
-
-// podDetailCollector: the Pod object, from the API server. Only pods of this node: the processors
-// are reachable without credentials, and must not show more of the cluster than the node's own
-// pods.
-
-/// Reads pods of this node.
+/// podDetailCollector: the Pod object, from the API server. Only pods of this node: the processors
+/// are reachable without credentials, and must not show more of the cluster than the node's own
+/// pods.
 #[derive(Debug)]
 pub struct PodReader {
     /// `None` without credentials.
     client: Option<Mutex<ApiClient>>,
     node: String,
-}
-
-/// Why there is no Pod.
-#[derive(Debug, thiserror::Error)]
-pub enum NoPod {
-    #[error(
-        "the request does not name a pod: {POD_NAMESPACE} and {POD_NAME} are the names of Kubernetes objects"
-    )]
-    NotNamed,
-    #[error("there are no credentials for the API server; set [agent.kubernetes] kubeconfig")]
-    NoAccess,
-    #[error(transparent)]
-    Api(#[from] ApiError),
-    #[error("the API server's answer is no Pod")]
-    Json(#[from] serde_json::Error),
-    #[error("it runs on node {found:?}, and this is node {node:?}")]
-    OtherNode { found: String, node: String },
 }
 
 impl PodReader {
@@ -448,33 +341,27 @@ impl PodReader {
     }
 
     /// The Pod that the parameters name.
-    ///
-    /// # Errors
-    /// If it cannot be read, or runs on another node.
-    pub async fn detail(&self, parameters: &Strings) -> Result<Strings, NoPod> {
-        let name = |key: &str| {
-            parameters
-                .get(key)
-                .filter(|name| is_object_name(name))
-                .ok_or(NoPod::NotNamed)
+    async fn detail(&self, parameters: &Strings) -> Result<String> {
+        let name = |key: &str| match parameters.get(key) {
+            Some(name) if is_object_name(name) => Ok(name),
+            _ => bail!(
+                "the request does not name a pod: {POD_NAMESPACE} and {POD_NAME} are the names of Kubernetes objects"
+            ),
         };
         let (namespace, pod) = (name(POD_NAMESPACE)?, name(POD_NAME)?);
-        let text = self
-            .read(&format!("/api/v1/namespaces/{namespace}/pods/{pod}"))
-            .await?;
-        let PodPlace { spec } = serde_json::from_str(&text)?;
-        if spec.node_name != self.node {
-            return Err(NoPod::OtherNode {
-                found: spec.node_name,
-                node: self.node.clone(),
-            });
-        }
-        Ok(Strings::from([(POD_DETAIL.to_owned(), text)]))
-    }
-
-    async fn read(&self, path: &str) -> Result<String, NoPod> {
-        let mut client = self.client.as_ref().ok_or(NoPod::NoAccess)?.lock().await;
-        Ok(client.get(path).await?)
+        let Some(client) = &self.client else {
+            bail!("there are no credentials for the API server; set [agent.kubernetes] kubeconfig");
+        };
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}");
+        let text = client.lock().await.get(&path).await?;
+        let PodPlace { spec } =
+            serde_json::from_str(&text).context("the API server's answer is no Pod")?;
+        let (found, node) = (spec.node_name, &self.node);
+        ensure!(
+            found == *node,
+            "it runs on node {found:?}, and this is node {node:?}"
+        );
+        Ok(text)
     }
 }
 
@@ -568,7 +455,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_body_without_an_end_ends() {
-        assert!(matches!(posted(WithoutEnd).await, Err(NoResult::NoEnd)));
+        let error = posted(WithoutEnd).await.unwrap_err();
+        assert_eq!(error.to_string(), "the request has no end after 900 ms");
     }
 
     /// A listener has at most 32 connections (`http/connections.rs`), and 31 clients were first.
@@ -589,10 +477,8 @@ mod tests {
     async fn a_body_has_room_for_two_results_and_no_more() {
         let of = |length: usize| posted(Full::new(Bytes::from(vec![b' '; length])));
         assert_eq!(of(2 * MAX_BYTES).await.unwrap().len(), 2 * MAX_BYTES);
-        assert!(matches!(
-            of(2 * MAX_BYTES + 1).await,
-            Err(NoResult::Body(_))
-        ));
+        let error = of(2 * MAX_BYTES + 1).await.unwrap_err().to_string();
+        assert!(error.contains("is longer than 4194304 bytes"), "{error}");
     }
 }
 
@@ -602,17 +488,17 @@ mod contract_tests {
 
     #[test]
     fn a_path_names_a_processor_exactly() {
-        assert_eq!(
-            Processor::of_path("/processor/podDetailCollector"),
-            Some(Processor::PodDetailCollector)
-        );
+        let (processor, name) =
+            processor_at("/processor/podDetailCollector").unwrap_or_else(|| panic!());
+        assert_eq!(processor, Processor::PodDetailCollector);
+        assert_eq!(name, "podDetailCollector");
         for path in [
             "/processor/",
             "/processor/poddetailcollector",
             "/podDetailCollector",
             "/processor/nodeCordon",
         ] {
-            assert_eq!(Processor::of_path(path), None, "{path}");
+            assert_eq!(processor_at(path), None, "{path}");
         }
     }
 
