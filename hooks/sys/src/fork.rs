@@ -1,7 +1,12 @@
-//! Forks a child that never returns to the caller's code.
+//! Forks children that never return to the caller's code, and passes messages with descriptors
+//! between the two halves: unix(7), `SCM_RIGHTS`.
+//!
+//! Both halves are the same program, so serde writes and reads each message. A child may use the
+//! heap: glibc keeps the heap usable across fork(2).
 #![allow(unsafe_code)]
 
-use std::io;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
@@ -11,12 +16,16 @@ use nix::libc;
 use nix::unistd::{ForkResult, fork};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
 use rustix::process::{
     DumpableBehavior, Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getpid, getppid, pidfd_open,
     pidfd_send_signal, set_dumpable_behavior, set_parent_process_death_signal, waitid,
 };
-
-use crate::descriptors::close_all_but;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 /// Limit of the wait for a child that was killed, or whose socket is closed. After it, a thread
 /// waits.
@@ -26,7 +35,7 @@ const END_TIMEOUT: Duration = Duration::from_millis(100);
 const REAPER_STACK: usize = 64 * 1024;
 
 /// Runs `work` in a child, which ends with it. `work` must not use a lock that another thread of
-/// the caller may hold. glibc keeps the heap usable across fork(2).
+/// the caller may hold.
 pub(crate) fn fork_child(work: impl FnOnce()) -> io::Result<i32> {
     // SAFETY: the child runs `work` and ends: nothing of the caller is dropped or flushed twice.
     match unsafe { fork() }? {
@@ -42,13 +51,11 @@ pub(crate) fn fork_child(work: impl FnOnce()) -> io::Result<i32> {
 
 /// A child process. It is reaped when it ends, at the latest some time after the end of this value.
 #[derive(Debug)]
-pub(crate) struct ChildProcess(Option<Unreaped>);
-
-/// A child of which the kernel keeps at least the exit status.
-#[derive(Debug)]
-struct Unreaped {
-    pid: i32,
-    pidfd: OwnedFd,
+pub(crate) struct ChildProcess {
+    /// For files below `/proc`.
+    pub(crate) pid: i32,
+    /// Can be read when the child ended.
+    pub(crate) pidfd: OwnedFd,
 }
 
 impl ChildProcess {
@@ -69,58 +76,33 @@ impl ChildProcess {
         let process = Pid::from_raw(pid).ok_or(io::ErrorKind::NotFound)?;
         // A child that was not waited for keeps its pid.
         let pidfd = pidfd_open(process, PidfdFlags::empty())?;
-        Ok(Self(Some(Unreaped { pid, pidfd })))
-    }
-
-    /// Its pid, for files below `/proc`.
-    pub(crate) fn pid(&self) -> i32 {
-        self.0.as_ref().map_or(0, |child| child.pid)
+        Ok(Self { pid, pidfd })
     }
 
     /// Kills the child, if the child runs.
     pub(crate) fn kill(&self) {
-        if let Some(child) = &self.0 {
-            let _ = pidfd_send_signal(&child.pidfd, Signal::KILL);
-        }
+        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
-    /// Its pidfd, which can be read when the child ended.
-    pub(crate) fn pidfd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.0.as_ref()?.pidfd.as_fd())
-    }
-
-    /// Waits until it ended.
-    pub(crate) fn wait(&self) {
-        while self
-            .pidfd()
-            .is_some_and(|pidfd| !is_readable(pidfd, Duration::from_secs(3600)))
-        {}
-    }
-
-    /// True if it ended.
     pub(crate) fn has_ended(&self) -> bool {
-        self.pidfd()
-            .is_none_or(|pidfd| is_readable(pidfd, Duration::ZERO))
+        is_readable(&self.pidfd, Duration::ZERO)
     }
 }
 
-impl Unreaped {
-    fn reap(self) {
-        let _ = waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED);
-    }
+fn reap(pidfd: &OwnedFd) {
+    let _ = waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED);
 }
 
 impl Drop for ChildProcess {
     fn drop(&mut self) {
-        let Some(child) = self.0.take() else { return };
-        if is_readable(child.pidfd.as_fd(), END_TIMEOUT) {
-            return child.reap();
+        if is_readable(&self.pidfd, END_TIMEOUT) {
+            return reap(&self.pidfd);
         }
-        let reaper = thread::Builder::new()
-            .name("reap-child".to_owned())
-            .stack_size(REAPER_STACK);
         // Without a thread the child is reaped when this process ends.
-        let _ = reaper.spawn(|| child.reap());
+        if let Ok(pidfd) = self.pidfd.try_clone() {
+            let reaper = thread::Builder::new().name("reap-child".to_owned());
+            let _ = reaper.stack_size(REAPER_STACK).spawn(move || reap(&pidfd));
+        }
     }
 }
 
@@ -129,15 +111,45 @@ pub(crate) fn end_with_parent(ends: bool) {
     let _ = set_parent_process_death_signal(ends.then_some(Signal::KILL));
 }
 
+/// Closes all descriptors of this process except `kept`, a sorted list. Uses neither the heap nor
+/// a lock.
+///
+/// # Errors
+/// If some descriptors may still be open.
+pub(crate) fn close_all_but(kept: &[RawFd]) -> Result<(), Errno> {
+    let mut next = 0;
+    for descriptor in kept {
+        let descriptor = descriptor.unsigned_abs();
+        if descriptor > next {
+            close_range(next, descriptor - 1)?;
+        }
+        next = descriptor + 1;
+    }
+    close_range(next, libc::c_uint::MAX)
+}
+
+/// Closes no descriptor: none has this number.
+///
+/// # Errors
+/// From a kernel, or a seccomp filter, without close_range(2).
+pub(crate) fn probe_close_range() -> Result<(), Errno> {
+    close_range(libc::c_uint::MAX, libc::c_uint::MAX)
+}
+
+fn close_range(first: libc::c_uint, last: libc::c_uint) -> Result<(), Errno> {
+    // SAFETY: the forked process no longer uses these descriptors.
+    match unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } {
+        0 => Ok(()),
+        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::NOSYS)),
+    }
+}
+
 /// Polls until something can be read; ignores signals of this process.
-pub(crate) fn is_readable(descriptor: BorrowedFd<'_>, timeout: Duration) -> bool {
+pub(crate) fn is_readable(descriptor: impl AsFd, timeout: Duration) -> bool {
     let until = Instant::now() + timeout;
     loop {
         let left = until.saturating_duration_since(Instant::now());
-        let timeout = Timespec {
-            tv_sec: left.as_secs() as i64,
-            tv_nsec: left.subsec_nanos().into(),
-        };
+        let timeout = timespec(left);
         match poll(
             &mut [PollFd::new(&descriptor, PollFlags::IN)],
             Some(&timeout),
@@ -146,4 +158,79 @@ pub(crate) fn is_readable(descriptor: BorrowedFd<'_>, timeout: Duration) -> bool
             ready => return ready.is_ok_and(|ready| ready > 0),
         }
     }
+}
+
+pub(crate) fn timespec(time: Duration) -> Timespec {
+    Timespec {
+        tv_sec: time.as_secs() as i64,
+        tv_nsec: time.subsec_nanos().into(),
+    }
+}
+
+/// Limit of descriptors of a message. The kernel's is 253.
+const MAX_DESCRIPTORS: usize = 3;
+
+/// Limit of a message: a byte of a path takes up to four, and a message has two paths of 4096.
+const MAX_MESSAGE: usize = 64 << 10;
+
+/// Two connected sockets, which keep the bounds of messages.
+pub(crate) fn sockets() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC;
+    Ok(socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        flags,
+        None,
+    )?)
+}
+
+/// Sends a message.
+///
+/// # Errors
+/// If the receiver is gone, or the message is too long.
+pub(crate) fn send(
+    socket: &OwnedFd,
+    message: &impl Serialize,
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    let bytes = serde_json::to_vec(message)?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(Errno::TOOBIG.into());
+    }
+    let bytes = [IoSlice::new(&bytes)];
+    loop {
+        match sendmsg(socket, &bytes, &mut ancillary, SendFlags::NOSIGNAL) {
+            Err(Errno::INTR) => {}
+            sent => return Ok(sent.map(drop)?),
+        }
+    }
+}
+
+/// Receives a message and its descriptors.
+///
+/// # Errors
+/// `UnexpectedEof` if the sender is gone, and the kernel's.
+pub(crate) fn receive<T: DeserializeOwned>(socket: &OwnedFd) -> io::Result<(T, Vec<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut bytes = vec![0; MAX_MESSAGE];
+    let received = loop {
+        let mut buffer = [IoSliceMut::new(&mut bytes)];
+        match recvmsg(socket, &mut buffer, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::INTR) => {}
+            received => break received?,
+        }
+    };
+    let mut descriptors = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(some) = message {
+            descriptors.extend(some);
+        }
+    }
+    Ok((
+        serde_json::from_slice(&bytes[..received.bytes])?,
+        descriptors,
+    ))
 }

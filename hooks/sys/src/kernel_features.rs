@@ -12,7 +12,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Statx, StatxAttribute
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags};
 
-use crate::descriptors::probe_close_range;
+use crate::fork::probe_close_range;
 use crate::handle::Handle;
 use crate::mount_setattr::probe_mount_setattr;
 use crate::statmount::statmount;

@@ -18,7 +18,6 @@ pub mod process_files;
 pub mod replace;
 pub mod unmount;
 
-mod descriptors;
 mod directories;
 mod failure;
 mod fork;

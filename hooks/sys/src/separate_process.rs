@@ -25,8 +25,7 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, geteuid, pidfd_open, pidfd_send_signal, waitpid,
 };
 
-use crate::descriptors::close_all_but;
-use crate::fork::fork_child;
+use crate::fork::{close_all_but, fork_child, timespec};
 use crate::handle::Handle;
 
 /// A separate process, and the pipe with its output.
@@ -156,10 +155,7 @@ pub(crate) fn read_until(pipe: &mut File, patience: Patience) -> io::Result<(Vec
     loop {
         let left = patience.all.saturating_sub(start.elapsed());
         let wait = left.min(patience.each);
-        let timeout = Timespec {
-            tv_sec: wait.as_secs() as i64,
-            tv_nsec: wait.subsec_nanos().into(),
-        };
+        let timeout = timespec(wait);
         match poll(&mut [PollFd::new(pipe, PollFlags::IN)], Some(&timeout)) {
             Ok(0) if wait < patience.each => return Ok((received, End::OutOfTime)),
             Ok(0) => return Ok((received, End::Silence)),

@@ -23,27 +23,23 @@ mod tree;
 
 use std::cell::Cell;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use crate::enter::helper_process::Job;
-use crate::enter::helper_process::{RemoteChild, Work};
-use crate::enter::helper_process::{Reply, Request};
-use crate::fork::is_readable;
-use crate::replace::ReplaceError;
-use crate::separate_process::is_runnable;
+use bindguard_core::mount_table::MountEntry;
 
-pub use self::namespace::{ContainerNamespace, MountsLock};
-pub use self::process::{HeldProcess, mount_namespaces};
-pub use self::tree::{TreeError, complete_tree};
-pub use crate::enter::helper_process::Action;
-pub use crate::enter::helper_process::HelperProcess;
-pub use crate::enter::helper_process::Replacement;
-pub use crate::enter::namespace::mounts_in;
-pub use crate::enter::namespace::{MountNamespace, NamespaceError};
-pub use crate::enter::process::ProcessError;
-pub use crate::enter::process::open_process_file;
-pub use crate::enter::tree::{TreeChange, TreePart};
+use crate::enter::child::Job;
+use crate::enter::helper_process::{RemoteChild, Work};
+use crate::fork::{is_readable, send};
+use crate::replace::{NewMount, ReplaceError};
+
+pub use self::child::Action;
+pub use self::helper_process::HelperProcess;
+pub use self::namespace::{
+    ContainerNamespace, MountNamespace, MountsLock, NamespaceError, mounts_in,
+};
+pub use self::process::{HeldProcess, ProcessError, mount_namespaces, open_process_file};
+pub use self::tree::{TreeChange, TreeError, TreePart, complete_tree};
 
 /// Limit of requests that wait for the child. They and their replies fit into the buffers of the
 /// socket.
@@ -89,6 +85,17 @@ impl EnterError {
     }
 }
 
+/// A stale mount of a container, by the lines of its mount table, and the mount to put in its
+/// place.
+#[derive(Debug)]
+pub struct Replacement<'a> {
+    pub stale: &'a MountEntry,
+    pub parent: Option<&'a MountEntry>,
+    /// The new mount, attached nowhere; `None` if the new mount already lies beneath the stale
+    /// mount.
+    pub new: Option<NewMount>,
+}
+
 /// A child in a container's mount namespace. It ends with this value.
 #[derive(Debug)]
 pub struct Entered {
@@ -114,20 +121,17 @@ impl Entered {
         step_timeout: Duration,
         until: Instant,
     ) -> Result<Self, EnterError> {
-        let jobs: Vec<Job> = replacements.into_iter().map(Job::of).collect();
-        let count = u16::try_from(jobs.len()).ok();
-        let count = count.filter(|_| jobs.len() <= MAX_REPLACEMENTS);
-        let count = count.ok_or_else(|| EnterError::NoChild(io::ErrorKind::InvalidInput.into()))?;
+        if replacements.len() > MAX_REPLACEMENTS {
+            return Err(EnterError::NoChild(io::ErrorKind::InvalidInput.into()));
+        }
+        let work = Work::Container(replacements.len());
         let child = helper
-            .start_child(
-                Work::Container(count),
-                (namespace.as_fd(), namespace.pod()),
-                until,
-            )
+            .start_child(&work, namespace.as_fd(), &namespace.pod(), until)
             .map_err(EnterError::NoChild)?;
         // The child reads all of them before it enters.
-        for job in &jobs {
-            job.send(child.socket.as_fd())
+        for replacement in &replacements {
+            let new = replacement.new.as_ref().map(|new| new.mount.as_fd());
+            send(&child.socket, &Job::of(replacement), new.as_slice())
                 .map_err(|_| EnterError::Ended)?;
         }
         let entered = Self {
@@ -165,10 +169,9 @@ impl Entered {
         let mut results = Vec::with_capacity(indices.len());
         for some in indices.chunks(MAX_PENDING_REQUESTS) {
             let sent: Vec<_> = some.iter().map(|index| self.send(action, *index)).collect();
-            results.extend(
-                sent.into_iter()
-                    .map(|sent| sent.and_then(|()| self.reply())),
-            );
+            for sent in sent {
+                results.push(sent.and_then(|()| self.reply()));
+            }
         }
         results
     }
@@ -190,14 +193,7 @@ impl Entered {
         if self.is_over() {
             return Err(EnterError::Ended);
         }
-        let index = u16::try_from(index).map_err(|_| EnterError::Ended)?;
-        rustix::net::send(
-            &self.child.socket,
-            &Request { action, index }.to_bytes(),
-            rustix::net::SendFlags::NOSIGNAL,
-        )
-        .map_err(|_| EnterError::Ended)?;
-        Ok(())
+        send(&self.child.socket, &(action, index), &[]).map_err(|_| EnterError::Ended)
     }
 
     /// The caller does not wait a second time for a child whose reply was late.
@@ -205,24 +201,10 @@ impl Entered {
         if self.is_over() {
             return Err(EnterError::Ended);
         }
-        let reply = self.next_reply();
+        let reply = self.child.reply(self.step_timeout, self.until);
         self.is_over
             .set(reply.as_ref().is_err_and(EnterError::is_over));
-        reply
-    }
-
-    fn next_reply(&self) -> Result<(), EnterError> {
-        let timeout = self
-            .step_timeout
-            .min(self.until.saturating_duration_since(Instant::now()));
-        let socket = self.child.socket.as_fd();
-        if !is_answered(socket, self.child.pid, timeout, self.until) {
-            return Err(EnterError::Silent(timeout));
-        }
-        let mut bytes = [0; Reply::SIZE];
-        let read = rustix::io::read(socket, &mut bytes).map_err(|_| EnterError::Ended)?;
-        let reply = Reply::from_bytes(bytes).filter(|_| read == Reply::SIZE);
-        Ok(reply.ok_or(EnterError::Ended)?.0?)
+        reply.map(drop)
     }
 }
 
@@ -241,22 +223,7 @@ impl Abandoned {
 
     /// True until it ends.
     pub fn is_alive(&self) -> bool {
-        self.child
-            .as_ref()
-            .is_some_and(|child| !is_readable(child.as_fd(), Duration::ZERO))
-    }
-}
-
-/// Polls until the child has answered. A child that waits for a processor is late, not silent: it
-/// has until this time.
-fn is_answered(socket: BorrowedFd<'_>, child: i32, timeout: Duration, until: Instant) -> bool {
-    loop {
-        let left = until.saturating_duration_since(Instant::now());
-        if is_readable(socket, timeout.min(left)) {
-            return true;
-        }
-        if timeout >= left || !is_runnable(child) {
-            return false;
-        }
+        let child = self.child.as_ref();
+        child.is_some_and(|child| !is_readable(child, Duration::ZERO))
     }
 }

@@ -1,7 +1,6 @@
 //! A container's init process, held by a pidfd: what is read of it belongs to it and to no later
 //! process of the same pid.
 
-use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io;
 use std::io::Read;
@@ -16,11 +15,10 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::enter::helper_process::{receive_message, send_message, sockets};
+use crate::enter::helper_process::is_answered;
 use crate::enter::namespace::MountNamespace;
 use crate::enter::owner::{Kind, namespace_of};
-use crate::enter::{is_answered, is_readable};
-use crate::fork::ChildProcess;
+use crate::fork::{ChildProcess, is_readable, receive, send, sockets};
 use crate::mounts::ReadTableError;
 use crate::process_files;
 use crate::process_files::ProcessFile;
@@ -85,7 +83,7 @@ impl HeldProcess {
     /// Waits for its end for at most this time. A process that exits loses its namespaces first, and
     /// ends when its mounts are gone and its children ended.
     pub fn ends_within(&self, time: Duration) -> bool {
-        is_readable(self.pidfd.as_fd(), time)
+        is_readable(&self.pidfd, time)
     }
 
     /// The text of a file below `/proc/PID` for which the kernel takes no lock that the process can
@@ -323,43 +321,28 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 /// # Errors
 /// The kernel's, and `TimedOut` if the process holds a lock.
 pub fn open_process_file(file: &ProcessFile) -> io::Result<OwnedFd> {
-    let path = CString::new(file.path.as_os_str().as_bytes())?;
-    let (ours, theirs) = sockets()?;
-    let kept = [theirs.as_raw_fd()];
-    let child = ChildProcess::start(&kept, || pass_opened(theirs.as_fd(), &path))?;
-    drop(theirs);
-    let until = Instant::now() + BUSY_TIMEOUT;
-    let opened = if is_answered(ours.as_fd(), child.pid(), OPEN_TIMEOUT, until) {
-        receive(ours.as_fd())
-    } else {
-        Err(io::ErrorKind::TimedOut.into())
-    };
-    child.kill();
-    opened
-}
-
-/// Opens the file, and sends its descriptor or the error number.
-fn pass_opened(socket: BorrowedFd<'_>, path: &CStr) {
     // A process can replace its descriptor with a fifo, whose open would wait for a writer.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let opened = openat(CWD, path, flags, Mode::empty());
-    let number = opened
-        .as_ref()
-        .map_or_else(|errno| errno.raw_os_error(), |_| 0);
-    let file = opened.as_ref().ok().map(AsFd::as_fd);
-    // If the reader is gone, the answer is not needed.
-    let _ = send_message(socket, &number.to_le_bytes(), file.as_slice());
-}
-
-fn receive(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let mut number = [0; 4];
-    let (size, mut descriptors) = receive_message(socket, &mut number)?;
-    match (i32::from_le_bytes(number), descriptors.pop()) {
-        (0, Some(opened)) => Ok(opened),
-        // The child was killed, or there are too many open files.
-        (0, None) if size == 0 => Err(io::ErrorKind::UnexpectedEof.into()),
-        (0, None) => Err(Errno::MFILE.into()),
-        (number, _) => Err(io::Error::from_raw_os_error(number)),
+    let (ours, theirs) = sockets()?;
+    let child = ChildProcess::start(&[theirs.as_raw_fd()], || {
+        let opened = openat(CWD, &file.path, flags, Mode::empty());
+        let number = opened.as_ref().err().map(|errno| errno.raw_os_error());
+        let opened = opened.as_ref().ok().map(AsFd::as_fd);
+        // If the reader is gone, the answer is not needed.
+        let _ = send(&theirs, &number, opened.as_slice());
+    })?;
+    drop(theirs);
+    let until = Instant::now() + BUSY_TIMEOUT;
+    let opened = match is_answered(&ours, child.pid, OPEN_TIMEOUT, until) {
+        true => receive::<Option<i32>>(&ours),
+        false => Err(io::ErrorKind::TimedOut.into()),
+    };
+    child.kill();
+    let (number, mut descriptors) = opened?;
+    match number {
+        Some(number) => Err(io::Error::from_raw_os_error(number)),
+        // There are too many open files.
+        None => Ok(descriptors.pop().ok_or(Errno::MFILE)?),
     }
 }
 

@@ -6,27 +6,45 @@
 //! passes a copy back. The walk to a place in the tree may wait for a server or a daemon, which is
 //! why the child is a process.
 
-use std::ffi::OsStr;
+use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use bindguard_core::mount_table::MountAttributes;
 use rustix::fs::{CWD, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::mount::MoveMountFlags;
+use serde::{Deserialize, Serialize};
 
-use crate::enter::child::type_of;
-use crate::enter::helper_process::{
-    HelperProcess, RemoteChild, Reply, Work, receive_message, send_message,
-};
-use crate::enter::is_answered;
+use crate::enter::EnterError;
+use crate::enter::child::require_same_type;
+use crate::enter::helper_process::{Done, HelperProcess, Work};
 use crate::enter::namespace::ContainerNamespace;
+use crate::failure::errno_of;
+use crate::fork::{receive, send};
 use crate::mount_setattr::mount_setattr;
 use crate::replace::{NewMount, ReplaceError, Step, at, enter_private_mounts, tree_of};
 use crate::target::open_without_links;
+
+/// A change of a tree of new mounts, at a path below its top.
+#[derive(Debug)]
+pub struct TreePart {
+    /// The path below the top.
+    pub path: PathBuf,
+    pub change: TreeChange,
+}
+
+/// A change at a place of a tree.
+#[derive(Debug)]
+pub enum TreeChange {
+    /// Adds attributes to the mount at this place.
+    Restrict(MountAttributes),
+    Attach(NewMount),
+    /// Attaches a new mount, if the tree has a place of the same type.
+    TryAttach(NewMount),
+}
 
 /// Why a tree was not completed.
 #[derive(Debug, thiserror::Error)]
@@ -64,188 +82,74 @@ pub fn complete_tree(
     step_timeout: Duration,
     until: Instant,
 ) -> Result<NewMount, TreeError> {
-    let Ok(count) = u16::try_from(parts.len()) else {
-        return Err(TreeError::NoChild(io::ErrorKind::InvalidInput.into()));
-    };
-    if count == 0 {
+    if parts.is_empty() {
         return Ok(top);
     }
+    let work = Work::Tree(parts.len());
     let child = helper
-        .start_child(
-            Work::Tree(count),
-            (top.mount.as_fd(), namespace.pod()),
-            until,
-        )
+        .start_child(&work, top.mount.as_fd(), &namespace.pod(), until)
         .map_err(TreeError::NoChild)?;
-    completed_by(&child, parts, step_timeout, until).map(|mount| NewMount { mount })
-}
-
-fn completed_by(
-    child: &RemoteChild,
-    parts: &[TreePart],
-    step_timeout: Duration,
-    until: Instant,
-) -> Result<OwnedFd, TreeError> {
-    let socket = child.socket.as_fd();
-    // A reply to a part comes before the next part is sent: the buffers cannot fill up.
-    let reply = || {
-        let timeout = step_timeout.min(until.saturating_duration_since(Instant::now()));
-        match is_answered(socket, child.pid, timeout, until) {
-            true => receive_reply(socket).ok_or(TreeError::Ended),
-            false => Err(TreeError::Silent(timeout)),
-        }
+    // The reply to a part comes before the next part is sent: the buffers cannot fill up.
+    let reply = |failed: &dyn Fn(ReplaceError) -> TreeError| {
+        child
+            .reply(step_timeout, until)
+            .map_err(|error| match error {
+                EnterError::Silent(time) => TreeError::Silent(time),
+                EnterError::Step(source) => failed(source),
+                EnterError::NoChild(_) | EnterError::Ended => TreeError::Ended,
+            })
     };
-    expect_done(reply()?)?;
+    reply(&TreeError::Prepare)?;
     for part in parts {
-        send_part(part, socket).map_err(|_| TreeError::Ended)?;
-        if let TreeReply::Failed(source) = reply()? {
-            let path = part.path.clone();
-            return Err(TreeError::Part { path, source });
-        }
+        let (change, mount) = match &part.change {
+            TreeChange::Restrict(attributes) => (Change::Restrict(attributes.bits()), None),
+            TreeChange::Attach(new) => (Change::Attach, Some(new.mount.as_fd())),
+            TreeChange::TryAttach(new) => (Change::TryAttach, Some(new.mount.as_fd())),
+        };
+        let path = part.path.clone().into_os_string();
+        send(&child.socket, &(path, change), mount.as_slice()).map_err(|_| TreeError::Ended)?;
+        reply(&|source| TreeError::Part {
+            path: part.path.clone(),
+            source,
+        })?;
     }
-    match reply()? {
-        TreeReply::Tree(tree) => Ok(tree),
-        TreeReply::Failed(error) => Err(TreeError::Prepare(error)),
-        TreeReply::Done => Err(TreeError::Ended),
-    }
+    let mount = reply(&TreeError::Prepare)?.ok_or(TreeError::Ended)?;
+    Ok(NewMount { mount })
 }
 
-fn expect_done(reply: TreeReply) -> Result<(), TreeError> {
-    match reply {
-        TreeReply::Done => Ok(()),
-        TreeReply::Failed(error) => Err(TreeError::Prepare(error)),
-        TreeReply::Tree(_) => Err(TreeError::Ended),
-    }
+/// A change as the child receives it; a new mount comes as a descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+enum Change {
+    Restrict(u64),
+    Attach,
+    TryAttach,
 }
 
-// The messages between the agent and the child that completes a tree of new mounts.
-
-const RESTRICT: u8 = 0;
-const ATTACH: u8 = 1;
-const TRY_ATTACH: u8 = 2;
-
-/// Bytes before the path: the kind and the attributes.
-const HEAD: usize = 1 + 8;
-
-/// The longest path of the kernel.
-const MAX_PATH: usize = 4096;
-
-/// Sends a part.
+/// Attaches the tree in a mount namespace of its own, makes this number of changes, and passes a
+/// copy of the tree back. The namespace ends with the child.
 ///
 /// # Errors
-/// If the child is gone.
-pub(super) fn send_part(part: &TreePart, socket: BorrowedFd<'_>) -> Result<(), Errno> {
-    let none = MountAttributes::from_bits(0);
-    let (kind, attributes, mount) = match &part.change {
-        TreeChange::Restrict(attributes) => (RESTRICT, *attributes, None),
-        TreeChange::Attach(new) => (ATTACH, none, Some(new.mount.as_fd())),
-        TreeChange::TryAttach(new) => (TRY_ATTACH, none, Some(new.mount.as_fd())),
-    };
-    let mut bytes = vec![kind];
-    bytes.extend(attributes.bits().to_le_bytes());
-    bytes.extend_from_slice(part.path.as_os_str().as_bytes());
-    send_message(socket, &bytes, mount.as_slice())
-}
-
-/// Receives a part; `None` if the agent is gone.
-pub(super) fn receive_part(socket: BorrowedFd<'_>) -> Option<TreePart> {
-    let mut bytes = [0; HEAD + MAX_PATH];
-    let (size, mut descriptors) = receive_message(socket, &mut bytes).ok()?;
-    part_of(bytes.get(..size)?, descriptors.pop())
-}
-
-fn part_of(bytes: &[u8], mount: Option<OwnedFd>) -> Option<TreePart> {
-    let (head, path) = bytes.split_at_checked(HEAD)?;
-    let (kind, attributes) = head.split_first()?;
-    let bits = u64::from_le_bytes(attributes.try_into().ok()?);
-    let new = mount.map(|mount| NewMount { mount });
-    Some(TreePart {
-        path: PathBuf::from(OsStr::from_bytes(path)),
-        change: match *kind {
-            RESTRICT => TreeChange::Restrict(MountAttributes::from_bits(bits)),
-            ATTACH => TreeChange::Attach(new?),
-            TRY_ATTACH => TreeChange::TryAttach(new?),
-            _ => return None,
-        },
-    })
-}
-
-#[derive(Debug)]
-pub(super) enum TreeReply {
-    Done,
-    Tree(OwnedFd),
-    /// A step failed: nothing follows.
-    Failed(ReplaceError),
-}
-
-/// Sends an answer. If the agent is gone, the answer is not needed.
-pub(super) fn send_reply(socket: BorrowedFd<'_>, reply: &TreeReply) {
-    let (done, tree) = match reply {
-        TreeReply::Done => (Ok(()), None),
-        TreeReply::Tree(tree) => (Ok(()), Some(tree.as_fd())),
-        TreeReply::Failed(error) => (Err(*error), None),
-    };
-    let _ = send_message(socket, &Reply(done).to_bytes(), tree.as_slice());
-}
-
-/// Receives an answer; `None` if the child ended.
-pub(super) fn receive_reply(socket: BorrowedFd<'_>) -> Option<TreeReply> {
-    let mut bytes = [0; Reply::SIZE];
-    let (size, mut descriptors) = receive_message(socket, &mut bytes).ok()?;
-    let reply = Reply::from_bytes(bytes).filter(|_| size == Reply::SIZE)?;
-    Some(match (reply.0, descriptors.pop()) {
-        (Ok(()), Some(tree)) => TreeReply::Tree(tree),
-        (Ok(()), None) => TreeReply::Done,
-        (Err(error), _) => TreeReply::Failed(error),
-    })
-}
-
-// The changes that complete a tree of new mounts.
-
-/// A change of a tree of new mounts, at a path below its top.
-#[derive(Debug)]
-pub struct TreePart {
-    /// The path below the top.
-    pub path: PathBuf,
-    pub change: TreeChange,
-}
-
-/// A change at a place of a tree.
-#[derive(Debug)]
-pub enum TreeChange {
-    /// Adds attributes to the mount at this place.
-    Restrict(MountAttributes),
-    Attach(NewMount),
-    /// Attaches a new mount, if the tree has a place of the same type.
-    TryAttach(NewMount),
-}
-
-// The child that completes a tree of new mounts in a mount namespace of its own.
-
-type Done = Result<(), ReplaceError>;
-
-/// Attaches the tree, makes this number of changes, and passes a copy of the tree back. The
-/// namespace ends with the child.
-pub(super) fn serve_tree(socket: &OwnedFd, tree: &OwnedFd, parts: u16) {
-    let completed = attach(tree).and_then(|()| {
-        send_reply(socket.as_fd(), &TreeReply::Done);
-        for _ in 0..parts {
-            let Some(part) = receive_part(socket.as_fd()) else {
-                return Ok(None);
-            };
-            change(tree, part)?;
-            send_reply(socket.as_fd(), &TreeReply::Done);
+/// If the agent is gone.
+pub(super) fn serve_tree(socket: &OwnedFd, tree: &OwnedFd, parts: usize) -> io::Result<()> {
+    let mut done = attach(tree);
+    for _ in 0..parts {
+        if done.is_err() {
+            break;
         }
-        tree_of(tree).map(Some).map_err(at(Step::CopyTree))
-    });
-    match completed {
-        Ok(Some(tree)) => send_reply(socket.as_fd(), &TreeReply::Tree(tree)),
-        // The agent is gone.
-        Ok(None) => {}
-        Err(error) => send_reply(socket.as_fd(), &TreeReply::Failed(error)),
+        send(socket, &done, &[])?;
+        let ((path, to), mut descriptors) = receive(socket)?;
+        done = change(tree, path, to, descriptors.pop());
     }
+    // The result of the last part, and then of the copy.
+    if done.is_ok() {
+        send(socket, &done, &[])?;
+    }
+    let copy = done.and_then(|()| tree_of(tree).map_err(at(Step::CopyTree)));
+    let mount = copy.as_ref().ok().map(AsFd::as_fd);
+    send(socket, &copy.as_ref().map(drop), mount.as_slice())?;
     // The agent kills this child. If the agent is gone, the read ends.
     let _ = rustix::io::read(socket, &mut [0; 1]);
+    Ok(())
 }
 
 fn attach(tree: &OwnedFd) -> Done {
@@ -254,84 +158,23 @@ fn attach(tree: &OwnedFd) -> Done {
     rustix::mount::move_mount(tree, c"", CWD, c"/", flags).map_err(at(Step::AttachTree))
 }
 
-fn change(tree: &OwnedFd, part: TreePart) -> Done {
-    match part.change {
-        TreeChange::Restrict(attributes) => restrict(tree, &part.path, attributes),
-        TreeChange::Attach(new) => attach_below(tree, &part.path, &new),
-        TreeChange::TryAttach(new) => match attach_below(tree, &part.path, &new) {
-            Err(ReplaceError::OtherType | ReplaceError::Failed(Step::OpenMountPoint, _)) => Ok(()),
-            attached => attached,
-        },
+fn change(tree: &OwnedFd, path: OsString, change: Change, mount: Option<OwnedFd>) -> Done {
+    // No symlink is followed: a container may have written the volume.
+    let place = open_without_links(tree, path.as_ref(), OFlags::empty(), ResolveFlags::BENEATH);
+    let place = match place.map_err(at(Step::OpenMountPoint)) {
+        Err(_) if change == Change::TryAttach => return Ok(()),
+        place => place?,
+    };
+    if let Change::Restrict(bits) = change {
+        let attributes = MountAttributes::from_bits(bits);
+        return mount_setattr(&place, attributes)
+            .map_err(|error| at(Step::SetAttributes)(errno_of(&error)));
     }
-}
-
-fn restrict(tree: &OwnedFd, path: &Path, attributes: MountAttributes) -> Done {
-    let mount = place(tree, path)?;
-    mount_setattr(&mount, attributes).map_err(|error| {
-        let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-        at(Step::SetAttributes)(errno)
-    })
-}
-
-/// Compares the types of the place and the mount: the kernel itself distinguishes only directories.
-fn attach_below(tree: &OwnedFd, path: &Path, new: &NewMount) -> Done {
-    let place = place(tree, path)?;
-    let types = type_of(&place).and_then(|there| Ok((there, type_of(&new.mount)?)));
-    let (there, ours) = types.map_err(at(Step::CompareTypes))?;
-    if there != ours {
-        return Err(ReplaceError::OtherType);
+    let mount = mount.ok_or(ReplaceError::Failed(Step::AttachNested, Errno::BADF))?;
+    match require_same_type(&place, &mount) {
+        Err(ReplaceError::OtherType) if change == Change::TryAttach => return Ok(()),
+        compared => compared?,
     }
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-    rustix::mount::move_mount(&new.mount, c"", &place, c"", flags).map_err(at(Step::AttachNested))
-}
-
-/// Opens a place in the tree. No symlink is followed: a container may have written the volume.
-fn place(tree: &OwnedFd, path: &Path) -> Result<OwnedFd, ReplaceError> {
-    open_without_links(tree, path, OFlags::empty(), ResolveFlags::BENEATH)
-        .map_err(at(Step::OpenMountPoint))
-}
-
-#[cfg(test)]
-mod tree_message_tests {
-    use std::fs::File;
-
-    use super::*;
-    use crate::enter::helper_process::sockets;
-    use crate::replace::{NewMount, Step};
-
-    #[test]
-    fn every_message_arrives_as_it_was_sent() {
-        let (ours, theirs) = sockets().unwrap();
-        let mount = || NewMount {
-            mount: File::open("/").unwrap().into(),
-        };
-        let read_only = MountAttributes::from_options("ro".as_ref());
-        for (change, kind) in [
-            (TreeChange::Restrict(read_only), "Restrict"),
-            (TreeChange::Attach(mount()), "Attach"),
-            (TreeChange::TryAttach(mount()), "TryAttach"),
-        ] {
-            let path = "a b/c".into();
-            send_part(&TreePart { path, change }, ours.as_fd()).unwrap();
-            let received = receive_part(theirs.as_fd()).unwrap();
-            assert_eq!(received.path, PathBuf::from("a b/c"));
-            assert!(
-                format!("{:?}", received.change).starts_with(kind),
-                "{kind}: {received:?}"
-            );
-        }
-        let error = ReplaceError::Failed(Step::OpenMountPoint, Errno::LOOP);
-        send_reply(ours.as_fd(), &TreeReply::Failed(error));
-        let failed = receive_reply(theirs.as_fd());
-        assert!(matches!(failed, Some(TreeReply::Failed(it)) if it == error));
-        send_reply(
-            ours.as_fd(),
-            &TreeReply::Tree(File::open("/").unwrap().into()),
-        );
-        let tree = receive_reply(theirs.as_fd());
-        assert!(matches!(tree, Some(TreeReply::Tree(_))));
-        assert!(part_of(&[ATTACH; HEAD], None).is_none());
-        drop(ours);
-        assert!(receive_part(theirs.as_fd()).is_none());
-    }
+    rustix::mount::move_mount(&mount, c"", &place, c"", flags).map_err(at(Step::AttachNested))
 }

@@ -23,6 +23,7 @@ use std::path::Path;
 
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, UnmountFlags};
+use serde::{Deserialize, Serialize};
 
 use crate::handle::Handle;
 use crate::named_variants::named_variants;
@@ -74,6 +75,7 @@ pub(crate) fn detach_link(link: &Path) -> Result<(), ReplaceError> {
 
 named_variants! {
     /// A step of a replacement.
+    #[derive(Serialize, Deserialize)]
     Step,
     words,
     OpenProc = "opening /proc/self/fd",
@@ -130,7 +132,7 @@ named_variants! {
 }
 
 /// Why a mount was not attached or detached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum ReplaceError {
     /// Another repairer of the same mount attached a mount at the same moment.
     #[error("another repairer attached a mount at the same time")]
@@ -142,7 +144,26 @@ pub enum ReplaceError {
     #[error("the current file has another type than the old one")]
     OtherType,
     #[error("{}", .0.words())]
-    Failed(Step, #[source] Errno),
+    Failed(
+        Step,
+        #[source]
+        #[serde(with = "errno")]
+        Errno,
+    ),
+}
+
+/// An error number as serde passes it.
+mod errno {
+    use rustix::io::Errno;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(errno: &Errno, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_i32(errno.raw_os_error())
+    }
+
+    pub(super) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<Errno, D::Error> {
+        i32::deserialize(from).map(Errno::from_raw_os_error)
+    }
 }
 
 impl ReplaceError {
