@@ -139,7 +139,7 @@ fn line(entry: &MountEntry) -> Line {
 fn unique_ids() -> Result<Option<Vec<u64>>, Failure> {
     let (mut all, mut ids) = (Vec::new(), [0; IDS]);
     loop {
-        let count = match listmount(all.last().copied().unwrap_or(0), &mut ids) {
+        let count = match listmount(None, all.last().copied().unwrap_or(0), &mut ids) {
             Ok(count) => count,
             Err(error) => match Errno::from_io_error(&error) {
                 Some(Errno::NOSYS | Errno::PERM) if all.is_empty() => return Ok(None),

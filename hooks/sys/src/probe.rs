@@ -6,15 +6,13 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bindguard_core::mount_table::Device;
 use bindguard_core::paths::{below, lies_in};
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::io::Errno;
@@ -22,8 +20,7 @@ use rustix::io::Errno;
 use crate::fork::is_readable;
 use crate::handle::Handle;
 use crate::mounts::Mounts;
-use crate::separate_process;
-use crate::separate_process::{End, SeparateProcess, answers, read_until, write_answer};
+use crate::separate_process::{End, SeparateProcess, answers, hanging, write_answer};
 
 pub use crate::separate_process::Patience;
 
@@ -46,39 +43,32 @@ pub enum Answer {
 /// # Errors
 /// When no process can be made.
 pub fn probe(paths: &[PathBuf], patience: Patience) -> io::Result<Vec<Answer>> {
-    let (mounts, hanging) = (Mounts::default(), silent_filesystems());
-    let hangs = |path: &PathBuf| {
-        SilentFilesystem::of(path, &mounts).is_some_and(|filesystem| hanging.contains(&filesystem))
-    };
-    let silent = match hanging.is_empty() {
-        true => None,
-        false => paths.iter().position(hangs),
-    };
-    let mut answers = answers_before(silent.unwrap_or(paths.len()), paths, patience)?;
-    if silent == Some(answers.len()) {
+    let (mounts, silent) = (Mounts::default(), silent_filesystems());
+    let mut first_silent = None;
+    if !silent.is_empty() {
+        first_silent = paths.iter().position(|path| {
+            filesystem_of(path, &mounts).is_some_and(|filesystem| silent.contains(&filesystem))
+        });
+    }
+    let to_probe = &paths[..first_silent.unwrap_or(paths.len())];
+    let mut answers = Vec::new();
+    if !to_probe.is_empty() {
+        let mut process = probing(to_probe.iter())?;
+        let (received, end) = process.read_until(patience)?;
+        answers = probes(&received);
+        if let Some(path) = to_probe.get(answers.len())
+            && end == End::Silence
+        {
+            if let Some(filesystem) = filesystem_of(path, &Mounts::default()) {
+                remember_silent(filesystem, process);
+            }
+            answers.push(Answer::Silent(patience.each));
+        }
+    }
+    if first_silent == Some(answers.len()) {
         answers.push(Answer::Silent(patience.each));
     }
     answers.resize_with(paths.len(), || Answer::NotProbed);
-    Ok(answers)
-}
-
-/// The answers of the first paths, up to the first that is silent.
-fn answers_before(count: usize, paths: &[PathBuf], patience: Patience) -> io::Result<Vec<Answer>> {
-    let paths = &paths[..count];
-    if paths.is_empty() {
-        return Ok(Vec::new());
-    }
-    let mut process = SeparateProcess::start_listable(|pipe| {
-        paths.iter().for_each(|path| write_probe(pipe, path));
-    })?;
-    let (received, end) = read_until(process.output(), patience)?;
-    let mut answers = probes(&received);
-    if let Some(silent) = paths.get(answers.len()).filter(|_| end == End::Silence) {
-        if let Some(filesystem) = SilentFilesystem::of(silent, &Mounts::default()) {
-            filesystem.add(process);
-        }
-        answers.push(Answer::Silent(patience.each));
-    }
     Ok(answers)
 }
 
@@ -90,68 +80,61 @@ fn answers_before(count: usize, paths: &[PathBuf], patience: Patience) -> io::Re
 /// # Errors
 /// When no process can be made.
 pub fn probe_side_by_side(paths: &[PathBuf], patience: Duration) -> io::Result<Vec<Answer>> {
-    let mut answers: Vec<Answer> = paths.iter().map(|_| Answer::NotProbed).collect();
-    let (mut started, hanging) = (Vec::new(), silent_filesystems());
-    for (filesystem, indexes) in by_filesystem(paths) {
-        if filesystem.as_ref().is_some_and(|it| hanging.contains(it)) {
-            indexes
-                .iter()
-                .for_each(|it| answers[*it] = Answer::Silent(patience));
-            continue;
-        }
-        let process = SeparateProcess::start_listable(|pipe| {
-            indexes
-                .iter()
-                .for_each(|index| write_probe(pipe, &paths[*index]));
-        })?;
-        started.push((filesystem, indexes, process));
-    }
-    let start = Instant::now();
-    for (filesystem, indexes, mut process) in started {
-        let left = patience.saturating_sub(start.elapsed());
-        let all_left = Patience {
-            each: left,
-            all: left,
-        };
-        let (received, end) = read_until(process.output(), all_left)?;
-        let mut received = probes(&received).into_iter();
-        for index in indexes {
-            let silence = || match end {
-                End::Closed => Answer::NotProbed,
-                End::Silence | End::OutOfTime => Answer::Silent(patience),
-            };
-            answers[index] = received.next().unwrap_or_else(silence);
-        }
-        if end != End::Closed
-            && let Some(filesystem) = filesystem
-        {
-            filesystem.add(process);
-        }
-    }
-    Ok(answers)
-}
-
-/// Groups the indexes of the paths by filesystem. A path on no server or daemon has a group of its
-/// own.
-fn by_filesystem(paths: &[PathBuf]) -> Vec<(Option<SilentFilesystem>, Vec<usize>)> {
-    let mounts = Mounts::default();
-    let mut groups: Vec<(Option<SilentFilesystem>, Vec<usize>)> = Vec::new();
+    let (mounts, silent) = (Mounts::default(), silent_filesystems());
+    // The indexes of the paths of each filesystem. A path on no server or daemon is a group of its
+    // own.
+    let mut groups: Vec<(Option<String>, Vec<usize>)> = Vec::new();
     for (index, path) in paths.iter().enumerate() {
-        let filesystem = SilentFilesystem::of(path, &mounts);
+        let filesystem = filesystem_of(path, &mounts);
         let known = groups
             .iter_mut()
-            .find(|(it, _)| it.is_some() && *it == filesystem);
+            .find(|(known, _)| known.is_some() && *known == filesystem);
         match known {
             Some((_, indexes)) => indexes.push(index),
             None => groups.push((filesystem, vec![index])),
         }
     }
-    groups
+    let mut answers: Vec<Answer> = Vec::new();
+    answers.resize_with(paths.len(), || Answer::NotProbed);
+    let mut started = Vec::new();
+    for (filesystem, indexes) in groups {
+        if filesystem.as_ref().is_some_and(|it| silent.contains(it)) {
+            for index in indexes {
+                answers[index] = Answer::Silent(patience);
+            }
+            continue;
+        }
+        let process = probing(indexes.iter().map(|index| &paths[*index]))?;
+        started.push((filesystem, indexes, process));
+    }
+    let start = Instant::now();
+    for (filesystem, indexes, mut process) in started {
+        let left = patience.saturating_sub(start.elapsed());
+        let (received, end) = process.read_until(Patience::of(left))?;
+        let mut received = probes(&received).into_iter();
+        for index in indexes {
+            answers[index] = match received.next() {
+                Some(answer) => answer,
+                None if end == End::Closed => Answer::NotProbed,
+                None => Answer::Silent(patience),
+            };
+        }
+        if end != End::Closed
+            && let Some(filesystem) = filesystem
+        {
+            remember_silent(filesystem, process);
+        }
+    }
+    Ok(answers)
 }
 
-fn write_probe(pipe: &mut File, path: &Path) {
-    let answer = probe_path(path).map(|path| path.into_os_string().into_vec());
-    write_answer(pipe, answer);
+fn probing<'p>(paths: impl Iterator<Item = &'p PathBuf>) -> io::Result<SeparateProcess> {
+    SeparateProcess::start_listable(|pipe| {
+        for path in paths {
+            let answer = probe_path(path).map(|path| path.into_os_string().into_vec());
+            write_answer(pipe, answer);
+        }
+    })
 }
 
 fn probe_path(path: &Path) -> io::Result<PathBuf> {
@@ -186,12 +169,14 @@ fn walk(path: &Path) -> io::Result<PathBuf> {
 
 /// The probes that were answered completely.
 fn probes(received: &[u8]) -> Vec<Answer> {
-    let answers = answers(received).into_iter();
-    let probe = |answer: io::Result<Vec<u8>>| match answer {
-        Ok(path) => Answer::Reached(OsString::from_vec(path).into()),
-        Err(error) => Answer::Refused(error),
-    };
-    answers.map(probe).collect()
+    let mut probes = Vec::new();
+    for answer in answers(received) {
+        probes.push(match answer {
+            Ok(path) => Answer::Reached(OsString::from_vec(path).into()),
+            Err(error) => Answer::Refused(error),
+        });
+    }
+    probes
 }
 
 // Remembers probes that hang: no filesystem is probed again while its last probe hangs.
@@ -210,77 +195,66 @@ fn probes(received: &[u8]) -> Vec<Answer> {
 const MAX_FILESYSTEMS: usize = 16;
 
 /// The silent filesystems and the pidfds of their probes, where the register cannot be written.
-static NOT_LISTED: Mutex<Vec<(SilentFilesystem, OwnedFd)>> = Mutex::new(Vec::new());
+static NOT_LISTED: Mutex<Vec<(String, OwnedFd)>> = Mutex::new(Vec::new());
 
-/// The filesystem on a server or a daemon for which a walk to a path may wait. Where the kernel has
-/// only a part of the path in its cache, a mount in the rest of the path may be the silent mount as
-/// well: then the value has all these devices, and is equal only to a value with the same devices.
+/// The filesystem on a server or a daemon for which a walk to a path may wait, by its device;
+/// `None` for a local filesystem. Where the kernel has only a part of the path in its cache, a mount
+/// in the rest of the path may be the silent mount as well: then the name has all these devices, and
+/// is equal only to a name with the same devices.
 ///
 /// A pod cannot make the volume of another pod count as silent: the guard's own probe hung on this
 /// very filesystem, and so would the runtime of each pod that binds the filesystem.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct SilentFilesystem(String);
-
-impl SilentFilesystem {
-    /// `None` for a local filesystem.
-    pub(crate) fn of(path: &Path, mounts: &Mounts) -> Option<Self> {
-        let cached = |known| Some((known, Handle::cached(known).ok()?));
-        // The root of a mount is always in the cache.
-        let (known, handle) = path.ancestors().find_map(cached)?;
-        let handle = handle.unqueried();
-        let mount = mounts.mount_of(&handle).ok()?.entry;
-        let mut devices = BTreeSet::new();
-        if !mount.fs_type.is_local() {
-            devices.insert(mount.device);
-        }
-        if path != known {
-            let from = handle.resolved_path().ok()?;
-            let end = from.join(below(path, known)?);
-            for mount in mounts.complete_table().ok()?.entries() {
-                let place = &mount.mount_point;
-                let is_on_the_way = *place != from && lies_in(place, &from) && lies_in(&end, place);
-                if is_on_the_way && !mount.fs_type.is_local() {
-                    devices.insert(mount.device);
-                }
+fn filesystem_of(path: &Path, mounts: &Mounts) -> Option<String> {
+    // The root of a mount is always in the cache.
+    let (known, handle) = path
+        .ancestors()
+        .find_map(|known| Some((known, Handle::cached(known).ok()?)))?;
+    let handle = handle.unqueried();
+    let mount = mounts.mount_of(&handle).ok()?.entry;
+    let mut devices = BTreeSet::new();
+    if !mount.fs_type.is_local() {
+        devices.insert(mount.device);
+    }
+    if path != known {
+        let from = handle.resolved_path().ok()?;
+        let end = from.join(below(path, known)?);
+        for mount in mounts.complete_table().ok()?.entries() {
+            let place = &mount.mount_point;
+            let is_on_the_way = *place != from && lies_in(place, &from) && lies_in(&end, place);
+            if is_on_the_way && !mount.fs_type.is_local() {
+                devices.insert(mount.device);
             }
         }
-        if devices.is_empty() || devices.len() > MAX_FILESYSTEMS {
-            return None;
-        }
-        Some(Self::of_devices(&devices))
     }
-
-    fn of_devices(devices: &BTreeSet<Device>) -> Self {
-        let mut subject = "filesystem".to_owned();
-        for device in devices {
-            subject.push_str(&format!(" {device}"));
-        }
-        Self(subject)
+    if devices.is_empty() || devices.len() > MAX_FILESYSTEMS {
+        return None;
     }
+    let mut filesystem = "filesystem".to_owned();
+    for device in devices {
+        filesystem.push_str(&format!(" {device}"));
+    }
+    Some(filesystem)
+}
 
-    /// Ends the process of a silent probe, and remembers that process until its end.
-    pub(crate) fn add(self, process: SeparateProcess) {
-        if let Some(not_listed) = process.kill_and_list(&self.0) {
-            not_listed_here().push((self, not_listed));
-        }
+/// Ends the process of a silent probe, and remembers that process until its end.
+fn remember_silent(filesystem: String, process: SeparateProcess) {
+    if let Some(not_listed) = process.kill_and_list(&filesystem) {
+        not_listed_here().push((filesystem, not_listed));
     }
 }
 
 /// The filesystems with a probe that hangs.
-pub(crate) fn silent_filesystems() -> Vec<SilentFilesystem> {
-    let mut silent: Vec<SilentFilesystem> = Vec::new();
-    for subject in separate_process::hanging() {
-        silent.push(SilentFilesystem(subject));
-    }
+fn silent_filesystems() -> Vec<String> {
+    let mut silent = hanging();
     for (filesystem, _) in not_listed_here().iter() {
         silent.push(filesystem.clone());
     }
     silent
 }
 
-fn not_listed_here() -> MutexGuard<'static, Vec<(SilentFilesystem, OwnedFd)>> {
+fn not_listed_here() -> MutexGuard<'static, Vec<(String, OwnedFd)>> {
     let mut hanging = NOT_LISTED.lock().unwrap_or_else(PoisonError::into_inner);
-    hanging.retain(|(_, process)| !is_readable(process.as_fd(), Duration::ZERO));
+    hanging.retain(|(_, process)| !is_readable(process, Duration::ZERO));
     hanging
 }
 
@@ -296,23 +270,19 @@ pub(crate) fn answer_within(
 ) -> io::Result<Vec<u8>> {
     let silent = silent_filesystems();
     if !silent.is_empty()
-        && let Some(filesystem) = SilentFilesystem::of(path, &Mounts::default())
+        && let Some(filesystem) = filesystem_of(path, &Mounts::default())
         && silent.contains(&filesystem)
     {
         let why = "an earlier request to its server or daemon still has no answer";
         return Err(io::Error::new(io::ErrorKind::TimedOut, why));
     }
     let mut process = SeparateProcess::start_listable(|pipe| write_answer(pipe, work()))?;
-    let patience = Patience {
-        each: time,
-        all: time,
-    };
-    let (received, _) = read_until(process.output(), patience)?;
+    let (received, _) = process.read_until(Patience::of(time))?;
     if let Some(answer) = answers(&received).pop() {
         return answer;
     }
-    if let Some(filesystem) = SilentFilesystem::of(path, &Mounts::default()) {
-        filesystem.add(process);
+    if let Some(filesystem) = filesystem_of(path, &Mounts::default()) {
+        remember_silent(filesystem, process);
     }
     let why = format!("it did not answer within {} ms", time.as_millis());
     Err(io::Error::new(io::ErrorKind::TimedOut, why))

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use crate::separate_process::{End, Patience, SeparateProcess, answers, read_until, write_answer};
+use crate::separate_process::{End, Patience, SeparateProcess, answers, is_runnable, write_answer};
 
 /// Time limit for a file, as a number of intervals: the separate process waits for a lock in each
 /// interval.
@@ -191,8 +191,8 @@ fn read_until_blocked(process: &mut SeparateProcess, all: Duration) -> io::Resul
             each: BLOCKED_INTERVAL,
             all: all.saturating_sub(start.elapsed()),
         };
-        let (more, end) = read_until(process.output(), patience)?;
-        let is_blocked = more.is_empty() && !process.is_runnable();
+        let (more, end) = process.read_until(patience)?;
+        let is_blocked = more.is_empty() && !is_runnable(process.pid);
         intervals = if is_blocked { intervals + 1 } else { 0 };
         received.extend(more);
         if end != End::Silence || intervals == BLOCKED_INTERVALS {

@@ -25,6 +25,7 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, geteuid, pidfd_open, pidfd_send_signal, waitpid,
 };
 
+use crate::failure::errno_of;
 use crate::fork::{close_all_but, fork_child, timespec};
 use crate::handle::Handle;
 
@@ -34,7 +35,7 @@ pub(crate) struct SeparateProcess {
     output: File,
     /// `None` if the process ended before it was held.
     process: Option<OwnedFd>,
-    pid: i32,
+    pub(crate) pid: i32,
     registered: Option<Registered>,
 }
 
@@ -95,12 +96,6 @@ impl SeparateProcess {
         })
     }
 
-    /// True if the process waits for a processor, or was stopped: the process is late, but not
-    /// blocked. proc_pid_status(5) takes no lock.
-    pub(crate) fn is_runnable(&self) -> bool {
-        is_runnable(self.pid)
-    }
-
     /// Kills the process, which may end much later, and lists it with this subject until its end.
     /// Returns its pidfd if the register cannot be written.
     pub(crate) fn kill_and_list(mut self, subject: &str) -> Option<OwnedFd> {
@@ -119,8 +114,24 @@ impl SeparateProcess {
         }
     }
 
-    pub(crate) fn output(&mut self) -> &mut File {
-        &mut self.output
+    /// Reads its output until the pipe closes or patience ends.
+    pub(crate) fn read_until(&mut self, patience: Patience) -> io::Result<(Vec<u8>, End)> {
+        let (start, mut received, mut buffer) = (Instant::now(), Vec::new(), [0; 4096]);
+        loop {
+            let left = patience.all.saturating_sub(start.elapsed());
+            let wait = left.min(patience.each);
+            let mut polled = [PollFd::new(&self.output, PollFlags::IN)];
+            match poll(&mut polled, Some(&timespec(wait))) {
+                Ok(0) if wait < patience.each => return Ok((received, End::OutOfTime)),
+                Ok(0) => return Ok((received, End::Silence)),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+                Ok(_) => match self.output.read(&mut buffer)? {
+                    0 => return Ok((received, End::Closed)),
+                    count => received.extend_from_slice(&buffer[..count]),
+                },
+            }
+        }
     }
 }
 
@@ -141,6 +152,16 @@ pub struct Patience {
     pub all: Duration,
 }
 
+impl Patience {
+    /// All of this time for each path.
+    pub(crate) fn of(time: Duration) -> Self {
+        Self {
+            each: time,
+            all: time,
+        }
+    }
+}
+
 /// The reason why reading ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
@@ -149,44 +170,21 @@ pub(crate) enum End {
     OutOfTime,
 }
 
-/// Reads until the pipe closes or patience ends.
-pub(crate) fn read_until(pipe: &mut File, patience: Patience) -> io::Result<(Vec<u8>, End)> {
-    let (start, mut received, mut buffer) = (Instant::now(), Vec::new(), [0; 4096]);
-    loop {
-        let left = patience.all.saturating_sub(start.elapsed());
-        let wait = left.min(patience.each);
-        let timeout = timespec(wait);
-        match poll(&mut [PollFd::new(pipe, PollFlags::IN)], Some(&timeout)) {
-            Ok(0) if wait < patience.each => return Ok((received, End::OutOfTime)),
-            Ok(0) => return Ok((received, End::Silence)),
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-            Ok(_) => match pipe.read(&mut buffer)? {
-                0 => return Ok((received, End::Closed)),
-                count => received.extend_from_slice(&buffer[..count]),
-            },
-        }
-    }
-}
-
 /// Writes an answer to the pipe: error number, length, bytes.
 pub(crate) fn write_answer(pipe: &mut File, answer: io::Result<Vec<u8>>) {
     let (number, bytes) = match answer {
         Ok(bytes) => (0, bytes),
-        Err(error) => (number_of(&error).raw_os_error(), Vec::new()),
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+            let errno = Errno::from_io_error(&error).unwrap_or(Errno::INVAL);
+            (errno.raw_os_error(), Vec::new())
+        }
+        Err(error) => (errno_of(&error).raw_os_error(), Vec::new()),
     };
     let mut record = number.to_ne_bytes().to_vec();
     record.extend((bytes.len() as u32).to_ne_bytes());
     record.extend(bytes);
     // If the reader is gone, the answer is not needed.
     let _ = pipe.write_all(&record);
-}
-
-fn number_of(error: &io::Error) -> Errno {
-    Errno::from_io_error(error).unwrap_or(match error.kind() {
-        io::ErrorKind::InvalidInput => Errno::INVAL,
-        _ => Errno::IO,
-    })
 }
 
 /// The answers that arrived completely.
@@ -209,7 +207,8 @@ pub(crate) fn answers(mut received: &[u8]) -> Vec<io::Result<Vec<u8>>> {
     answers
 }
 
-/// See [`SeparateProcess::is_runnable`].
+/// True if a process waits for a processor, or was stopped: the process is late, but not blocked.
+/// proc_pid_status(5) takes no lock.
 pub(crate) fn is_runnable(pid: i32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let state = status
@@ -431,7 +430,7 @@ mod tests {
         })
         .unwrap();
         let mut open = [0];
-        process.output().read_exact(&mut open).unwrap();
+        process.output.read_exact(&mut open).unwrap();
         open[0]
     }
 

@@ -31,27 +31,18 @@ struct Request {
 }
 
 impl Request {
-    const FIRST_VERSION: u32 = 24;
-
-    /// About a mount of the caller's namespace.
-    fn of_own(mnt_id: u64, param: u64) -> Self {
+    /// About a mount of this namespace; `None` for the caller's namespace.
+    fn new(namespace: Option<u64>, mnt_id: u64, param: u64) -> Self {
+        const FIRST_VERSION: u32 = 24;
         Self {
-            size: Self::FIRST_VERSION,
+            size: match namespace {
+                Some(_) => size_of::<Self>() as u32,
+                None => FIRST_VERSION,
+            },
             spare: 0,
             mnt_id,
             param,
-            mnt_ns_id: 0,
-        }
-    }
-
-    /// About a mount of another namespace.
-    fn of_namespace(mnt_ns_id: u64, mnt_id: u64, param: u64) -> Self {
-        Self {
-            size: size_of::<Self>() as u32,
-            spare: 0,
-            mnt_id,
-            param,
-            mnt_ns_id,
+            mnt_ns_id: namespace.unwrap_or(0),
         }
     }
 }
@@ -63,14 +54,7 @@ impl Request {
 /// `ENOSYS` before Linux 6.8, `EPERM` under a seccomp filter that does not know the call, `ENOENT`
 /// for a mount that is not in the caller's mount namespace or not below its root.
 pub(crate) fn statmount(unique_id: u64, mount_point: Option<&Path>) -> io::Result<StatmountEntry> {
-    let param = StatmountEntry::mask(mount_point);
-    let request = Request::of_own(unique_id, param);
-    match query(&request, &mut [0; USUAL], mount_point) {
-        Err(error) if error.raw_os_error() == Some(libc::EOVERFLOW) => {
-            query(&request, &mut vec![0; MAX_ANSWER], mount_point)
-        }
-        answer => answer,
-    }
+    query(None, unique_id, mount_point, MAX_ANSWER)
 }
 
 /// Queries a mount of another namespace. The kernel's own buffer grows to this size at most,
@@ -83,48 +67,51 @@ pub(crate) fn statmount_in(
     unique_id: u64,
     largest: usize,
 ) -> io::Result<StatmountEntry> {
-    let request = Request::of_namespace(namespace, unique_id, StatmountEntry::mask(None));
-    match query(&request, &mut [0; USUAL], None) {
-        Err(error) if error.raw_os_error() == Some(libc::EOVERFLOW) => {
-            query(&request, &mut vec![0; largest], None)
-        }
-        answer => answer,
-    }
+    query(Some(namespace), unique_id, None, largest)
 }
 
-/// Fills the buffer with unique ids of the mounts of another namespace, beginning after a given id;
-/// 0 begins at the first id. Returns their number.
+/// Fills the buffer with unique ids of the mounts of another namespace, or with `None` of the
+/// caller's, beginning after a given id; 0 begins at the first id. Returns their number.
 ///
 /// # Errors
-/// `E2BIG` or `EINVAL` before Linux 6.11, `ENOENT` if the namespace is gone or may not be read.
-pub(crate) fn listmount_in(namespace: u64, after: u64, ids: &mut [u64]) -> io::Result<usize> {
-    list(&Request::of_namespace(namespace, ALL_MOUNTS, after), ids)
-}
-
-/// The same for the mounts of the caller's namespace.
-///
-/// # Errors
-/// `ENOSYS` before Linux 6.8, `EPERM` under a seccomp filter that does not know the call.
-pub(crate) fn listmount(after: u64, ids: &mut [u64]) -> io::Result<usize> {
-    list(&Request::of_own(ALL_MOUNTS, after), ids)
-}
-
-fn list(request: &Request, ids: &mut [u64]) -> io::Result<usize> {
-    let result = call(SYS_LISTMOUNT, request, ids);
+/// `ENOSYS` before Linux 6.8, `E2BIG` or `EINVAL` before Linux 6.11 for another namespace, `EPERM`
+/// under a seccomp filter that does not know the call, `ENOENT` if the namespace is gone or may not
+/// be read.
+pub(crate) fn listmount(namespace: Option<u64>, after: u64, ids: &mut [u64]) -> io::Result<usize> {
+    let result = call(
+        SYS_LISTMOUNT,
+        &Request::new(namespace, ALL_MOUNTS, after),
+        ids,
+    );
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
 fn query(
-    request: &Request,
-    buffer: &mut [u8],
+    namespace: Option<u64>,
+    unique_id: u64,
     mount_point: Option<&Path>,
+    largest: usize,
 ) -> io::Result<StatmountEntry> {
-    let result = call(SYS_STATMOUNT, request, buffer);
+    let request = Request::new(namespace, unique_id, StatmountEntry::mask(mount_point));
+    let (mut usual, mut long) = ([0; USUAL], Vec::new());
+    let mut buffer = &mut usual[..];
+    let mut result = call(SYS_STATMOUNT, &request, buffer);
+    if result != 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EOVERFLOW) {
+        long.resize(largest, 0);
+        buffer = &mut long;
+        result = call(SYS_STATMOUNT, &request, buffer);
+    }
     if result != 0 {
         return Err(io::Error::last_os_error());
     }
-    StatmountEntry::from_buffer(buffer, mount_point)
-        .map_err(|error| io::Error::new(kind(error), error))
+    StatmountEntry::from_buffer(buffer, mount_point).map_err(|error| {
+        let kind = match error {
+            // The kernel knows the mount below a namespace's root, but cannot name its mount point.
+            StatmountError::Missing(_) => io::ErrorKind::NotFound,
+            StatmountError::TooShort | StatmountError::BadString(_) => io::ErrorKind::InvalidData,
+        };
+        io::Error::new(kind, error)
+    })
 }
 
 /// statmount(2) counts the buffer in bytes, listmount(2) in ids.
@@ -139,14 +126,5 @@ fn call<T: Copy>(number: libc::c_long, request: &Request, buffer: &mut [T]) -> l
             buffer.len(),
             0,
         )
-    }
-}
-
-/// A missing field means `NotFound`: the kernel knows the mount below a namespace's root, but
-/// cannot name its mount point.
-fn kind(error: StatmountError) -> io::ErrorKind {
-    match error {
-        StatmountError::Missing(_) => io::ErrorKind::NotFound,
-        StatmountError::TooShort | StatmountError::BadString(_) => io::ErrorKind::InvalidData,
     }
 }

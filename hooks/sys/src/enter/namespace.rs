@@ -28,7 +28,7 @@ use crate::enter::owner::{mount_namespace_id, owner_of, parent_of};
 use crate::enter::process::{HeldProcess, ProcessError, open_process_file};
 use crate::mounts::{ReadTableError, read_container_table};
 use crate::process_files::ProcessFile;
-use crate::statmount::{listmount_in, statmount_in};
+use crate::statmount::{listmount, statmount_in};
 
 /// The mount namespace that the runtime made for a container.
 #[derive(Debug)]
@@ -404,7 +404,7 @@ fn listed(namespace: &File) -> Result<MountTable, ReadTableError> {
     let mut parser = TableParser::new(TableLimits::CONTAINER, Detail::WithoutSources);
     let (mut ids, mut last) = ([0; IDS], 0);
     loop {
-        let count = listmount_in(namespace, last, &mut ids).map_err(unknown_if_denied)?;
+        let count = listmount(Some(namespace), last, &mut ids).map_err(unknown_if_denied)?;
         for id in &ids[..count] {
             if let Some(StatmountEntry { entry, .. }) = mount_in(namespace, *id)? {
                 parser.add_entry(entry)?;

@@ -24,7 +24,7 @@ use crate::enter::helper_process::{Done, HelperProcess, Work};
 use crate::enter::namespace::ContainerNamespace;
 use crate::failure::errno_of;
 use crate::fork::{receive, send};
-use crate::mount_setattr::mount_setattr;
+use crate::mount_setattr::{adding, mount_setattr};
 use crate::replace::{NewMount, ReplaceError, Step, at, enter_private_mounts, tree_of};
 use crate::target::open_without_links;
 
@@ -167,7 +167,7 @@ fn change(tree: &OwnedFd, path: OsString, change: Change, mount: Option<OwnedFd>
     };
     if let Change::Restrict(bits) = change {
         let attributes = MountAttributes::from_bits(bits);
-        return mount_setattr(&place, attributes)
+        return mount_setattr(&place, 0, &adding(attributes))
             .map_err(|error| at(Step::SetAttributes)(errno_of(&error)));
     }
     let mount = mount.ok_or(ReplaceError::Failed(Step::AttachNested, Errno::BADF))?;

@@ -2,18 +2,19 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use bindguard_core::mount_table::{MountAttributes, MountEntry, Propagation};
 use bindguard_core::spec::RequestedPropagation;
+use nix::libc;
 use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, OpenTreeFlags};
 
 use crate::failure::{Failure, failed};
 use crate::fault::{self, FaultPoint};
 use crate::handle::{Handle, unique_mount_id};
-use crate::mount_setattr::{mount_setattr, mount_setattr_below, mount_setattr_in_full, share};
+use crate::mount_setattr::{NOTHING, adding, mount_attr, mount_setattr};
 use crate::mounts::Mounts;
 
 /// A mount that is attached nowhere.
@@ -68,7 +69,7 @@ pub fn clone_mount(target: &Handle, keep: Option<MountAttributes>) -> Result<New
     let mount = cloned(target, OpenTreeFlags::empty())?;
     fault::reach(FaultPoint::Cloned);
     if let Some(attributes) = keep {
-        mount_setattr(&mount, attributes).map_err(without(attributes))?;
+        mount_setattr(&mount, 0, &adding(attributes)).map_err(without(attributes))?;
     }
     Ok(NewMount { mount })
 }
@@ -89,44 +90,68 @@ pub fn clone_like(
         false => OpenTreeFlags::empty(),
     };
     let mount = cloned(target, below)?;
-    let kept = KeptPropagation::of(target, stale, settings.requested);
-    let propagation = u64::from(kept.flags().bits());
-    let users = users.map(AsFd::as_fd);
+    let kept = kept_propagation(target, stale, settings.requested);
+    let first = kept.unwrap_or(MountPropagationFlags::PRIVATE);
+    let propagation = u64::from(first.bits());
     let attributes = match settings.denied {
         Some(denied) => stale.attributes.with_denied_by(denied),
         None => stale.attributes,
     };
-    // Never `ro`: the host may have made the new mount read-only.
-    let mut cleared = match settings.leaves_flags {
-        true => MountAttributes::from_bits(0),
-        false => attributes.allowed(),
+    let mut locked = mount_attr {
+        propagation,
+        ..adding(attributes)
     };
-    let mut set = mount_setattr_in_full(&mount, attributes, cleared, propagation, users);
-    if set.as_ref().is_err_and(is_denied) {
+    let unmapped = locked;
+    if let Some(users) = users {
+        locked.attr_set |= libc::MOUNT_ATTR_IDMAP;
+        locked.userns_fd = users.as_raw_fd() as u64;
+    }
+    let mut request = locked;
+    if !settings.leaves_flags {
+        // Never `ro`: the host may have made the new mount read-only.
+        request.attr_clr |= attributes.allowed().bits();
+    }
+    let mut set = mount_setattr(&mount, 0, &request);
+    if errno_in(&set) == Some(Errno::PERM) {
         // A flag is locked: as for a runtime, the flags of the host's mount stay.
-        cleared = MountAttributes::from_bits(0);
-        set = mount_setattr_in_full(&mount, attributes, cleared, propagation, users);
+        request = locked;
+        set = mount_setattr(&mount, 0, &request);
     }
     // mount_setattr(2) has the same error for each wrong argument: without the ids the call
     // succeeds.
-    if set.as_ref().is_err_and(is_invalid)
+    let unmapped = mount_attr {
+        attr_clr: request.attr_clr,
+        ..unmapped
+    };
+    if errno_in(&set) == Some(Errno::INVAL)
         && users.is_some()
-        && mount_setattr_in_full(&mount, attributes, cleared, propagation, None).is_ok()
+        && mount_setattr(&mount, 0, &unmapped).is_ok()
     {
         return Err(CloneError::NotIdmappable {
             path: target.path().to_owned(),
         });
     }
-    let set = set.and_then(|()| match settings.below {
-        Some(denied) => mount_setattr_below(&mount, denied, propagation),
-        None => Ok(()),
-    });
-    let set = set.and_then(|()| match kept {
-        KeptPropagation::OwnGroup => share(&mount),
-        KeptPropagation::Target(_) => Ok(()),
-    });
     set.map_err(without(attributes))?;
+    if let Some(denied) = settings.below {
+        let below = mount_attr {
+            attr_set: denied.bits(),
+            propagation,
+            ..NOTHING
+        };
+        mount_setattr(&mount, libc::AT_RECURSIVE, &below).map_err(without(attributes))?;
+    }
+    if kept.is_none() {
+        let shared = mount_attr {
+            propagation: libc::MS_SHARED,
+            ..NOTHING
+        };
+        mount_setattr(&mount, 0, &shared).map_err(without(attributes))?;
+    }
     Ok(NewMount { mount })
+}
+
+fn errno_in(result: &io::Result<()>) -> Option<Errno> {
+    result.as_ref().err().and_then(Errno::from_io_error)
 }
 
 fn without(attributes: MountAttributes) -> impl FnOnce(io::Error) -> Failure {
@@ -134,62 +159,43 @@ fn without(attributes: MountAttributes) -> impl FnOnce(io::Error) -> Failure {
     failed(act, Path::new(""))
 }
 
-/// The propagation of a new mount. A clone starts as a peer of the host's mount.
-#[derive(Debug, Clone, Copy)]
-enum KeptPropagation {
-    /// This relation to the peer group of the target.
-    Target(MountPropagationFlags),
-    /// Shared, in a new peer group.
-    OwnGroup,
-}
-
-impl KeptPropagation {
-    /// Keeps a relation between the stale mount and the host only if the runtime made that
-    /// relation: the spec requests it, or the stale mount is in the target's peer group. A
-    /// container may have made its private mount shared or slave: a new mount with the same type
-    /// would connect the container to the host.
-    fn of(target: &Handle, stale: &MountEntry, requested: RequestedPropagation) -> Self {
-        use MountPropagationFlags as Flags;
-        match requested {
-            RequestedPropagation::RecursiveSlave => return Self::Target(Flags::DOWNSTREAM),
-            RequestedPropagation::Unbindable if stale.propagation.unbindable => {
-                return Self::Target(Flags::UNBINDABLE);
-            }
-            RequestedPropagation::Private | RequestedPropagation::Unbindable => {
-                return Self::Target(Flags::PRIVATE);
-            }
-            RequestedPropagation::Nothing
-            | RequestedPropagation::Slave
-            | RequestedPropagation::Shared => {}
+/// The relation of a new mount to the peer group of the target; `None` for a shared mount in a new
+/// peer group. A clone starts as a peer of the host's mount.
+///
+/// Keeps a relation between the stale mount and the host only if the runtime made that relation:
+/// the spec requests it, or the stale mount is in the target's peer group. A container may have
+/// made its private mount shared or slave: a new mount with the same type would connect the
+/// container to the host.
+fn kept_propagation(
+    target: &Handle,
+    stale: &MountEntry,
+    requested: RequestedPropagation,
+) -> Option<MountPropagationFlags> {
+    use MountPropagationFlags as Flags;
+    let may_be_slave = match requested {
+        RequestedPropagation::RecursiveSlave => return Some(Flags::DOWNSTREAM),
+        RequestedPropagation::Unbindable if stale.propagation.unbindable => {
+            return Some(Flags::UNBINDABLE);
         }
-        let is_requested_slave = requested == RequestedPropagation::Slave;
-        let of_target = || peer_group(target);
-        match propagation_type(&stale.propagation) {
-            Flags::SHARED if stale.propagation.peer_group == of_target() => {
-                Self::Target(Flags::SHARED)
-            }
-            Flags::SHARED => Self::OwnGroup,
-            Flags::DOWNSTREAM if !is_requested_slave && stale.propagation.master != of_target() => {
-                Self::Target(Flags::PRIVATE)
-            }
-            other => Self::Target(other),
+        RequestedPropagation::Private | RequestedPropagation::Unbindable => {
+            return Some(Flags::PRIVATE);
         }
+        RequestedPropagation::Slave => true,
+        RequestedPropagation::Nothing | RequestedPropagation::Shared => false,
+    };
+    // `None` if the host's mount is private or unknown.
+    let of_target = || {
+        let mount = Mounts::default().mount_of(target).ok()?;
+        mount.entry.propagation.peer_group
+    };
+    match propagation_type(&stale.propagation) {
+        Flags::SHARED if stale.propagation.peer_group == of_target() => Some(Flags::SHARED),
+        Flags::SHARED => None,
+        Flags::DOWNSTREAM if !may_be_slave && stale.propagation.master != of_target() => {
+            Some(Flags::PRIVATE)
+        }
+        other => Some(other),
     }
-
-    /// The first change of a clone.
-    fn flags(self) -> MountPropagationFlags {
-        match self {
-            Self::Target(flags) => flags,
-            Self::OwnGroup => MountPropagationFlags::PRIVATE,
-        }
-    }
-}
-
-/// The peer group of the host's mount that a file is on; `None` if that mount is private or
-/// unknown.
-fn peer_group(target: &Handle) -> Option<u32> {
-    let mount = Mounts::default().mount_of(target).ok()?;
-    mount.entry.propagation.peer_group
 }
 
 impl NewMount {
@@ -225,27 +231,15 @@ fn copy(file: impl AsFd, below: OpenTreeFlags) -> Result<OwnedFd, Errno> {
     rustix::mount::open_tree(file, c"", flags)
 }
 
-fn is_denied(error: &io::Error) -> bool {
-    Errno::from_io_error(error) == Some(Errno::PERM)
-}
-
-fn is_invalid(error: &io::Error) -> bool {
-    Errno::from_io_error(error) == Some(Errno::INVAL)
-}
-
 /// The propagation type that mount(2) sets: mount_namespaces(7).
 pub(crate) fn propagation_type(propagation: &Propagation) -> MountPropagationFlags {
-    match propagation {
-        Propagation {
-            unbindable: true, ..
-        } => MountPropagationFlags::UNBINDABLE,
-        Propagation {
-            peer_group: Some(_),
-            ..
-        } => MountPropagationFlags::SHARED,
-        Propagation {
-            master: Some(_), ..
-        } => MountPropagationFlags::DOWNSTREAM,
-        _ => MountPropagationFlags::PRIVATE,
+    if propagation.unbindable {
+        MountPropagationFlags::UNBINDABLE
+    } else if propagation.peer_group.is_some() {
+        MountPropagationFlags::SHARED
+    } else if propagation.master.is_some() {
+        MountPropagationFlags::DOWNSTREAM
+    } else {
+        MountPropagationFlags::PRIVATE
     }
 }
