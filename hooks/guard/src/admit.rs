@@ -8,7 +8,7 @@ use bindguard_core::error_chain;
 use bindguard_core::judge::{Finding, Pinning, Verdict};
 use bindguard_core::places::Places;
 use bindguard_core::plan::{
-    Plan, Rebind, refusal_of, refusal_of_failed, refusal_of_uncompared, refusal_of_unseen,
+    Plan, refusal_of, refusal_of_failed, refusal_of_uncompared, refusal_of_unseen,
 };
 use bindguard_core::policy::{Alarm, Mode, Policy};
 use bindguard_core::report::{BindReport, Outcome, Report, explain_unrepaired};
@@ -21,7 +21,7 @@ use bindguard_sys::fault::{self, FaultPoint};
 use crate::expect::{ExpectedSources, record_expected_binds};
 use crate::inspect::inspect;
 use crate::inspect::{OpenBundle, OpenError};
-use crate::probes::{ProbeLimits, Probes};
+use crate::probes::Probes;
 use crate::rebind::{NotRebound, rebind};
 
 /// The first create of a container, or a later create.
@@ -54,13 +54,11 @@ pub struct Admission {
     pub expected: ExpectedSources,
 }
 
-/// Outcomes by position in the spec's `mounts`.
-type Outcomes = BTreeMap<usize, Outcome>;
-
 /// The findings in a bundle whose stale subpaths were re-bound, and the edits that its spec needs.
 struct Repaired {
     findings: Vec<Finding>,
-    outcomes: Outcomes,
+    /// By position in the spec's `mounts`.
+    outcomes: BTreeMap<usize, Outcome>,
     edits: Vec<SpecEdit>,
 }
 
@@ -112,10 +110,10 @@ pub fn admit_spec(
     let mut admission = Admission::default();
     match OpenBundle::parse(spec, Path::new("/"), policy) {
         Ok(bundle) => {
-            let limits = ProbeLimits::of_deadline(start, deadline);
-            if let Some(repaired) =
-                admission.repair(&bundle, places, Attempt::First, start, &limits)
-            {
+            let probes = || Probes::for_deadline(start, deadline);
+            let probes = [probes(), probes()];
+            let repaired = admission.repair(&bundle, places, Attempt::First, start, &probes);
+            if let Some(repaired) = repaired {
                 let placed = adjust(&bundle.spec, &repaired.edits);
                 let placed = admission.finish(repaired, Ok(placed), &bundle.policy);
                 admission.expected = ExpectedSources::of(&bundle, &placed);
@@ -148,9 +146,10 @@ impl Admission {
     ) -> Result<(), OpenError> {
         let bytes = bundle::read_spec_file(spec_file)?;
         let bundle = OpenBundle::parse(&bytes, path, policy)?;
-        let limits = ProbeLimits::of_create(start);
-        if let Some(repaired) = self.repair(&bundle, places, attempt, start, &limits) {
-            let placed = write_edits(&bundle, spec_file, &repaired.edits);
+        let probes = [Probes::for_create_since(start), Probes::for_repairs(start)];
+        if let Some(repaired) = self.repair(&bundle, places, attempt, start, &probes) {
+            let written = write_edits(&bundle, spec_file, &repaired.edits);
+            let placed = written.map(|()| repaired.edits.clone());
             let placed = self.finish(repaired, placed, &bundle.policy);
             if self.refusal.is_none() {
                 self.expect_binds(&bundle, &placed);
@@ -167,27 +166,38 @@ impl Admission {
         places: &Places,
         attempt: Attempt,
         start: Instant,
-        limits: &ProbeLimits,
+        [of_sources, of_repairs]: &[Probes; 2],
     ) -> Option<Repaired> {
         let (spec, policy, report) = (&bundle.spec, &*bundle.policy, &mut self.report);
         bundle.describe(report);
         fault::reach(FaultPoint::SpecRead);
-        let findings = inspect(spec, bundle.path, policy, places, &limits.sources());
+        let findings = inspect(spec, bundle.path, policy, places, of_sources);
         report.set_inspection_time(start.elapsed());
         fault::reach(FaultPoint::Judged);
         let plan = Plan::from_findings(&findings, policy);
         let unseen = || refusal_of_unseen(&spec.overlooked()?, policy);
-        self.refusal = plan.refusal.clone().or_else(unseen);
+        self.refusal = plan.refusal.or_else(unseen);
         if self.refusal.is_some() {
             report.add(findings, |finding| {
                 refusal_of(finding, policy).map(|_| Outcome::Refused)
             });
             return None;
         }
-        let (mut outcomes, mut edits) = (Outcomes::new(), plan.edits);
-        let probes = limits.repairs();
+        let (mut outcomes, mut edits) = (BTreeMap::new(), plan.edits);
         for order in &plan.rebinds {
-            edits.extend(repair(order, attempt, &probes, &mut outcomes));
+            let Some(bind) = order.bind else { continue };
+            let result = rebind(order, of_repairs);
+            // The spec is edited instead if the re-bind is impossible, and in addition if an earlier
+            // re-bind did not help.
+            let is_edited = match &result {
+                Ok(Outcome::Rebound { .. }) => attempt == Attempt::Again,
+                Err(NotRebound::Impossible(_)) => true,
+                Ok(_) | Err(NotRebound::NoLongerStale(_)) => false,
+            };
+            if is_edited {
+                edits.extend(order.spec_edit());
+            }
+            outcomes.insert(bind, result.unwrap_or_else(Outcome::from));
         }
         Some(Repaired {
             findings,
@@ -209,21 +219,67 @@ impl Admission {
             edits,
         } = repaired;
         let placed = placed.unwrap_or_else(|error| {
-            for bind in edits.iter().filter_map(edited_bind) {
-                let error = error_chain(&error);
-                outcomes.insert(bind, Outcome::Failed { error });
+            for edit in &edits {
+                if let SpecEdit::Source { bind, .. } | SpecEdit::BindRslave { bind } = edit {
+                    let error = error_chain(&error);
+                    outcomes.insert(*bind, Outcome::Failed { error });
+                }
             }
             Vec::new()
         });
-        note_edits(&placed, &findings, &mut outcomes);
+        for edit in &placed {
+            match edit {
+                SpecEdit::Source { bind, to } => {
+                    outcomes.insert(*bind, Outcome::PointedAtVolume { source: to.clone() });
+                }
+                SpecEdit::BindRslave { bind } => {
+                    outcomes.insert(*bind, Outcome::MadeRslave);
+                }
+                SpecEdit::RootfsRslave => {
+                    for Finding { bind, verdict, .. } in &findings {
+                        if let (Some(bind), Verdict::Pinning(pinning)) = (bind, verdict)
+                            && pinning.rootfs
+                        {
+                            outcomes.insert(*bind, Outcome::MadeRslave);
+                        }
+                    }
+                }
+            }
+        }
         let report = &mut self.report;
-        report.add(findings, |finding| outcome_of(finding, &outcomes));
-        self.refusal = report
-            .binds
-            .iter()
-            .find_map(|bind| refusal_of_unrepaired(bind, policy));
+        report.add(findings, |finding| {
+            let outcome = outcomes.get(&finding.bind?);
+            match (&finding.verdict, outcome) {
+                (_, Some(Outcome::Failed { .. })) => outcome.cloned(),
+                // rslave has no effect there, whatever was edited.
+                (
+                    Verdict::Pinning(Pinning {
+                        private_mount: Some(mount),
+                        ..
+                    }),
+                    _,
+                ) => Some(Outcome::needs_shared(mount)),
+                _ => outcome.cloned(),
+            }
+        });
+        for BindReport { finding, outcome } in &report.binds {
+            if let Some(Outcome::Failed { error }) = outcome
+                && self.refusal.is_none()
+            {
+                self.refusal = refusal_of_failed(finding, error, policy);
+            }
+        }
         self.unrepaired = explain_unrepaired(&report.binds);
-        self.worth_another_try = report.binds.iter().any(is_worth_another_try);
+        // A stale source was repaired since the last create, or the spec points into a volume that
+        // may have changed meanwhile.
+        self.worth_another_try = report.binds.iter().any(|bind| match &bind.finding.kind {
+            SourceKind::InVolume => true,
+            SourceKind::Subpath(_) => bind.is_repaired(),
+            SourceKind::MountedVolume(_)
+            | SourceKind::PlainVolume
+            | SourceKind::HostRoot
+            | SourceKind::Foreign => false,
+        });
         placed
     }
 
@@ -241,12 +297,12 @@ impl Admission {
             return;
         }
         let recorded = record_expected_binds(bundle, edits, is_host_root);
-        if let Err(error) = &recorded {
+        let recorded = recorded.unwrap_or_else(|error| {
             let problem = format!("write the record of expected binds: {error}");
             self.refusal = refusal_of_uncompared(&problem, &bundle.policy);
             self.report.problems.push(problem);
-        }
-        let recorded = recorded.unwrap_or_default();
+            0
+        });
         self.report.unproven = binds - recorded;
         self.is_provable = recorded > 0;
     }
@@ -259,25 +315,6 @@ impl Admission {
             None => format!("{problem}; the container is created as it is"),
         });
     }
-}
-
-/// Re-binds a subpath. Returns the spec edit to use instead if the re-bind is impossible, or in
-/// addition if an earlier re-bind did not help.
-fn repair(
-    order: &Rebind,
-    attempt: Attempt,
-    probes: &Probes,
-    outcomes: &mut Outcomes,
-) -> Option<SpecEdit> {
-    let bind = order.bind?;
-    let result = rebind(order, probes);
-    let is_edited = match &result {
-        Ok(outcome) => attempt == Attempt::Again && matches!(outcome, Outcome::Rebound { .. }),
-        Err(NotRebound::Impossible(_)) => true,
-        Err(NotRebound::NoLongerStale(_)) => false,
-    };
-    outcomes.insert(bind, result.unwrap_or_else(Outcome::from));
-    is_edited.then(|| order.spec_edit()).flatten()
 }
 
 /// Why the edited spec was not written.
@@ -293,73 +330,10 @@ fn write_edits(
     bundle: &OpenBundle<'_>,
     spec_file: &Path,
     edits: &[SpecEdit],
-) -> Result<Vec<SpecEdit>, WriteError> {
+) -> Result<(), WriteError> {
     if !edits.is_empty() {
         bundle::replace_spec(spec_file, &bundle.spec.edited(edits)?)?;
         fault::reach(FaultPoint::AfterEdit);
     }
-    Ok(edits.to_vec())
-}
-
-fn note_edits(edits: &[SpecEdit], findings: &[Finding], outcomes: &mut Outcomes) {
-    for edit in edits {
-        match edit {
-            SpecEdit::Source { bind, to } => {
-                outcomes.insert(*bind, Outcome::PointedAtVolume { source: to.clone() });
-            }
-            SpecEdit::BindRslave { bind } => {
-                outcomes.insert(*bind, Outcome::MadeRslave);
-            }
-            SpecEdit::RootfsRslave => {
-                let pinning = findings
-                    .iter()
-                    .filter(|finding| matches!(&finding.verdict, Verdict::Pinning(p) if p.rootfs));
-                outcomes.extend(
-                    pinning.filter_map(|finding| Some((finding.bind?, Outcome::MadeRslave))),
-                );
-            }
-        }
-    }
-}
-
-fn edited_bind(edit: &SpecEdit) -> Option<usize> {
-    match edit {
-        SpecEdit::Source { bind, .. } | SpecEdit::BindRslave { bind } => Some(*bind),
-        SpecEdit::RootfsRslave => None,
-    }
-}
-
-fn outcome_of(finding: &Finding, outcomes: &Outcomes) -> Option<Outcome> {
-    match (&finding.verdict, outcomes.get(&finding.bind?)) {
-        (_, Some(failed @ Outcome::Failed { .. })) => Some(failed.clone()),
-        // rslave has no effect there, whatever was edited.
-        (
-            Verdict::Pinning(Pinning {
-                private_mount: Some(mount),
-                ..
-            }),
-            _,
-        ) => Some(Outcome::needs_shared(mount)),
-        (_, outcome) => outcome.cloned(),
-    }
-}
-
-fn refusal_of_unrepaired(bind: &BindReport, policy: &Policy) -> Option<String> {
-    match &bind.outcome {
-        Some(Outcome::Failed { error }) => refusal_of_failed(&bind.finding, error, policy),
-        _ => None,
-    }
-}
-
-/// True if a stale source was repaired since the last create, or the spec points into a volume that
-/// may have changed meanwhile.
-fn is_worth_another_try(bind: &BindReport) -> bool {
-    match &bind.finding.kind {
-        SourceKind::InVolume => true,
-        SourceKind::Subpath(_) => bind.is_repaired(),
-        SourceKind::MountedVolume(_)
-        | SourceKind::PlainVolume
-        | SourceKind::HostRoot
-        | SourceKind::Foreign => false,
-    }
+    Ok(())
 }

@@ -4,7 +4,6 @@
 //! The record is made after all repairs and edits, right before the runtime runs. A source is
 //! opened only if no server or daemon must answer; the other sources are counted as unproven.
 
-use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::{fs, io};
@@ -23,9 +22,6 @@ use crate::inspect::OpenBundle;
 use crate::inspect::{MAX_HELD_BINDS, source_of};
 use crate::probes::Probes;
 
-/// A bind, its final source and the propagation that its mount may have.
-type BindToRecord<'w, 'a> = (&'w Bind<'a>, Cow<'w, Path>, ExpectedPropagation);
-
 /// Writes the record of a bundle whose spec has these edits, and returns the number of recorded
 /// binds. `is_host_root`: true for the position of a bind that must receive the host's umounts.
 ///
@@ -36,13 +32,12 @@ pub(crate) fn record_expected_binds(
     edits: &[SpecEdit],
     is_host_root: impl Fn(usize) -> bool,
 ) -> io::Result<usize> {
-    let wanted = with_sources(bundle, edits, |bind| {
-        propagation(bundle, bind, edits, is_host_root(bind.index()))
-    });
     let expected = ExpectedBinds {
         refuses: Some(bundle.policy.proof == Alarm::Refuse),
         spec: record::spec_version(bundle.path),
-        ..expect(bundle, &wanted)
+        ..expect(bundle, edits, |bind| {
+            propagation(bundle, bind, edits, is_host_root(bind.index()))
+        })
     };
     record::write(bundle.path, &expected)?;
     Ok(expected.binds.len())
@@ -78,55 +73,47 @@ impl ExpectedSources {
 
     /// True if a refresh has replaced the mount of this bind.
     pub(crate) fn is_refreshed(&self, bind: &Bind<'_>) -> bool {
-        self.refreshed
-            .iter()
-            .any(|place| place == bind.destination())
+        let mut refreshed = self.refreshed.iter();
+        refreshed.any(|place| place == bind.destination())
     }
 
     /// The sources of a spec that has these edits. None if policy wants no proof.
     pub(crate) fn of(bundle: &OpenBundle<'_>, edits: &[SpecEdit]) -> Self {
-        if bundle.policy.proof == Alarm::Off {
-            return Self::default();
+        let mut expected = Self::default();
+        if bundle.policy.proof != Alarm::Off {
+            // The bundle decides on flags and propagation later: other plugins may change them.
+            let ExpectedBinds { binds, entries, .. } =
+                expect(bundle, edits, |_| ExpectedPropagation::Any);
+            for bind in binds {
+                if let Some(source) = &entries[bind.bind].source {
+                    expected.sources.push((source.clone(), bind));
+                }
+            }
         }
-        // The bundle decides on flags and propagation later: other plugins may change them.
-        let wanted = with_sources(bundle, edits, |_| ExpectedPropagation::Any);
-        let expected = expect(bundle, &wanted).binds.into_iter();
-        let with_source = expected.filter_map(|expected| {
-            let is_its = |(bind, ..): &&BindToRecord<'_, '_>| bind.index() == expected.bind;
-            let (_, source, _) = wanted.iter().find(is_its)?;
-            Some((source.to_path_buf(), expected))
-        });
-        Self {
-            sources: with_source.collect(),
-            refreshed: Vec::new(),
-        }
+        expected
     }
 
     /// The expectations for a bundle, whose spec other plugins may have changed: for the binds that
     /// still have the same source and destination.
     pub(crate) fn in_bundle(&self, bundle: &OpenBundle<'_>) -> ExpectedBinds {
-        let binds = bundle.spec.binds().iter();
-        let binds = binds
-            .filter(|bind| !self.is_refreshed(bind))
-            .filter_map(|bind| {
-                let is_same = |(source, expected): &&(PathBuf, ExpectedBind)| {
-                    source == bind.source() && expected.destination == bind.destination()
-                };
-                let (_, expected) = self.sources.iter().find(is_same)?;
-                Some(ExpectedBind {
+        let mut in_bundle = entries(bundle, &[]);
+        for bind in bundle.spec.binds() {
+            let mut sources = self.sources.iter();
+            let known = sources.find(|(source, expected)| {
+                source == bind.source() && expected.destination == bind.destination()
+            });
+            if let Some((_, expected)) = known
+                && !self.is_refreshed(bind)
+            {
+                in_bundle.binds.push(ExpectedBind {
                     bind: bind.index(),
                     denied: bind.denied(),
                     propagation: propagation(bundle, bind, &[], false),
                     ..expected.clone()
-                })
-            });
-        ExpectedBinds {
-            binds: binds.collect(),
-            ..entries(
-                bundle,
-                &with_sources(bundle, &[], |_| ExpectedPropagation::Any),
-            )
+                });
+            }
         }
+        in_bundle
     }
 }
 
@@ -144,7 +131,7 @@ pub(crate) fn expect_again(
         // The record of an earlier version has no sources.
         if let Some(source) = entry.and_then(|entry| entry.source.as_ref()) {
             known.push(at);
-            sources.push(bundle.join(source).into());
+            sources.push(bundle.join(source));
         }
     }
     for (at, observed) in known.into_iter().zip(observe(&sources)) {
@@ -157,19 +144,28 @@ pub(crate) fn expect_again(
     now
 }
 
-fn expect(bundle: &OpenBundle<'_>, wanted: &[BindToRecord<'_, '_>]) -> ExpectedBinds {
-    let sources: Vec<_> = wanted.iter().map(|(_, source, _)| source.clone()).collect();
-    let mut expected = entries(bundle, wanted);
-    for ((bind, _, propagation), observed) in wanted.iter().zip(observe(&sources)) {
+/// The expectations for a spec that has these edits.
+fn expect(
+    bundle: &OpenBundle<'_>,
+    edits: &[SpecEdit],
+    propagation: impl Fn(&Bind<'_>) -> ExpectedPropagation,
+) -> ExpectedBinds {
+    let mut expected = entries(bundle, edits);
+    let mut sources = Vec::with_capacity(bundle.spec.binds().len());
+    for bind in bundle.spec.binds() {
+        sources.extend(expected.entries[bind.index()].source.clone());
+    }
+    for (bind, observed) in bundle.spec.binds().iter().zip(observe(&sources)) {
         let Some(observed) = observed else { continue };
-        let new = ExpectedBind::new(bind, &observed.mount, &observed.path, *propagation);
+        let new = ExpectedBind::new(bind, &observed.mount, &observed.path, propagation(bind));
         expected.binds.extend(new.map(|new| observed.complete(new)));
     }
     expected
 }
 
-/// The entries of a spec, without expectations.
-fn entries(bundle: &OpenBundle<'_>, wanted: &[BindToRecord<'_, '_>]) -> ExpectedBinds {
+/// The entries of a spec that has these edits, without expectations. The entry of each bind has a
+/// source.
+fn entries(bundle: &OpenBundle<'_>, edits: &[SpecEdit]) -> ExpectedBinds {
     let mut expected = ExpectedBinds::default();
     for destination in bundle.spec.destinations() {
         expected.entries.push(AdmittedEntry {
@@ -177,8 +173,13 @@ fn entries(bundle: &OpenBundle<'_>, wanted: &[BindToRecord<'_, '_>]) -> Expected
             source: None,
         });
     }
-    for (bind, source, _) in wanted {
-        expected.entries[bind.index()].source = Some(source.to_path_buf());
+    for bind in bundle.spec.binds() {
+        let edited = edits.iter().find_map(|edit| match edit {
+            SpecEdit::Source { bind: index, to } if *index == bind.index() => Some(to.clone()),
+            SpecEdit::Source { .. } | SpecEdit::BindRslave { .. } | SpecEdit::RootfsRslave => None,
+        });
+        let source = edited.unwrap_or_else(|| source_of(bind, bundle.path).into_owned());
+        expected.entries[bind.index()].source = Some(source);
     }
     for masked in bundle.spec.masked_paths() {
         if !masked.is_empty() {
@@ -207,7 +208,7 @@ impl Observed {
 }
 
 /// Opens sources, if no server or daemon must answer.
-fn observe(sources: &[Cow<'_, Path>]) -> Vec<Option<Observed>> {
+fn observe(sources: &[PathBuf]) -> Vec<Option<Observed>> {
     let mut all = Vec::with_capacity(sources.len());
     let earlier = Mounts::default();
     for some in sources.chunks(MAX_HELD_BINDS) {
@@ -218,11 +219,10 @@ fn observe(sources: &[Cow<'_, Path>]) -> Vec<Option<Observed>> {
         }
         let mounts = earlier.for_newly_opened();
         for (named, handle) in &opened {
-            let source = handle
-                .as_ref()
-                .and_then(|handle| Some((handle, BindSource::of(handle, &mounts)?)));
-            all.push(source.map(|(handle, BindSource { mount, path })| {
-                let identity = handle.identity().ok();
+            let handle = handle.as_ref();
+            let source = handle.and_then(|handle| BindSource::of(handle, &mounts));
+            all.push(source.map(|BindSource { mount, path }| {
+                let identity = handle.and_then(|handle| handle.identity().ok());
                 let identity = identity.filter(|_| mount.fs_type.is_local());
                 Observed {
                     is_moved: path != **named,
@@ -236,31 +236,6 @@ fn observe(sources: &[Cow<'_, Path>]) -> Vec<Option<Observed>> {
     all
 }
 
-/// The binds of a spec, each with its source after the edits.
-fn with_sources<'w, 'a>(
-    bundle: &'w OpenBundle<'a>,
-    edits: &'w [SpecEdit],
-    propagation: impl Fn(&Bind<'a>) -> ExpectedPropagation,
-) -> Vec<BindToRecord<'w, 'a>> {
-    let binds = bundle.spec.binds().iter();
-    binds
-        .map(|bind| {
-            let source = match edited_source(bind, edits) {
-                Some(source) => source.into(),
-                None => source_of(bind, bundle.path),
-            };
-            (bind, source, propagation(bind))
-        })
-        .collect()
-}
-
-fn edited_source<'e>(bind: &Bind<'_>, edits: &'e [SpecEdit]) -> Option<&'e Path> {
-    edits.iter().find_map(|edit| match edit {
-        SpecEdit::Source { bind: index, to } if *index == bind.index() => Some(to.as_path()),
-        SpecEdit::Source { .. } | SpecEdit::BindRslave { .. } | SpecEdit::RootfsRslave => None,
-    })
-}
-
 fn propagation(
     bundle: &OpenBundle<'_>,
     bind: &Bind<'_>,
@@ -272,14 +247,13 @@ fn propagation(
         true => RequestedPropagation::RecursiveSlave,
         false => bind.propagation(),
     };
-    match requested {
-        RequestedPropagation::RecursiveSlave
-            if is_host_root && bundle.policy.is_recursive(bind) =>
-        {
-            ExpectedPropagation::Slave
-        }
-        requested => ExpectedPropagation::of_request(requested, bundle.spec.rootfs_propagation()),
+    if requested == RequestedPropagation::RecursiveSlave
+        && is_host_root
+        && bundle.policy.is_recursive(bind)
+    {
+        return ExpectedPropagation::Slave;
     }
+    ExpectedPropagation::of_request(requested, bundle.spec.rootfs_propagation())
 }
 
 // Reads the kubelet's record of a CSI volume.
@@ -307,10 +281,12 @@ const STAGING_ALIVE: &str = "host mount dead, staging alive: its driver does not
 /// The reason why a volume is dead, with the advice if only the staging mount of the volume
 /// answers.
 pub fn dead_volume(volume: &Path, words: String, probes: &Probes) -> String {
-    match staging_mount(volume).is_some_and(|staging| is_alive(&staging, probes)) {
-        true => format!("{words}; {STAGING_ALIVE}"),
-        false => words,
+    if let Some(staging) = staging_mount(volume)
+        && matches!(probes.reaches(&[staging])[..], [Reach::Alive])
+    {
+        return format!("{words}; {STAGING_ALIVE}");
     }
+    words
 }
 
 /// The staging mount of the volume that is published at this path,
@@ -326,27 +302,17 @@ fn staging_mount(publish: &Path) -> Option<PathBuf> {
         return None;
     }
     let volume = csi_record_in(folder)?;
-    let is_mounted = |staging: &PathBuf| {
-        let handle = Handle::of(staging).map(Handle::unqueried);
-        let mount = handle
-            .ok()
-            .and_then(|handle| Mounts::default().mount_of(&handle).ok());
-        mount.is_some_and(|mount| mount.is_mount_point)
-    };
-    let folders = fs::read_dir(volume.staging_folders(root)?)
-        .into_iter()
-        .flatten();
-    let folders = folders
-        .flatten()
-        .take(MAX_FOLDERS)
-        .map(|entry| entry.path());
-    let mut of_volume = folders
-        .filter(|folder| csi_record_in(folder).is_some_and(|record| record.is_of_volume(&volume)));
-    let staging = of_volume.next().map(|folder| folder.join(STAGING_MOUNT));
-    let staging = staging.or_else(|| volume.old_staging_mount(root));
-    staging.filter(is_mounted)
-}
-
-fn is_alive(staging: &Path, probes: &Probes) -> bool {
-    matches!(probes.reaches(&[staging.to_owned()])[..], [Reach::Alive])
+    let mut staging = None;
+    let folders = fs::read_dir(volume.staging_folders(root)?);
+    for folder in folders.into_iter().flatten().flatten().take(MAX_FOLDERS) {
+        let record = csi_record_in(&folder.path());
+        if record.is_some_and(|record| record.is_of_volume(&volume)) {
+            staging = Some(folder.path().join(STAGING_MOUNT));
+            break;
+        }
+    }
+    let staging = staging.or_else(|| volume.old_staging_mount(root))?;
+    let handle = Handle::of(&staging).ok()?.unqueried();
+    let mount = Mounts::default().mount_of(&handle).ok()?;
+    mount.is_mount_point.then_some(staging)
 }

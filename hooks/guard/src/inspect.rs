@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use bindguard_core::annotations::policy_of_pod;
 use bindguard_core::error_chain;
-use bindguard_core::evidence::{FileKind, Reach};
+use bindguard_core::evidence::FileKind;
 use bindguard_core::identity::Identity;
 use bindguard_core::judge::{
     Finding, Pinning, Verdict, judge_host_root, judge_reach, judge_subpath, judge_volume,
@@ -27,272 +27,30 @@ use bindguard_sys::{Failure, Handle, MountError, Mounts, OldKernel, require_call
 use crate::directories::{RootsInUse, by_all_names, in_real_folder};
 use crate::probes::{Answers, Probes};
 
+/// Limit of binds that are open at a time, with at most three descriptors each: a runtime's limit
+/// is usually 1024.
+pub(crate) const MAX_HELD_BINDS: usize = 300;
+
 /// A bind's source, open until it is judged.
-enum Held<'a> {
+enum Held<'b> {
     Subpath(Box<HeldSubpath>),
     Volume(MountedVolume, HeldVolume),
     HostRoot(Result<Handle, Failure>),
     /// A path anywhere on the node, perhaps on a server. This process never walks to it, unless the
     /// kernel has the whole path in its cache.
-    Somewhere(Cow<'a, Path>, Option<Handle>),
+    Elsewhere(Cow<'b, Path>, Option<Handle>),
     InVolume,
     Foreign,
 }
 
-impl<'a> Held<'a> {
-    fn hold(
-        bind: &Bind<'_>,
-        source: Source<'a>,
-        directories: &HeldVolumeDirectories,
-        choice: &Choice<'_>,
-    ) -> Self {
-        let policy = choice.policy;
-        match source.kind {
-            SourceKind::Subpath(subpath)
-                if policy.stale_subpaths != Mode::Off || checks_volumes(policy) =>
-            {
-                Self::Subpath(Box::new(HeldSubpath::hold_among(subpath, directories)))
-            }
-            SourceKind::MountedVolume(volume) if checks_volumes(policy) => {
-                let held = HeldVolume::hold_of(&volume);
-                Self::Volume(volume, held)
-            }
-            SourceKind::HostRoot if policy.host_root != Mode::Off => {
-                Self::HostRoot(Handle::follow(&source.path))
-            }
-            SourceKind::Foreign if choice.is_worth_probing(bind, &source.path) => {
-                let cached = Handle::cached(&source.path).ok().map(Handle::unqueried);
-                Self::Somewhere(source.path, cached)
-            }
-            SourceKind::InVolume => Self::InVolume,
-            SourceKind::Subpath(_) | SourceKind::MountedVolume(_) | SourceKind::PlainVolume => {
-                Self::Foreign
-            }
-            SourceKind::HostRoot | SourceKind::Foreign => Self::Foreign,
-        }
-    }
-
-    /// The source by a name that matches the places, for a source that no name matched before: the
-    /// name in the spec if `more` names are known by now, else the kernel's.
-    fn by_other_name(
-        &self,
-        more: Option<&Choice<'_>>,
-        choice: &Choice<'_>,
-        probes: &Probes,
-    ) -> Option<Source<'a>> {
-        let Self::Somewhere(path, _) = self else {
-            return None;
-        };
-        if let Some(source) = more.and_then(|more| more.known(path.clone())) {
-            return Some(source);
-        }
-        let real = PodPath::may_be_one(path)
-            .then(|| in_real_folder(path, probes))
-            .flatten()?;
-        more.unwrap_or(choice).known(Cow::Owned(real))
-    }
-
-    /// The paths to probe. The kernel answers for local filesystems, so their paths need no probe.
-    /// If the check for dead sources is off, only subpaths and paths with unknown links are probed,
-    /// because their verdict needs a probe.
-    fn paths_to_probe(&self, look: &Look<'_>) -> Vec<PathBuf> {
-        let is_local = |handle| {
-            look.mounts
-                .mount_of(handle)
-                .is_ok_and(|mount| mount.entry.fs_type.is_local())
-        };
-        let is_to_answer =
-            |handle| look.choice.policy.dead_sources != Alarm::Off && !is_local(handle);
-        match self {
-            Self::Subpath(held) => held.paths_to_probe(&look.mounts),
-            Self::Volume(volume, held) if held.handle().is_some_and(is_to_answer) => {
-                vec![volume.mount_point().to_owned()]
-            }
-            Self::Somewhere(path, cached) if cached.as_ref().is_none_or(is_to_answer) => {
-                vec![path.to_path_buf()]
-            }
-            Self::Volume(..)
-            | Self::Somewhere(..)
-            | Self::HostRoot(_)
-            | Self::InVolume
-            | Self::Foreign => Vec::new(),
-        }
-    }
-
-    fn judge(self, bind: &Bind<'_>, look: &Look<'_>, answers: &Answers) -> (SourceKind, Verdict) {
-        match self {
-            Self::Subpath(held) => {
-                let evidence = held.observe(&look.mounts, &answers.reaches());
-                let verdict = look.wanted_of_subpath(judge_subpath(held.subpath(), &evidence));
-                (SourceKind::Subpath(held.into_subpath()), verdict)
-            }
-            Self::Volume(volume, held) => {
-                let dead = look.judge_reach(&answers.reach());
-                let verdict = dead.unwrap_or_else(|| look.judge_volume(&volume, &held));
-                (SourceKind::MountedVolume(volume), verdict)
-            }
-            Self::HostRoot(source) => (SourceKind::HostRoot, look.judge_host_root(bind, &source)),
-            Self::Somewhere(path, cached) => {
-                let from_cache = cached
-                    .as_ref()
-                    .and_then(|handle| handle.resolved_path().ok());
-                let resolved = answers.resolved().map(Path::to_owned).or(from_cache);
-                if let Some(dead) = look.judge_reach(&answers.reach()) {
-                    return (SourceKind::Foreign, dead);
-                }
-                let Some(resolved) = resolved else {
-                    return (SourceKind::Foreign, Verdict::Foreign);
-                };
-                // A path that is not itself a host root may be a link to a host root: `/var/run` is
-                // `/run` nearly everywhere.
-                match look.is_host_root(bind, &path, &resolved, cached.as_ref()) {
-                    Ok(true) => (
-                        SourceKind::HostRoot,
-                        look.judge_host_root(bind, &Handle::follow(&path)),
-                    ),
-                    Ok(false) => (SourceKind::Foreign, Verdict::Foreign),
-                    Err(error) => (SourceKind::Foreign, Verdict::Unknown(error_chain(&*error))),
-                }
-            }
-            Self::InVolume => (SourceKind::InVolume, Verdict::Current),
-            Self::Foreign => (SourceKind::Foreign, Verdict::Foreign),
-        }
-    }
-}
-
-/// A bind's source, under a name that may differ from the spec's.
-struct Source<'a> {
-    path: Cow<'a, Path>,
-    kind: SourceKind,
-}
-
-/// The policy, and the places that it applies to.
-#[derive(Clone, Copy)]
-struct Choice<'p> {
-    policy: &'p Policy,
-    places: &'p Places,
-}
-
-impl Choice<'_> {
-    fn classify<'a>(&self, path: Cow<'a, Path>) -> Source<'a> {
-        let kind = SourceKind::from_path(&path, self.places, self.policy.host_root_scope);
-        Source { path, kind }
-    }
-
-    /// The source, unless it is foreign.
-    fn known<'a>(&self, path: Cow<'a, Path>) -> Option<Source<'a>> {
-        Some(self.classify(path)).filter(|source| source.kind != SourceKind::Foreign)
-    }
-
-    fn is_host_root(&self, path: &Path) -> bool {
-        self.places
-            .holds_runtime_mounts(path, self.policy.host_root_scope)
-    }
-
-    /// True if mounts below a path count, as far as its name shows.
-    fn may_take_mounts_along(&self, path: &Path) -> bool {
-        match self.policy.host_root_scope {
-            Scope::HostRoot => false,
-            Scope::RuntimeDirectories => self.places.may_hold_mounts_of_containers(path),
-            Scope::AnySubmounts => true,
-        }
-    }
-
-    fn is_worth_probing(&self, bind: &Bind<'_>, source: &Path) -> bool {
-        let checks_host_root = self.policy.host_root != Mode::Off;
-        let wanted = checks_host_root || self.policy.dead_sources != Alarm::Off;
-        let may_take_mounts_along = || {
-            checks_host_root && self.policy.is_recursive(bind) && self.may_take_mounts_along(source)
-        };
-        wanted && (!self.places.is_local_by_construction(source) || may_take_mounts_along())
-    }
-}
-
 /// The data that all judgements of a spec share.
-struct Look<'a> {
+#[derive(Clone, Copy)]
+struct Inspection<'a> {
     spec: &'a SpecView<'a>,
-    choice: Choice<'a>,
-    mounts: Mounts,
+    policy: &'a Policy,
+    places: &'a Places,
     roots: &'a RootsInUse,
-}
-
-impl Look<'_> {
-    /// True if a path that is no host root by its name leads to a host root, or is another name of
-    /// a host root.
-    ///
-    /// # Errors
-    /// If the mounts below the path are not known, and decide.
-    fn is_host_root(
-        &self,
-        bind: &Bind<'_>,
-        written: &Path,
-        resolved: &Path,
-        held: Option<&Handle>,
-    ) -> Result<bool, Rc<MountError>> {
-        if self.choice.policy.host_root == Mode::Off {
-            return Ok(false);
-        }
-        if resolved != written && self.choice.is_host_root(resolved) {
-            return Ok(true);
-        }
-        if let Some(held) = held {
-            let Choice { policy, places } = self.choice;
-            let scope = policy.host_root_scope;
-            if (self.roots).show_below(held, resolved, &self.mounts, places, scope)? {
-                return Ok(true);
-            }
-        }
-        let scope = self.choice.policy.host_root_scope;
-        let may_hold_mounts = || {
-            self.choice.may_take_mounts_along(resolved)
-                && (scope == Scope::AnySubmounts || !held.is_some_and(is_file))
-        };
-        if self.choice.policy.is_recursive(bind) && may_hold_mounts() {
-            return self.mounts.any_below(resolved).map_err(Rc::new);
-        }
-        Ok(false)
-    }
-
-    fn judge_host_root(&self, bind: &Bind<'_>, source: &Result<Handle, Failure>) -> Verdict {
-        let any_shared = self
-            .spec
-            .binds()
-            .iter()
-            .any(|bind| bind.propagation() == RequestedPropagation::Shared);
-        let host = observe_host_mount(source, &self.mounts);
-        let policy = self.choice.policy;
-        let kept = policy.keeps(bind.denied(), bind.denied_below());
-        judge_host_root(
-            bind.propagation(),
-            policy.is_recursive(bind),
-            kept,
-            self.spec.rootfs_propagation(),
-            any_shared,
-            &host,
-        )
-    }
-
-    fn judge_volume(&self, volume: &MountedVolume, held: &HeldVolume) -> Verdict {
-        match self.choice.policy.unmounted_volumes {
-            Alarm::Off => Verdict::Foreign,
-            Alarm::Report | Alarm::Refuse => judge_volume(volume, &held.observe(&self.mounts)),
-        }
-    }
-
-    /// If the check for stale subpaths is off, subpaths are inspected only for dead sources and
-    /// unmounted volumes.
-    fn wanted_of_subpath(&self, verdict: Verdict) -> Verdict {
-        let is_wanted = self.choice.policy.stale_subpaths != Mode::Off
-            || matches!(verdict, Verdict::Dead(_) | Verdict::NotProbed)
-                && self.choice.policy.dead_sources != Alarm::Off
-            || matches!(verdict, Verdict::Unmounted(_))
-                && self.choice.policy.unmounted_volumes != Alarm::Off;
-        if is_wanted { verdict } else { Verdict::Foreign }
-    }
-
-    fn judge_reach(&self, reach: &Reach) -> Option<Verdict> {
-        judge_reach(reach).filter(|_| self.choice.policy.dead_sources != Alarm::Off)
-    }
+    mounts: &'a Mounts,
 }
 
 /// Judges every bind of a spec.
@@ -308,87 +66,261 @@ pub(crate) fn inspect(
     let mounts = Mounts::default();
     let roots = RootsInUse::of(places, is_in_use, &mounts, probes);
     let answering = roots.without_silent(places);
-    let choice = Choice {
+    let inspection = Inspection {
+        spec,
         policy,
         places: answering.as_ref().unwrap_or(places),
+        roots: &roots,
+        mounts: &mounts,
     };
     let mut findings = Vec::with_capacity(spec.binds().len());
     for binds in spec.binds().chunks(MAX_HELD_BINDS) {
-        findings.append(&mut judged(
-            binds, spec, bundle, choice, &roots, &mounts, probes,
-        ));
+        inspection.judge_all(binds, bundle, probes, &mut findings);
     }
     findings
 }
 
-/// Limit of binds that are open at a time, with at most three descriptors each: a runtime's limit
-/// is usually 1024.
-pub(crate) const MAX_HELD_BINDS: usize = 300;
-
-fn judged(
-    binds: &[Bind<'_>],
-    spec: &SpecView<'_>,
-    bundle: &Path,
-    choice: Choice<'_>,
-    roots: &RootsInUse,
-    mounts: &Mounts,
-    probes: &Probes,
-) -> Vec<Finding> {
-    let directories = HeldVolumeDirectories::default();
-    let hold = |bind| {
-        Held::hold(
-            bind,
-            choice.classify(source_of(bind, bundle)),
-            &directories,
-            &choice,
-        )
-    };
-    let mut held: Vec<_> = binds.iter().map(hold).collect();
-    // A source that no name of the places matches may match by the kernel's name.
-    let any_unknown = held.iter().any(|held| matches!(held, Held::Somewhere(..)));
-    let by_all_names = any_unknown
-        .then(|| by_all_names(choice.places, roots, probes))
-        .flatten();
-    let more = by_all_names
-        .as_ref()
-        .map(|places| Choice { places, ..choice });
-    let choice = more.unwrap_or(choice);
-    for (held, bind) in held.iter_mut().zip(binds) {
-        if let Some(source) = held.by_other_name(more.as_ref(), &choice, probes) {
-            *held = Held::hold(bind, source, &directories, &choice);
+impl Inspection<'_> {
+    fn judge_all(
+        self,
+        binds: &[Bind<'_>],
+        bundle: &Path,
+        probes: &Probes,
+        findings: &mut Vec<Finding>,
+    ) {
+        let directories = HeldVolumeDirectories::default();
+        let mut held = Vec::with_capacity(binds.len());
+        for bind in binds {
+            let source = source_of(bind, bundle);
+            let kind = self.kind_of(&source);
+            held.push(self.hold(bind, source, kind, &directories));
         }
-    }
-    let look = Look {
-        spec,
-        choice,
-        mounts: mounts.for_newly_opened(),
-        roots,
-    };
-    let paths_to_probe: Vec<_> = held.iter().map(|held| held.paths_to_probe(&look)).collect();
-    let judged = binds
-        .iter()
-        .zip(held)
-        .zip(probes.probe(&paths_to_probe))
-        .map(|((bind, held), answers)| {
-            let (kind, verdict) = held.judge(bind, &look, &answers);
-            let (source, destination) = (
-                bind.source().to_owned(),
-                Some(bind.destination().to_owned()),
-            );
-            Finding {
+        // A source that no name of the places matches may match by the kernel's name: the name in
+        // the spec if more names of the places are known by now, or the kernel's name of the source.
+        let any_unknown = held.iter().any(|held| matches!(held, Held::Elsewhere(..)));
+        let more = any_unknown.then(|| by_all_names(self.places, self.roots, probes));
+        let more = more.flatten();
+        let look = Inspection {
+            places: more.as_ref().unwrap_or(self.places),
+            mounts: &self.mounts.for_newly_opened(),
+            ..self
+        };
+        for (held, bind) in held.iter_mut().zip(binds) {
+            let Held::Elsewhere(path, _) = held else {
+                continue;
+            };
+            let mut path = path.clone();
+            let mut kind = look.kind_of(&path);
+            if kind == SourceKind::Foreign
+                && PodPath::may_be_one(&path)
+                && let Some(real) = in_real_folder(&path, probes)
+            {
+                kind = look.kind_of(&real);
+                path = real.into();
+            }
+            if kind != SourceKind::Foreign {
+                *held = look.hold(bind, path, kind, &directories);
+            }
+        }
+        let paths: Vec<_> = held.iter().map(|held| look.paths_to_probe(held)).collect();
+        let answers = probes.probe(&paths);
+        for ((bind, held), answers) in binds.iter().zip(held).zip(answers) {
+            let (kind, verdict) = look.judge(bind, held, &answers);
+            findings.push(Finding {
                 bind: Some(bind.index()),
-                source,
-                destination,
+                source: bind.source().to_owned(),
+                destination: Some(bind.destination().to_owned()),
                 kind,
                 verdict,
-            }
-        });
-    judged.collect()
-}
+            });
+        }
+    }
 
-/// True if a volume, and the volume of a subpath, must be mounted or must answer.
-fn checks_volumes(policy: &Policy) -> bool {
-    policy.unmounted_volumes != Alarm::Off || policy.dead_sources != Alarm::Off
+    fn kind_of(&self, source: &Path) -> SourceKind {
+        SourceKind::from_path(source, self.places, self.policy.host_root_scope)
+    }
+
+    fn hold<'b>(
+        &self,
+        bind: &Bind<'_>,
+        source: Cow<'b, Path>,
+        kind: SourceKind,
+        directories: &HeldVolumeDirectories,
+    ) -> Held<'b> {
+        let policy = self.policy;
+        let checks_volumes =
+            policy.unmounted_volumes != Alarm::Off || policy.dead_sources != Alarm::Off;
+        match kind {
+            SourceKind::Subpath(subpath)
+                if policy.stale_subpaths != Mode::Off || checks_volumes =>
+            {
+                Held::Subpath(Box::new(HeldSubpath::hold_among(subpath, directories)))
+            }
+            SourceKind::MountedVolume(volume) if checks_volumes => {
+                let held = HeldVolume::hold_of(&volume);
+                Held::Volume(volume, held)
+            }
+            SourceKind::HostRoot if policy.host_root != Mode::Off => {
+                Held::HostRoot(Handle::follow(&source))
+            }
+            SourceKind::Foreign if self.is_worth_probing(bind, &source) => {
+                let cached = Handle::cached(&source).ok().map(Handle::unqueried);
+                Held::Elsewhere(source, cached)
+            }
+            SourceKind::InVolume => Held::InVolume,
+            SourceKind::Subpath(_)
+            | SourceKind::MountedVolume(_)
+            | SourceKind::PlainVolume
+            | SourceKind::HostRoot
+            | SourceKind::Foreign => Held::Foreign,
+        }
+    }
+
+    fn is_worth_probing(&self, bind: &Bind<'_>, source: &Path) -> bool {
+        let checks_host_root = self.policy.host_root != Mode::Off;
+        if !checks_host_root && self.policy.dead_sources == Alarm::Off {
+            return false;
+        }
+        !self.places.is_local_by_construction(source)
+            || checks_host_root
+                && self.policy.is_recursive(bind)
+                && self.may_take_mounts_along(source)
+    }
+
+    /// True if mounts below a path count, as far as its name shows.
+    fn may_take_mounts_along(&self, path: &Path) -> bool {
+        match self.policy.host_root_scope {
+            Scope::HostRoot => false,
+            Scope::RuntimeDirectories => self.places.may_hold_mounts_of_containers(path),
+            Scope::AnySubmounts => true,
+        }
+    }
+
+    /// The paths to probe. The kernel answers for local filesystems, so their paths need no probe.
+    /// If the check for dead sources is off, only subpaths and paths with unknown links are probed,
+    /// because their verdict needs a probe.
+    fn paths_to_probe(&self, held: &Held<'_>) -> Vec<PathBuf> {
+        let is_to_answer = |handle| {
+            let mount = self.mounts.mount_of(handle);
+            self.policy.dead_sources != Alarm::Off
+                && !mount.is_ok_and(|mount| mount.entry.fs_type.is_local())
+        };
+        match held {
+            Held::Subpath(held) => held.paths_to_probe(self.mounts),
+            Held::Volume(volume, held) if held.handle().is_some_and(is_to_answer) => {
+                vec![volume.mount_point().to_owned()]
+            }
+            Held::Elsewhere(path, cached) if cached.as_ref().is_none_or(is_to_answer) => {
+                vec![path.to_path_buf()]
+            }
+            Held::Volume(..)
+            | Held::Elsewhere(..)
+            | Held::HostRoot(_)
+            | Held::InVolume
+            | Held::Foreign => Vec::new(),
+        }
+    }
+
+    fn judge(&self, bind: &Bind<'_>, held: Held<'_>, answers: &Answers) -> (SourceKind, Verdict) {
+        let policy = self.policy;
+        let dead = judge_reach(&answers.reach());
+        let dead = dead.filter(|_| policy.dead_sources != Alarm::Off);
+        match held {
+            Held::Subpath(held) => {
+                let evidence = held.observe(self.mounts, &answers.reaches());
+                let verdict = judge_subpath(held.subpath(), &evidence);
+                // If the check for stale subpaths is off, subpaths are inspected only for dead
+                // sources and unmounted volumes.
+                let is_wanted = policy.stale_subpaths != Mode::Off
+                    || matches!(verdict, Verdict::Dead(_) | Verdict::NotProbed)
+                        && policy.dead_sources != Alarm::Off
+                    || matches!(verdict, Verdict::Unmounted(_))
+                        && policy.unmounted_volumes != Alarm::Off;
+                let verdict = if is_wanted { verdict } else { Verdict::Foreign };
+                (SourceKind::Subpath(held.into_subpath()), verdict)
+            }
+            Held::Volume(volume, held) => {
+                let verdict = match dead {
+                    Some(dead) => dead,
+                    None if policy.unmounted_volumes == Alarm::Off => Verdict::Foreign,
+                    None => judge_volume(&volume, &held.observe(self.mounts)),
+                };
+                (SourceKind::MountedVolume(volume), verdict)
+            }
+            Held::HostRoot(source) => (SourceKind::HostRoot, self.judge_host_root(bind, &source)),
+            Held::Elsewhere(path, cached) => {
+                if let Some(dead) = dead {
+                    return (SourceKind::Foreign, dead);
+                }
+                let from_cache = || cached.as_ref().and_then(|it| it.resolved_path().ok());
+                let resolved = answers.resolved().map(Path::to_owned).or_else(from_cache);
+                let Some(resolved) = resolved else {
+                    return (SourceKind::Foreign, Verdict::Foreign);
+                };
+                // A path that is not itself a host root may be a link to a host root: `/var/run` is
+                // `/run` nearly everywhere.
+                match self.is_host_root(bind, &path, &resolved, cached.as_ref()) {
+                    Ok(true) => {
+                        let verdict = self.judge_host_root(bind, &Handle::follow(&path));
+                        (SourceKind::HostRoot, verdict)
+                    }
+                    Ok(false) => (SourceKind::Foreign, Verdict::Foreign),
+                    Err(error) => (SourceKind::Foreign, Verdict::Unknown(error_chain(&*error))),
+                }
+            }
+            Held::InVolume => (SourceKind::InVolume, Verdict::Current),
+            Held::Foreign => (SourceKind::Foreign, Verdict::Foreign),
+        }
+    }
+
+    /// True if a path that is no host root by its name leads to a host root, or is another name of
+    /// a host root.
+    ///
+    /// # Errors
+    /// If the mounts below the path are not known, and decide.
+    fn is_host_root(
+        &self,
+        bind: &Bind<'_>,
+        written: &Path,
+        resolved: &Path,
+        held: Option<&Handle>,
+    ) -> Result<bool, Rc<MountError>> {
+        let (places, scope) = (self.places, self.policy.host_root_scope);
+        if self.policy.host_root == Mode::Off {
+            return Ok(false);
+        }
+        if resolved != written && places.holds_runtime_mounts(resolved, scope) {
+            return Ok(true);
+        }
+        if let Some(held) = held
+            && (self.roots).show_below(held, resolved, self.mounts, places, scope)?
+        {
+            return Ok(true);
+        }
+        if !self.policy.is_recursive(bind) || !self.may_take_mounts_along(resolved) {
+            return Ok(false);
+        }
+        // Nothing can be mounted below a file, such as a runtime's socket: the mount table need not
+        // be read.
+        let identity = held.and_then(|held| held.identity().ok());
+        let is_file = identity.is_some_and(|identity| identity.kind == FileKind::File);
+        if is_file && scope != Scope::AnySubmounts {
+            return Ok(false);
+        }
+        self.mounts.any_below(resolved).map_err(Rc::new)
+    }
+
+    fn judge_host_root(&self, bind: &Bind<'_>, source: &Result<Handle, Failure>) -> Verdict {
+        let mut binds = self.spec.binds().iter();
+        judge_host_root(
+            bind.propagation(),
+            self.policy.is_recursive(bind),
+            self.policy.keeps(bind.denied(), bind.denied_below()),
+            self.spec.rootfs_propagation(),
+            binds.any(|bind| bind.propagation() == RequestedPropagation::Shared),
+            &observe_host_mount(source, self.mounts),
+        )
+    }
 }
 
 /// The source of a bind; a relative source is relative to the bundle.
@@ -401,35 +333,28 @@ pub(crate) fn source_of<'a>(bind: &'a Bind<'_>, bundle: &Path) -> Cow<'a, Path> 
     }
 }
 
-/// Nothing can be mounted below a file, such as a runtime's socket: the mount table need not be
-/// read.
-fn is_file(held: &Handle) -> bool {
-    held.identity()
-        .is_ok_and(|identity| identity.kind == FileKind::File)
-}
-
 // Judges the kubelet's volume-subpaths of a volume or a node, without a container's spec.
 
 /// Returns a finding for each subpath. Opens all subpaths at once, with at most three descriptors
 /// each.
 pub fn judge_subpaths(subpaths: &[VolumeSubpath], probes: &Probes) -> Vec<Finding> {
     let directories = HeldVolumeDirectories::default();
-    let held: Vec<_> = subpaths
-        .iter()
-        .map(|subpath| HeldSubpath::hold_among(subpath.clone(), &directories))
-        .collect();
+    let mut held = Vec::with_capacity(subpaths.len());
+    for subpath in subpaths {
+        held.push(HeldSubpath::hold_among(subpath.clone(), &directories));
+    }
     let evidence = probes.observe(&held, &Mounts::default());
-    let findings = subpaths
-        .iter()
-        .zip(evidence)
-        .map(|(subpath, evidence)| Finding {
+    let mut findings = Vec::with_capacity(subpaths.len());
+    for (subpath, evidence) in subpaths.iter().zip(evidence) {
+        findings.push(Finding {
             bind: None,
             source: subpath.path(),
             destination: None,
             verdict: judge_subpath(subpath, &evidence),
             kind: SourceKind::Subpath(subpath.clone()),
         });
-    findings.collect()
+    }
+    findings
 }
 
 // The findings of an admission in a bundle, and the actions that it would take, without taking

@@ -51,12 +51,12 @@ pub use bindguard_sys::{leave_room, with_size_errors};
 /// Why a step failed, for people.
 #[derive(Debug, thiserror::Error)]
 #[error("{act}")]
-pub struct Failure {
+pub struct SourceError {
     act: String,
     source: Option<Box<dyn Error + Send + Sync>>,
 }
 
-impl Failure {
+impl SourceError {
     pub(crate) fn new(act: impl Into<String>) -> Self {
         Self {
             act: act.into(),

@@ -120,20 +120,28 @@ impl Proved {
         let written = record::written_at(path);
         let bytes = bundle::read_spec(path).map_err(OpenError::from)?;
         let mut bundle = OpenBundle::parse(&bytes, path, policy)?;
-        if let Some(refuses) = expected.refuses {
-            let recorded = if refuses {
-                Alarm::Refuse
-            } else {
-                Alarm::Report
-            };
-            bundle.policy.to_mut().proof = recorded;
+        match expected.refuses {
+            Some(true) => bundle.policy.to_mut().proof = Alarm::Refuse,
+            Some(false) => bundle.policy.to_mut().proof = Alarm::Report,
+            None => {}
         }
         self.compare_mounts(&bundle, &expected, written, pid, places)?;
         if expected
             .spec
             .is_some_and(|it| Some(it) != record::spec_version(path))
         {
-            self.report.unproven += added_binds(&bundle, &expected);
+            // A program below the guard, such as nvidia-container-runtime, may have added binds.
+            let mut admitted = HashSet::new();
+            for entry in &expected.entries {
+                if let Some(source) = &entry.source {
+                    admitted.insert((source.as_path(), entry.destination.as_path()));
+                }
+            }
+            for bind in bundle.spec.binds() {
+                if !admitted.contains(&(&*source_of(bind, path), bind.destination())) {
+                    self.report.unproven += 1;
+                }
+            }
         }
         record::add_mounts_before(path, expected);
         Ok(())
@@ -176,8 +184,15 @@ impl Proved {
         pid: u32,
         places: &Places,
     ) -> Result<(), ProveError> {
-        let Some((process, table)) = mounts_unless_ended(pid)? else {
-            return Ok(());
+        // No program of a container whose init has ended can run any more.
+        let process = match HeldProcess::open(pid) {
+            Err(ProcessError::Ended(_)) => return Ok(()),
+            process => process?,
+        };
+        let table = match process.mounts() {
+            // An exiting process loses its mount namespace before its end.
+            Err(_) if process.ends_within(EXIT_TIMEOUT) => return Ok(()),
+            table => table?,
         };
         // The admission reported the problems of the spec.
         self.report.container = Identity::from_spec(&bundle.spec);
@@ -186,11 +201,19 @@ impl Proved {
             comparison.add(mount);
         }
         // Other shims have sandboxes whose processes have no mount of the container.
-        let is_of_sandbox = written.is_none() && !comparison.is_of_container();
+        let mut is_of_sandbox = written.is_none() && !comparison.is_of_container();
         if comparison.differences().is_empty() {
             return Ok(());
         }
-        if is_of_sandbox || is_sandbox(&process)? {
+        if !is_of_sandbox {
+            let namespace = process.mount_namespace().map_err(RefreshError::from)?;
+            is_of_sandbox = match refuse_sandbox(&process, &namespace) {
+                Ok(()) => false,
+                Err(RefreshError::MountsOfNode(_) | RefreshError::Sandbox(_)) => true,
+                Err(error) => return Err(error.into()),
+            };
+        }
+        if is_of_sandbox {
             self.report.unproven = expected.binds.len();
             return Ok(());
         }
@@ -265,24 +288,6 @@ impl Proved {
     }
 }
 
-/// The number of binds that a program below the guard, such as nvidia-container-runtime, added to
-/// the spec.
-fn added_binds(bundle: &OpenBundle<'_>, expected: &ExpectedBinds) -> usize {
-    let mut admitted = HashSet::new();
-    for entry in &expected.entries {
-        if let Some(source) = &entry.source {
-            admitted.insert((source.as_path(), entry.destination.as_path()));
-        }
-    }
-    let mut added = 0;
-    for bind in bundle.spec.binds() {
-        if !admitted.contains(&(&*source_of(bind, bundle.path), bind.destination())) {
-            added += 1;
-        }
-    }
-    added
-}
-
 /// The places to which the destinations lead through the symlinks of the container's root.
 struct Ways {
     places: HashMap<usize, PathBuf>,
@@ -334,27 +339,5 @@ impl Ways {
             comparison.add(mount);
         }
         comparison.differences()
-    }
-}
-
-/// `None` if the container's init has ended: no program of the container can run any more.
-fn mounts_unless_ended(pid: u32) -> Result<Option<(HeldProcess, MountTable)>, ProcessError> {
-    let process = match HeldProcess::open(pid) {
-        Err(ProcessError::Ended(_)) => return Ok(None),
-        process => process?,
-    };
-    match process.mounts() {
-        // An exiting process loses its mount namespace before its end.
-        Err(_) if process.ends_within(EXIT_TIMEOUT) => Ok(None),
-        table => Ok(Some((process, table?))),
-    }
-}
-
-/// True for a process whose mounts are not those of a container, as gVisor's and Kata's.
-fn is_sandbox(process: &HeldProcess) -> Result<bool, RefreshError> {
-    match refuse_sandbox(process, &process.mount_namespace()?) {
-        Ok(()) => Ok(false),
-        Err(RefreshError::MountsOfNode(_) | RefreshError::Sandbox(_)) => Ok(true),
-        Err(error) => Err(error),
     }
 }

@@ -16,7 +16,7 @@ use bindguard_core::report::MountResult;
 use bindguard_sys::replace::{CloneSettings, NewMount};
 use bindguard_sys::{Handle, Mounts, WalkedFolder, walk_host_path};
 
-use crate::Failure;
+use crate::SourceError;
 use crate::directories::in_real_folder;
 use crate::probes::Probes;
 use crate::refresh::running::{RunningContainers, Writer, WriterReach};
@@ -34,7 +34,7 @@ pub(super) fn failed_to(act: &str, error: &dyn Error) -> MountResult {
 }
 
 /// The same, if the current file cannot be opened.
-pub(super) fn not_opened(error: Failure) -> MountResult {
+pub(super) fn not_opened(error: SourceError) -> MountResult {
     failed_to("open the current file", &error)
 }
 
@@ -182,9 +182,9 @@ impl PodFolder {
     }
 }
 
-pub(super) fn mounts_of_host() -> Result<MountTable, Failure> {
+pub(super) fn mounts_of_host() -> Result<MountTable, SourceError> {
     let host = bindguard_sys::read_mount_table();
-    host.map_err(|error| Failure::of("compare with the mounts of the host", error))
+    host.map_err(|error| SourceError::of("compare with the mounts of the host", error))
 }
 
 /// Refuses a mount whose replacement would reach the host and other containers.
@@ -201,16 +201,16 @@ pub(super) fn refuse_shared(stale: &SubpathInContainer) -> Result<(), Refused> {
 }
 
 /// The place of a file in its filesystem.
-pub(super) fn place_of(file: &Handle, mounts: &Mounts) -> Result<FilePlace, Failure> {
+pub(super) fn place_of(file: &Handle, mounts: &Mounts) -> Result<FilePlace, SourceError> {
     let path = file.path().display();
     let mount = mounts.mount_of(file);
-    let mount = mount.map_err(|error| Failure::of(format!("find the mount of {path}"), error))?;
+    let mount = mount.map_err(|error| SourceError::of(format!("find the mount of {path}"), error))?;
     let resolved = file.resolved_path();
-    let resolved = resolved.map_err(|error| Failure::of(format!("resolve {path}"), error))?;
+    let resolved = resolved.map_err(|error| SourceError::of(format!("resolve {path}"), error))?;
     let place = mount.entry.place_in_filesystem(&resolved);
     Ok(FilePlace {
         device: mount.entry.device,
-        path: place.ok_or_else(|| Failure::new(format!("{path} is not below its mount")))?,
+        path: place.ok_or_else(|| SourceError::new(format!("{path} is not below its mount")))?,
     })
 }
 
@@ -270,7 +270,7 @@ pub(super) fn refuse_unsafe_way(
         return Err(changed());
     };
     let walk = walk_host_path(directory);
-    let walk = walk.map_err(|error| not_opened(Failure::of("walk to a bound file", error)))?;
+    let walk = walk.map_err(|error| not_opened(SourceError::of("walk to a bound file", error)))?;
     let mounts = Mounts::default();
     let way = Way {
         folders: folders_on_the_way(&walk.folders, &mounts).map_err(not_opened)?,
@@ -291,7 +291,7 @@ pub(super) fn refuse_unsafe_way(
 pub(super) fn folders_on_the_way(
     folders: &[WalkedFolder],
     mounts: &Mounts,
-) -> Result<Vec<WayFolder>, Failure> {
+) -> Result<Vec<WayFolder>, SourceError> {
     let mut on_the_way = Vec::with_capacity(folders.len());
     for folder in folders {
         on_the_way.push(WayFolder {

@@ -19,7 +19,7 @@ use bindguard_sys::{Handle, HostWalk, Mounts, open_without_waiting, walk_host_pa
 use rustix::param::clock_ticks_per_second;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-use crate::Failure;
+use crate::SourceError;
 use crate::probes::Probes;
 use crate::refresh::current_files::{
     CurrentFiles, folders_on_the_way, not_opened, place_of, refuse_shared, refuse_writable_way,
@@ -127,7 +127,7 @@ impl<'a> BoundFiles<'a> {
         mut binds: Vec<FileBind>,
         init: u32,
         others: &'a dyn RunningContainers,
-    ) -> (Self, Vec<Failure>) {
+    ) -> (Self, Vec<SourceError>) {
         binds.retain(|bind| !bind.is_of_directory());
         let ways = binds.iter().map(WalkedWay::of);
         let errors = ways.filter_map(Result::err).collect();
@@ -204,10 +204,10 @@ impl CurrentFiles for BoundFiles<'_> {
 }
 
 impl WalkedWay {
-    fn of(bind: &FileBind) -> Result<Self, Failure> {
+    fn of(bind: &FileBind) -> Result<Self, SourceError> {
         let source = bind.source();
         if !bind.answers() {
-            return Err(Failure::new(format!(
+            return Err(SourceError::new(format!(
                 "{} does not answer",
                 source.display()
             )));
@@ -218,13 +218,13 @@ impl WalkedWay {
             named_in,
             end,
             ..
-        } = walk_host_path(&source).map_err(|error| Failure::of("walk to a bound file", error))?;
+        } = walk_host_path(&source).map_err(|error| SourceError::of("walk to a bound file", error))?;
         let mounts = Mounts::default();
         let on_the_way = folders_on_the_way(&folders, &mounts)?;
         let named_in = named_in.and_then(|index| on_the_way.get(index));
         let Some(directory) = named_in.map(|folder| folder.place.clone()) else {
             let directory = bind.directory.display();
-            return Err(Failure::new(format!("the directory {directory} is gone")));
+            return Err(SourceError::new(format!("the directory {directory} is gone")));
         };
         let file = match end {
             Some(file) => Some(place_of(&file, &mounts).map(|place| (file, place))?),

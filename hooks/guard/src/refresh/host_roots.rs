@@ -24,7 +24,7 @@ use bindguard_sys::bundle::{read_spec, record};
 use bindguard_sys::observe::BindSource;
 use bindguard_sys::replace::CloneSettings;
 
-use crate::Failure;
+use crate::SourceError;
 use crate::inspect::{OpenBundle, OpenError, inspect};
 use crate::probes::Probes;
 use crate::refresh::current_files::{CurrentFiles, changed, failed, mounts_of_host};
@@ -104,9 +104,9 @@ impl HostRoots {
     }
 
     /// The mounts that the host does not have, in the binds of the container: the innermost first.
-    pub(crate) fn copies(&self, table: &MountTable) -> Result<Vec<PrivateCopy>, Failure> {
+    pub(crate) fn copies(&self, table: &MountTable) -> Result<Vec<PrivateCopy>, SourceError> {
         let makers = self.makers.as_ref().map_err(|error| {
-            Failure::new(format!("find the mounts that the spec makes: {error}"))
+            SourceError::new(format!("find the mounts that the spec makes: {error}"))
         })?;
         let host = mounts_of_host()?;
         let mut copies = Vec::new();
@@ -121,7 +121,7 @@ impl HostRoots {
                 let gone = below.gone(&root, &host, makers, &self.record, &place_of_source);
                 let gone = gone.map_err(|refused| {
                     let place = refused.path.display();
-                    Failure::new(format!("the spec mounts or masks {place} below the bind"))
+                    SourceError::new(format!("the spec mounts or masks {place} below the bind"))
                 })?;
                 for gone in gone.into_iter().rev() {
                     copies.push(PrivateCopy {

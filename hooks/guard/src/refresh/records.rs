@@ -13,7 +13,7 @@ use bindguard_core::refresh::{is_record_needed, left_shared};
 use bindguard_sys::enter::{Action, EnterError, Entered, HeldProcess, ProcessError, Replacement};
 use bindguard_sys::{make_folders, unless_absent, write_new_file};
 
-use crate::Failure;
+use crate::SourceError;
 use crate::refresh::container::{Container, ContainerRefresh, RefreshError, STEP_TIMEOUT};
 
 /// The default directory. It is on a tmpfs: pids and mount ids begin anew with each boot.
@@ -57,9 +57,9 @@ impl TuckRecords {
         &self,
         container: &Container<'_>,
         mut mounts: Vec<MountEntry>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), SourceError> {
         let owner = owner(container);
-        let owner = owner.map_err(|error| Failure::of("read the process before a tuck", error))?;
+        let owner = owner.map_err(|error| SourceError::of("read the process before a tuck", error))?;
         let earlier = self.load(container.process, &owner)?.unwrap_or_default();
         mounts.retain(|mount| {
             let mut at_its_place = earlier.stack_at(&mount.mount_point);
@@ -87,7 +87,7 @@ impl TuckRecords {
     ///
     /// # Errors
     /// If the record cannot be read.
-    fn load(&self, process: &HeldProcess, owner: &str) -> Result<Option<MountTable>, Failure> {
+    fn load(&self, process: &HeldProcess, owner: &str) -> Result<Option<MountTable>, SourceError> {
         let path = self.path(process);
         let text = unless_absent(fs::read(&path));
         let Some(text) = text.map_err(|error| failed_to("read", &path, error))? else {
@@ -128,9 +128,9 @@ impl TuckRecords {
     }
 }
 
-fn failed_to(act: &str, record: &Path, error: std::io::Error) -> Failure {
+fn failed_to(act: &str, record: &Path, error: std::io::Error) -> SourceError {
     let record = record.display();
-    Failure::of(
+    SourceError::of(
         format!("record the mounts before a tuck: {act} {record}"),
         error,
     )

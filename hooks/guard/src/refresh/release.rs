@@ -15,7 +15,7 @@ use bindguard_sys::enter::{
     Action, ContainerNamespace, EnterError, Entered, HeldProcess, HelperProcess, Replacement,
 };
 
-use crate::Failure;
+use crate::SourceError;
 use crate::rebind::REPLACE_TIMEOUT;
 use crate::refresh::container::{Container, RefreshError, STEP_TIMEOUT};
 use crate::refresh::host_roots::{HostRoots, PrivateCopy};
@@ -77,7 +77,7 @@ pub enum ReleaseError {
     Container(#[from] RefreshError),
     /// Its mounts cannot be compared with the host's.
     #[error(transparent)]
-    Compare(#[from] Failure),
+    Compare(#[from] SourceError),
 }
 
 /// Releases the copies of mounts that the host has unmounted, as far as they are wanted, from the

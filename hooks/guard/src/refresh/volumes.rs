@@ -16,7 +16,7 @@ use bindguard_core::report::MountResult;
 use bindguard_sys::observe::children;
 use bindguard_sys::{Handle, Mounts, current_payload, open_target, open_without_waiting};
 
-use crate::Failure;
+use crate::SourceError;
 use crate::expect::csi_record_in;
 use crate::refresh::current_files::{CurrentFiles, PodFolder, failed_to, place_of};
 
@@ -42,7 +42,7 @@ impl PodVolumes {
     ///
     /// # Errors
     /// If the folders cannot be listed, or a volume cannot be opened.
-    pub fn open(pod: &Path) -> Result<Self, Failure> {
+    pub fn open(pod: &Path) -> Result<Self, SourceError> {
         let mut opened = Self {
             volumes: Vec::new(),
             binds: Vec::new(),
@@ -50,9 +50,9 @@ impl PodVolumes {
         for plugin in Plugin::all().filter(|plugin| plugin.writer() == Writer::Kubelet) {
             let folder = pod.join("volumes").join(plugin.folder());
             let volumes = children(&folder);
-            for directory in volumes.map_err(|error| Failure::of(error.to_string(), error))? {
+            for directory in volumes.map_err(|error| SourceError::of(error.to_string(), error))? {
                 let handle = Handle::of(&directory)
-                    .map_err(|error| Failure::of("open a volume of the pod", error))?;
+                    .map_err(|error| SourceError::of("open a volume of the pod", error))?;
                 opened.add(handle, None)?;
             }
         }
@@ -69,7 +69,7 @@ impl PodVolumes {
         mut self,
         pod: &Path,
         writable: impl FnOnce() -> Result<Vec<PathBuf>, E>,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, SourceError> {
         let mut found = Vec::new();
         let folders = fs::read_dir(pod.join("volumes").join(Plugin::csi().folder()));
         for folder in folders.into_iter().flatten().flatten() {
@@ -88,7 +88,7 @@ impl PodVolumes {
         Ok(self)
     }
 
-    fn add(&mut self, handle: Handle, refused: Option<RefusedReason>) -> Result<(), Failure> {
+    fn add(&mut self, handle: Handle, refused: Option<RefusedReason>) -> Result<(), SourceError> {
         if let Ok(current) = current_payload(&handle) {
             let seen = PodVolume {
                 directory: handle.path().to_owned(),

@@ -29,7 +29,7 @@ use bindguard_guard::refresh::{
     refresh_container_within,
 };
 use bindguard_guard::{
-    ExpectedSources, Failure, Probes, Proved, kubelet_roots_by_all_names, prove_new_container,
+    ExpectedSources, SourceError, Probes, Proved, kubelet_roots_by_all_names, prove_new_container,
 };
 use bindguard_operator::bundles::{bundle_of_container, spec_of_container};
 use bindguard_operator::node::{hold_init, recorded_init_of};
@@ -55,7 +55,7 @@ const REFRESH_TIMEOUT: Duration = Duration::from_millis(400);
 enum NotChecked {
     /// Its volumes could not be opened.
     #[error(transparent)]
-    Volumes(#[from] Failure),
+    Volumes(#[from] SourceError),
     /// No process could enter the container.
     #[error("the agent has no helper process")]
     NoHelper,
