@@ -204,7 +204,8 @@ pub(super) fn refuse_shared(stale: &SubpathInContainer) -> Result<(), Refused> {
 pub(super) fn place_of(file: &Handle, mounts: &Mounts) -> Result<FilePlace, SourceError> {
     let path = file.path().display();
     let mount = mounts.mount_of(file);
-    let mount = mount.map_err(|error| SourceError::of(format!("find the mount of {path}"), error))?;
+    let mount =
+        mount.map_err(|error| SourceError::of(format!("find the mount of {path}"), error))?;
     let resolved = file.resolved_path();
     let resolved = resolved.map_err(|error| SourceError::of(format!("resolve {path}"), error))?;
     let place = mount.entry.place_in_filesystem(&resolved);

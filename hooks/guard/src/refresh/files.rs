@@ -218,13 +218,16 @@ impl WalkedWay {
             named_in,
             end,
             ..
-        } = walk_host_path(&source).map_err(|error| SourceError::of("walk to a bound file", error))?;
+        } = walk_host_path(&source)
+            .map_err(|error| SourceError::of("walk to a bound file", error))?;
         let mounts = Mounts::default();
         let on_the_way = folders_on_the_way(&folders, &mounts)?;
         let named_in = named_in.and_then(|index| on_the_way.get(index));
         let Some(directory) = named_in.map(|folder| folder.place.clone()) else {
             let directory = bind.directory.display();
-            return Err(SourceError::new(format!("the directory {directory} is gone")));
+            return Err(SourceError::new(format!(
+                "the directory {directory} is gone"
+            )));
         };
         let file = match end {
             Some(file) => Some(place_of(&file, &mounts).map(|place| (file, place))?),

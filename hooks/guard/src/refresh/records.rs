@@ -59,7 +59,8 @@ impl TuckRecords {
         mut mounts: Vec<MountEntry>,
     ) -> Result<(), SourceError> {
         let owner = owner(container);
-        let owner = owner.map_err(|error| SourceError::of("read the process before a tuck", error))?;
+        let owner =
+            owner.map_err(|error| SourceError::of("read the process before a tuck", error))?;
         let earlier = self.load(container.process, &owner)?.unwrap_or_default();
         mounts.retain(|mount| {
             let mut at_its_place = earlier.stack_at(&mount.mount_point);

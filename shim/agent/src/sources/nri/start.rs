@@ -29,7 +29,7 @@ use bindguard_guard::refresh::{
     refresh_container_within,
 };
 use bindguard_guard::{
-    ExpectedSources, SourceError, Probes, Proved, kubelet_roots_by_all_names, prove_new_container,
+    ExpectedSources, Probes, Proved, SourceError, kubelet_roots_by_all_names, prove_new_container,
 };
 use bindguard_operator::bundles::{bundle_of_container, spec_of_container};
 use bindguard_operator::node::{hold_init, recorded_init_of};
