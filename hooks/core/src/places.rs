@@ -3,7 +3,8 @@
 //! A bind of such a directory, or of an ancestor, keeps the mounts of other containers alive. A
 //! path inside is usually on the node's own disk, so it need not be probed.
 
-use std::path::{Component, Path, PathBuf};
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 
 use crate::kubelet::{Plugin, Writer};
 use crate::paths::{below, climbs, is_root, lies_in};
@@ -69,12 +70,13 @@ impl Places {
             names.filter(|name| !directories.contains(name)).collect()
         };
         let (roots, directories) = (more(&self.kubelet_roots), more(&self.runtime_directories));
-        (!roots.is_empty() || !directories.is_empty()).then(|| {
-            let mut places = self.clone();
-            places.kubelet_roots.extend(roots);
-            places.runtime_directories.extend(directories);
-            places
-        })
+        if roots.is_empty() && directories.is_empty() {
+            return None;
+        }
+        let mut places = self.clone();
+        places.kubelet_roots.extend(roots);
+        places.runtime_directories.extend(directories);
+        Some(places)
     }
 
     /// The same places, and the directories of the runtimes that made the mounts or bundles at
@@ -102,39 +104,34 @@ impl Places {
     /// `path` is `/` or, depending on the scope, a directory of kubelet or runtime, or an ancestor
     /// of such a directory.
     pub fn holds_runtime_mounts(&self, path: &Path, scope: Scope) -> bool {
-        match scope {
-            Scope::HostRoot => is_root(path),
-            Scope::RuntimeDirectories | Scope::AnySubmounts => {
-                is_root(path) || self.is_above_runtime(path)
-            }
-        }
-    }
-
-    fn is_above_runtime(&self, path: &Path) -> bool {
-        let above = |dir: &PathBuf| lies_in(dir, path);
-        let kubelets =
-            |root: &PathBuf| above(root) || below(path, root).is_some_and(is_mounted_in_by_kubelet);
-        self.runtime_directories.iter().any(above) || self.kubelet_roots.iter().any(kubelets)
+        let is_above = |directory: &PathBuf| lies_in(directory, path);
+        let holds_kubelets = |root: &PathBuf| {
+            is_above(root)
+                || below(path, root)
+                    .is_some_and(|folder| KUBELET_MOUNTS.iter().any(|it| folder == Path::new(it)))
+        };
+        is_root(path)
+            || scope != Scope::HostRoot
+                && (self.runtime_directories.iter().any(is_above)
+                    || self.kubelet_roots.iter().any(holds_kubelets))
     }
 
     /// True if the kubelet or a runtime mounts things at `path`.
     pub fn is_mounted_below(&self, path: &Path) -> bool {
-        let kubelets = |root: &PathBuf| {
-            KUBELET_MOUNTS
-                .iter()
-                .any(|folder| path.starts_with(root.join(folder)))
+        let is_kubelets = |root: &PathBuf| {
+            let below = below(path, root);
+            below.is_some_and(|below| KUBELET_MOUNTS.iter().any(|it| below.starts_with(it)))
         };
-        self.runtime_directories
-            .iter()
-            .any(|dir| lies_in(path, dir))
-            || self.kubelet_roots.iter().any(kubelets)
+        let mut runtimes = self.runtime_directories.iter();
+        runtimes.any(|directory| lies_in(path, directory))
+            || self.kubelet_roots.iter().any(is_kubelets)
     }
 
     /// True if `path` is in a volume of a pod, of Docker or of Podman.
     pub fn lies_in_volume(&self, path: &Path) -> bool {
-        let is_volume = |below: &Path| below.components().any(|name| name.as_os_str() == VOLUMES);
-        self.directories()
-            .any(|directory| below(path, directory).is_some_and(is_volume))
+        self.directories().any(|directory| {
+            below(path, directory).is_some_and(|below| below.iter().any(|name| name == VOLUMES))
+        })
     }
 
     /// True if `path` is inside a runtime's directory and mounts of several containers may be below
@@ -142,20 +139,17 @@ impl Places {
     /// False for a path of a single container or volume, such as `containers/<id>/mounts/shm`: the
     /// runtime binds it. Also false for every folder of a pod or driver in the kubelet's directory.
     pub fn may_hold_mounts_of_containers(&self, path: &Path) -> bool {
-        let is_inside = |dir: &PathBuf| below(path, dir).is_some_and(|below| !is_of_one(below));
-        self.runtime_directories.iter().any(is_inside) && !climbs(path)
+        let mut runtimes = self.runtime_directories.iter();
+        runtimes.any(|directory| below(path, directory).is_some_and(|below| !is_of_one(below)))
+            && !climbs(path)
     }
 
     /// True if only the kubelet or a runtime writes at `path`, on the node's own disk: outside of
     /// `plugins`, and of all volumes except kubelet-written ones. No process needs to probe such a
     /// path.
     pub fn is_local_by_construction(&self, path: &Path) -> bool {
-        let is_own =
-            |dir: &PathBuf| below(path, dir).is_some_and(|below| !may_be_mounted_on(below));
-        self.kubelet_roots
-            .iter()
-            .chain(&self.runtime_directories)
-            .any(is_own)
+        self.directories()
+            .any(|directory| below(path, directory).is_some_and(|below| !may_be_mounted_on(below)))
             && !climbs(path)
     }
 }
@@ -163,11 +157,8 @@ impl Places {
 impl Default for Places {
     fn default() -> Self {
         Self {
-            kubelet_roots: Self::KUBELET_ROOTS.iter().map(PathBuf::from).collect(),
-            runtime_directories: Self::RUNTIME_DIRECTORIES
-                .iter()
-                .map(PathBuf::from)
-                .collect(),
+            kubelet_roots: Self::KUBELET_ROOTS.map(PathBuf::from).into(),
+            runtime_directories: Self::RUNTIME_DIRECTORIES.map(PathBuf::from).into(),
         }
     }
 }
@@ -175,11 +166,9 @@ impl Default for Places {
 /// The directory of the runtime that has a container's folder at `path`: containerd's `state`, which
 /// dockerd's containerd has, too, or the storage of Podman and CRI-O.
 fn runtime_directory(path: &Path) -> Option<&Path> {
-    let is_of_containers = |folder: &&Path| {
-        let name = folder.file_name().unwrap_or_default();
-        name == "io.containerd.runtime.v2.task" || name == "overlay-containers"
-    };
-    let folder = path.ancestors().skip(1).find(is_of_containers)?;
+    let folder = path.ancestors().skip(1).find(|folder| {
+        folder.ends_with("io.containerd.runtime.v2.task") || folder.ends_with("overlay-containers")
+    })?;
     folder.parent()
 }
 
@@ -187,24 +176,16 @@ fn runtime_directory(path: &Path) -> Option<&Path> {
 /// files.
 const KUBELET_MOUNTS: [&str; 2] = ["pods", "plugins"];
 
-fn is_mounted_in_by_kubelet(below_root: &Path) -> bool {
-    KUBELET_MOUNTS
-        .iter()
-        .any(|folder| below_root == Path::new(folder))
-}
-
 /// True if drivers, or containers whose mounts reach the host, may mount at a path, relative to the
 /// root of a kubelet or runtime. Containers mount in volumes: `pods/<uid>/volumes/...` of the
 /// kubelet, `volumes/...` of Docker, `storage/volumes/...` of Podman. CSI drivers mount for the
 /// whole node in `plugins`.
 fn may_be_mounted_on(below_root: &Path) -> bool {
-    let mut names = below_root.components().map(Component::as_os_str);
+    let mut names = below_root.iter();
     let in_volumes = names.any(|name| name == VOLUMES);
     // Only the kubelet may mount on a volume that it writes, such as a configMap.
-    let is_kubelets = names
-        .next()
-        .and_then(Plugin::from_folder)
-        .is_some_and(|plugin| plugin.writer() == Writer::Kubelet);
+    let plugin = names.next().and_then(Plugin::from_folder);
+    let is_kubelets = plugin.is_some_and(|plugin| plugin.writer == Writer::Kubelet);
     below_root.starts_with("plugins") || in_volumes && !is_kubelets
 }
 
@@ -214,9 +195,7 @@ const VOLUMES: &str = "volumes";
 /// Examples: `sandboxes/<id>/shm` of containerd, `containers/<id>/...` of Docker,
 /// `storage/overlay-containers/<id>/...` of Podman and CRI-O, `volumes/<name>/_data`.
 fn is_of_one(below_root: &Path) -> bool {
-    let mut names = below_root
-        .components()
-        .map(|name| name.as_os_str().as_encoded_bytes());
+    let mut names = below_root.iter().map(OsStr::as_encoded_bytes);
     names.any(|name| {
         matches!(name, b"sandboxes" | b"containers" | b"volumes") || name.ends_with(b"-containers")
     }) && names.next().is_some()

@@ -9,6 +9,7 @@ use std::str::FromStr;
 use serde::de::IntoDeserializer;
 use serde::de::value::Error as UnknownMode;
 use serde::{Deserialize, Serialize};
+use strum::{Display, EnumString};
 
 /// The annotation that requests refreshes: `true`, or names of containers, separated by commas.
 pub const REFRESH: &str = "bindguard.io/refresh";
@@ -44,6 +45,8 @@ const MAX_TEXT: usize = 4096;
 
 /// The limit of reported problems: a pod may have annotations of 256 KiB, all of wrong words.
 const MAX_PROBLEMS: usize = 8;
+
+const EXPECTED_CONTAINERS: &str = "\"true\", \"false\" or names of containers";
 
 /// The containers of a node that the agent refreshes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -114,20 +117,21 @@ impl RefreshRequest {
         match request.checked(REFRESH, annotation(REFRESH)) {
             None | Some("false") => {}
             Some("true") => request.containers = OptIn::All,
-            Some("") => request.refuse(REFRESH, "", "\"true\", \"false\" or names of containers"),
-            Some(names) => {
-                let names = names
+            Some("") => request.refuse(REFRESH, "", EXPECTED_CONTAINERS),
+            Some(text) => {
+                let mut names = Vec::new();
+                for name in text
                     .split(',')
                     .map(str::trim)
-                    .filter(|name| !name.is_empty());
-                let (names, others): (Vec<_>, Vec<_>) =
-                    names.partition(|name| may_be_container(name));
-                for other in others {
-                    request.refuse(REFRESH, other, "\"true\", \"false\" or names of containers");
+                    .filter(|name| !name.is_empty())
+                {
+                    match may_be_container(name) {
+                        true => names.push(name.to_owned()),
+                        false => request.refuse(REFRESH, name, EXPECTED_CONTAINERS),
+                    }
                 }
                 if !names.is_empty() {
-                    request.containers =
-                        OptIn::Named(names.into_iter().map(str::to_owned).collect());
+                    request.containers = OptIn::Named(names);
                 }
             }
         }
@@ -163,12 +167,11 @@ impl RefreshRequest {
     /// The text of an annotation or a label, without a text that is too long.
     fn checked<'t>(&mut self, name: &str, text: Option<&'t str>) -> Option<&'t str> {
         let text = text.map(str::trim)?;
-        if text.len() > MAX_TEXT {
-            let expected = format!("a text of at most {MAX_TEXT} bytes");
-            self.refuse(name, text, &expected);
-            return None;
+        if text.len() <= MAX_TEXT {
+            return Some(text);
         }
-        Some(text)
+        self.refuse(name, text, &format!("a text of at most {MAX_TEXT} bytes"));
+        None
     }
 
     fn read_binds(&mut self, name: &str, text: Option<&str>, expected: &str) {
@@ -208,8 +211,8 @@ impl RefreshRequest {
 
 /// True if a container of a pod can have this name: a DNS label. `True` is none.
 fn may_be_container(name: &str) -> bool {
-    let is_of_label = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    name.len() <= 63 && name.bytes().all(is_of_label)
+    let mut bytes = name.bytes();
+    name.len() <= 63 && bytes.all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-'))
 }
 
 impl OptIn {
@@ -251,8 +254,8 @@ pub struct ProgramName(String);
 impl ProgramName {
     /// `None` if no file can have the name, or for a name with control characters.
     pub fn from_text(text: &str) -> Option<Self> {
-        let is_invalid = |letter: char| letter == '/' || letter.is_control();
-        let is_name = !text.is_empty() && text.len() <= MAX_FILE_NAME && !text.contains(is_invalid);
+        let is_invalid = text.contains(|letter: char| letter == '/' || letter.is_control());
+        let is_name = !is_invalid && (1..=MAX_FILE_NAME).contains(&text.len());
         is_name.then(|| Self(text.to_owned()))
     }
 
@@ -269,7 +272,8 @@ impl ProgramName {
 }
 
 /// The signals that a pod may request. A program that handles the requested signal goes on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Display, EnumString)]
+#[strum(serialize_all = "UPPERCASE")]
 pub enum NotifySignal {
     /// SIGHUP
     Hup,
@@ -291,41 +295,21 @@ pub struct UnknownNotification(String);
 impl Notify {
     /// Reads `none`, `touch`, `signal:NAME` or `signal:NAME@PROGRAM`.
     pub fn from_text(text: &str) -> Option<Self> {
-        match text.trim() {
-            "none" => Some(Self::None),
-            "touch" => Some(Self::Touch),
-            other => {
-                let signal = other.strip_prefix("signal:")?;
-                match signal.split_once('@') {
-                    None => NotifySignal::from_name(signal).map(Self::Signal),
-                    Some((signal, program)) => Some(Self::SignalProgram(
-                        NotifySignal::from_name(signal)?,
-                        ProgramName::from_text(program)?,
-                    )),
-                }
-            }
+        let text = text.trim();
+        match text {
+            "none" => return Some(Self::None),
+            "touch" => return Some(Self::Touch),
+            _ => {}
         }
-    }
-}
-
-impl NotifySignal {
-    fn from_name(name: &str) -> Option<Self> {
-        match name.strip_prefix("SIG").unwrap_or(name) {
-            "HUP" => Some(Self::Hup),
-            "USR1" => Some(Self::Usr1),
-            "USR2" => Some(Self::Usr2),
-            "WINCH" => Some(Self::Winch),
-            _ => None,
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Hup => "SIGHUP",
-            Self::Usr1 => "SIGUSR1",
-            Self::Usr2 => "SIGUSR2",
-            Self::Winch => "SIGWINCH",
-        }
+        let (signal, program) = match text.strip_prefix("signal:")?.split_once('@') {
+            Some((signal, program)) => (signal, Some(program)),
+            None => (text.strip_prefix("signal:")?, None),
+        };
+        let signal = signal.strip_prefix("SIG").unwrap_or(signal).parse().ok()?;
+        Some(match program {
+            Some(program) => Self::SignalProgram(signal, ProgramName::from_text(program)?),
+            None => Self::Signal(signal),
+        })
     }
 }
 
@@ -334,9 +318,9 @@ impl fmt::Display for Notify {
         match self {
             Self::None => f.write_str("none"),
             Self::Touch => f.write_str("touch"),
-            Self::Signal(signal) => write!(f, "signal:{}", signal.name()),
+            Self::Signal(signal) => write!(f, "signal:SIG{signal}"),
             Self::SignalProgram(signal, program) => {
-                write!(f, "signal:{}@{}", signal.name(), program.as_str())
+                write!(f, "signal:SIG{signal}@{}", program.0)
             }
         }
     }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::kubelet::{MountedVolume, Plugin, PodPath, VolumeSubpath};
+use crate::kubelet::{MountedVolume, Plugin, PodPath, VolumeSubpath, Writer};
 use crate::places::Places;
 use crate::policy::Scope;
 
@@ -41,7 +41,10 @@ impl SourceKind {
     }
 
     fn of_pod(path: &PodPath<'_, '_>) -> Option<Self> {
-        if Plugin::holds_payload_path(path) {
+        if let [volumes, folder, _volume, _name, ..] = path.names.as_slice()
+            && *volumes == "volumes"
+            && Plugin::from_folder(folder).is_some_and(|plugin| plugin.writer == Writer::Kubelet)
+        {
             return Some(Self::InVolume);
         }
         let subpath = || VolumeSubpath::from_pod_path(path).map(Self::Subpath);

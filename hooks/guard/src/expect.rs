@@ -294,11 +294,9 @@ pub fn dead_volume(volume: &Path, words: String, probes: &Probes) -> String {
 /// on the way is in a volume.
 fn staging_mount(publish: &Path) -> Option<PathBuf> {
     let csi = Plugin::csi();
-    let folder = publish
-        .parent()
-        .filter(|_| publish.ends_with(csi.below()))?;
+    let folder = publish.parent().filter(|_| publish.ends_with(csi.below))?;
     let root = folder.ancestors().nth(5)?;
-    if folder.parent()?.file_name()? != csi.folder() {
+    if folder.parent()?.file_name()? != csi.folder {
         return None;
     }
     let volume = csi_record_in(folder)?;

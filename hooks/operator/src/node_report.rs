@@ -179,7 +179,7 @@ impl NodeBind {
     ) -> Self {
         let path = PodPath::from_path(bind.source(), places.kubelet_roots());
         let subpath = path.as_ref().and_then(VolumeSubpath::from_pod_path);
-        let pod = path.map(|path| pods.of_uid(path.pod_uid()));
+        let pod = path.map(|path| pods.of_uid(path.pod_uid));
         let container = subpath
             .as_ref()
             .and_then(|subpath| pods.container(subpath.pod_uid(), subpath.container()));

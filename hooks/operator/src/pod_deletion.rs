@@ -111,12 +111,12 @@ pub fn mounts_in_volumes(table: &MountTable, pods: &Pods, places: &Places) -> Ve
 /// with all files.
 pub(crate) fn removed_volume<'p>(path: &'p Path, places: &Places) -> Option<(&'p str, &'p Path)> {
     let pod = PodPath::from_path(path, places.kubelet_roots())?;
-    match pod.names() {
+    match pod.names.as_slice() {
         [volumes, plugin, _, below @ ..]
             if *volumes == "volumes" && REMOVED.iter().any(|removed| plugin == removed) =>
         {
             let volume = path.ancestors().nth(below.len())?;
-            (!below.is_empty()).then_some((pod.pod_uid(), volume))
+            (!below.is_empty()).then_some((pod.pod_uid, volume))
         }
         _ => None,
     }

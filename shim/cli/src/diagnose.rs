@@ -165,7 +165,7 @@ impl Diagnose {
             None => true,
             Some(uids) => {
                 let path = PodPath::from_path(path, places.kubelet_roots());
-                path.is_some_and(|path| uids.iter().any(|wanted| wanted == path.pod_uid()))
+                path.is_some_and(|path| uids.iter().any(|wanted| wanted == path.pod_uid))
             }
         })
     }

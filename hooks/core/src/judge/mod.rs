@@ -45,7 +45,7 @@ pub enum Fit {
 impl Fit {
     /// Compares a subpath's mount with a volume.
     pub fn of(mount: &SubpathMount, volume: &Volume) -> Self {
-        let may_be_of_plugin = || match volume.plugin.required_mount() {
+        let may_be_of_plugin = || match volume.plugin.mount {
             Some(required) => required.may_be(&mount.fs_type),
             None => volume.was_memory(mount),
         };
@@ -74,7 +74,7 @@ impl Volume {
     /// True if the subpath's mount is a tmpfs although the volume is now a plain folder: an
     /// emptyDir of medium Memory. Volumes that the kubelet writes without a mount are on its disk.
     fn was_memory(&self, mount: &SubpathMount) -> bool {
-        let may_be_memory = self.plugin.writer() == Writer::Containers;
+        let may_be_memory = self.plugin.writer == Writer::Containers;
         may_be_memory && mount.fs_type.0 == "tmpfs" && mount.device != self.device
     }
 }
@@ -216,7 +216,7 @@ fn in_volume(
 ) -> Verdict {
     let required = MountedVolume::of_subpath(subpath, volume.plugin);
     let lacking = if volume.is_mount_point {
-        required.filter(|required| !required.required_mount().may_be(&volume.fs_type))
+        required.filter(|required| !required.required.may_be(&volume.fs_type))
     } else if required.is_none() && volume.was_memory(mount) {
         // Only the subpath shows that an emptyDir had the medium Memory.
         let directory = &volume.directory;
@@ -256,7 +256,7 @@ fn in_volume(
     // A pod's `subPath: .` of a kubelet-written volume is beside the payloads and never changes.
     if is_root
         && sub_path.timestamp.is_none()
-        && volume.plugin.writer() == Writer::Kubelet
+        && volume.plugin.writer == Writer::Kubelet
         && !mount.root.deleted
         && mount.device == volume.device
     {
@@ -265,7 +265,7 @@ fn in_volume(
     let expected = Expected {
         directory: &volume.directory,
         device: volume.device,
-        writer: volume.plugin.writer(),
+        writer: volume.plugin.writer,
         layout: volume.layout,
         sub_path,
         target: ExpectedTarget::Opened(&evidence.target),
@@ -302,9 +302,7 @@ fn without_remedy(mount: &SubpathMount, why: NoRemedy) -> Verdict {
 /// does not exist.
 pub fn judge_volume(volume: &MountedVolume, mount: &Observed<VolumeMount>) -> Verdict {
     let found = match mount {
-        Observed::Seen(mount)
-            if !mount.deleted && !volume.required_mount().may_be(&mount.fs_type) =>
-        {
+        Observed::Seen(mount) if !mount.deleted && !volume.required.may_be(&mount.fs_type) => {
             Some(mount.fs_type.clone())
         }
         Observed::Seen(_) | Observed::Unreadable(_) => return judge_plain_volume(mount),
@@ -372,7 +370,7 @@ pub fn judge_host_root(
         });
     }
     // A root made `shared` for a shared bind stays: rslave there would also lower that bind.
-    let rootfs = !rootfs.lets_umounts_in() && !(rootfs.is_shared() && any_shared);
+    let rootfs = !(rootfs.lets_umounts_in() || rootfs.is_shared() && any_shared);
     if !bind && !rootfs && private_mount.is_none() {
         return Verdict::Current;
     }
@@ -542,9 +540,9 @@ mod subpath_tests {
                 device: DEVICE,
                 fs_type: FsType(fs_type.to_owned()),
                 place: "/place".into(),
-                is_mount_point: plugin.required_mount().is_some(),
+                is_mount_point: plugin.mount.is_some(),
                 is_newer: true,
-                layout: match plugin.writer() {
+                layout: match plugin.writer {
                     Writer::Kubelet => VolumeLayout::Payload,
                     Writer::Containers => VolumeLayout::Plain,
                 },

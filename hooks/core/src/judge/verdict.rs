@@ -130,7 +130,7 @@ impl fmt::Display for Unmounted {
                 )?;
             }
         }
-        write!(f, "; usually {}", volume.required_mount().usual_cause())
+        write!(f, "; usually {}", volume.required.usual_cause)
     }
 }
 

@@ -14,7 +14,6 @@ mod plugin;
 
 use std::ffi::OsStr;
 use std::fmt;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use crate::paths::{below, join};
@@ -28,9 +27,10 @@ pub use crate::kubelet::plugin::{Plugin, RequiredMount, Writer};
 /// `<root>/pods/<uid>/<name>...`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodPath<'p, 'r> {
-    kubelet_root: &'r Path,
-    pod_uid: &'p str,
-    names: Vec<&'p OsStr>,
+    pub kubelet_root: &'r Path,
+    pub pod_uid: &'p str,
+    /// The names after the pod's folder.
+    pub names: Vec<&'p OsStr>,
 }
 
 impl<'p, 'r> PodPath<'p, 'r> {
@@ -55,43 +55,25 @@ impl<'p, 'r> PodPath<'p, 'r> {
     }
 
     fn below(kubelet_root: &'r Path, path: &'p Path) -> Option<Self> {
-        let mut names = below(path, kubelet_root)?.components().map(name);
-        names.next().flatten().filter(|name| *name == "pods")?;
-        let pod_uid = names.next().flatten()?.to_str()?;
-        Some(Self {
-            kubelet_root,
-            pod_uid,
-            names: names.collect::<Option<_>>()?,
-        })
-    }
-
-    pub fn kubelet_root(&self) -> &'r Path {
-        self.kubelet_root
-    }
-
-    pub fn pod_uid(&self) -> &'p str {
-        self.pod_uid
-    }
-
-    /// The names after the pod's folder.
-    pub fn names(&self) -> &[&'p OsStr] {
-        &self.names
-    }
-}
-
-fn name(component: Component<'_>) -> Option<&OsStr> {
-    match component {
-        Component::Normal(name) => Some(name),
-        Component::Prefix(_) | Component::RootDir | Component::CurDir | Component::ParentDir => {
-            None
+        let mut names = Vec::new();
+        for component in below(path, kubelet_root)?.components() {
+            match component {
+                Component::Normal(name) => names.push(name),
+                _ => return None,
+            }
+        }
+        match names.as_slice() {
+            [pods, uid, ..] if *pods == "pods" => Some(Self {
+                kubelet_root,
+                pod_uid: uid.to_str()?,
+                names: names.split_off(2),
+            }),
+            _ => None,
         }
     }
 }
 
 // The path of a volume-subpath bind.
-
-/// Capacity for nearly every path of a pod.
-const USUAL_PATH: usize = 200;
 
 /// `<root>/pods/<uid>/volume-subpaths/<volume>/<container>/<index>`, parsed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -117,21 +99,20 @@ impl VolumeSubpath {
     /// Parses a pod's path; `None` if it is not the path of a subpath bind. An index with a sign or
     /// leading zeros is invalid, because the kubelet writes no such index.
     pub fn from_pod_path(path: &PodPath<'_, '_>) -> Option<Self> {
-        let &[folder, volume, container, index] = path.names() else {
+        let &[folder, volume, container, number] = path.names.as_slice() else {
             return None;
         };
-        let owned = |name: &OsStr| name.to_str().map(str::to_owned);
-        (folder == Self::FOLDER).then_some(())?;
+        let number = number.to_str()?;
+        let index: u32 = number.parse().ok()?;
+        if folder != Self::FOLDER || index.to_string() != number {
+            return None;
+        }
         Some(Self {
-            kubelet_root: path.kubelet_root().to_owned(),
-            pod_uid: path.pod_uid().to_owned(),
-            volume: owned(volume)?,
-            container: owned(container)?,
-            index: index
-                .to_str()?
-                .parse()
-                .ok()
-                .filter(|number: &u32| index == number.to_string().as_str())?,
+            kubelet_root: path.kubelet_root.to_owned(),
+            pod_uid: path.pod_uid.to_owned(),
+            volume: volume.to_str()?.to_owned(),
+            container: container.to_str()?.to_owned(),
+            index,
         })
     }
 
@@ -160,14 +141,14 @@ impl VolumeSubpath {
 
     /// The path of the volume if it belongs to `plugin`.
     pub fn volume_directory(&self, plugin: Plugin) -> PathBuf {
-        let folder = self.in_pod(["volumes", plugin.folder(), &self.volume]);
-        join(folder, plugin.below())
+        let folder = self.in_pod(["volumes", plugin.folder, &self.volume]);
+        join(folder, plugin.below)
     }
 
     fn in_pod<'a>(&'a self, names: impl IntoIterator<Item = &'a str>) -> PathBuf {
-        let mut path = PathBuf::with_capacity(USUAL_PATH);
-        path.push(&self.kubelet_root);
-        path.extend(["pods", &self.pod_uid].into_iter().chain(names));
+        let mut path = self.kubelet_root.join("pods");
+        path.push(&self.pod_uid);
+        path.extend(names);
         path
     }
 
@@ -216,21 +197,21 @@ pub enum VolumeLayout {
 pub struct TimestampDirectory(String);
 
 impl TimestampDirectory {
-    const LAYOUT: &'static [u8] = b"..dddd_dd_dd_dd_dd_dd.";
+    const LAYOUT: &'static str = "..dddd_dd_dd_dd_dd_dd.";
 
     /// Parses the name of a timestamp directory; `None` for any other name.
     pub fn from_name(name: &OsStr) -> Option<Self> {
-        let (date, suffix) = name.as_bytes().split_at_checked(Self::LAYOUT.len())?;
-        let fits = |(actual, wanted): (&u8, &u8)| {
-            if *wanted == b'd' {
-                actual.is_ascii_digit()
-            } else {
-                actual == wanted
-            }
-        };
-        let digits = !suffix.is_empty() && suffix.iter().all(u8::is_ascii_digit);
-        (digits && date.iter().zip(Self::LAYOUT).all(fits)).then_some(())?;
-        Some(Self(name.to_str()?.to_owned()))
+        let name = name.to_str()?;
+        let (date, suffix) = name.split_at_checked(Self::LAYOUT.len())?;
+        let is_date = date
+            .bytes()
+            .zip(Self::LAYOUT.bytes())
+            .all(|(actual, wanted)| match wanted {
+                b'd' => actual.is_ascii_digit(),
+                _ => actual == wanted,
+            });
+        let is_number = !suffix.is_empty() && suffix.bytes().all(|byte| byte.is_ascii_digit());
+        (is_date && is_number).then(|| Self(name.to_owned()))
     }
 
     pub fn name(&self) -> &str {
@@ -253,7 +234,7 @@ mod pod_path_tests {
             Path::new(path),
             ["/data/kubelet", "/var/lib/kubelet"].map(Path::new),
         )
-        .map(|pod| pod.pod_uid())
+        .map(|pod| pod.pod_uid)
     }
 
     #[test]

@@ -27,10 +27,16 @@ pub enum Writer {
 /// A plugin whose volumes the guard understands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plugin {
-    folder: &'static str,
-    below: &'static str,
-    writer: Writer,
-    mount: Option<RequiredMount>,
+    /// The plugin's folder below `volumes`, such as `kubernetes.io~configmap`; for a flexVolume its
+    /// kind.
+    pub folder: &'static str,
+    /// The part of a volume's folder that the containers get: `mount` for CSI, otherwise the whole
+    /// folder.
+    pub below: &'static str,
+    /// The writer of the plugin's volumes.
+    pub writer: Writer,
+    /// The mount that the plugin's volumes require, if any.
+    pub(crate) mount: Option<RequiredMount>,
 }
 
 /// The mount that a plugin's volumes require.
@@ -39,7 +45,7 @@ pub struct RequiredMount {
     /// The filesystems that the plugin mounts; an empty list means any.
     fs_types: &'static [&'static str],
     /// The usual cause of a missing mount.
-    usual_cause: &'static str,
+    pub(crate) usual_cause: &'static str,
 }
 
 impl Plugin {
@@ -66,34 +72,12 @@ impl Plugin {
     /// The plugin with this folder. A flexVolume's folder is named after its driver,
     /// `vendor~driver`.
     pub fn from_folder(folder: &OsStr) -> Option<Self> {
-        let is_drivers =
-            |folder: &str| folder.contains('~') && !folder.starts_with("kubernetes.io~");
-        let flex_volume = || {
-            folder
-                .to_str()
-                .filter(|folder| is_drivers(folder))
-                .map(|_| FLEX_VOLUME)
-        };
-        Self::all()
-            .find(|plugin| folder == plugin.folder)
-            .or_else(flex_volume)
-    }
-
-    /// The plugin's folder below `volumes`, such as `kubernetes.io~configmap`; for a flexVolume its
-    /// kind.
-    pub fn folder(self) -> &'static str {
-        self.folder
-    }
-
-    /// The part of a volume's folder that the containers get: `mount` for CSI, otherwise the whole
-    /// folder.
-    pub fn below(self) -> &'static str {
-        self.below
-    }
-
-    /// The writer of the plugin's volumes.
-    pub fn writer(self) -> Writer {
-        self.writer
+        if let Some(plugin) = PLUGINS.iter().find(|plugin| folder == plugin.folder) {
+            return Some(*plugin);
+        }
+        let folder = folder.to_str()?;
+        let is_drivers = folder.contains('~') && !folder.starts_with("kubernetes.io~");
+        is_drivers.then_some(FLEX_VOLUME)
     }
 
     /// The layout of the plugin's volumes as far as the plugin decides it. A container or a driver
@@ -110,30 +94,6 @@ impl Plugin {
     pub fn may_mount(self) -> bool {
         self.mount.is_some() || self == FLEX_VOLUME
     }
-
-    /// The mount that the plugin's volumes require, if any.
-    pub fn required_mount(self) -> Option<RequiredMount> {
-        self.mount
-    }
-
-    /// The mount that a volume needs if it is known to have been a tmpfs.
-    pub(super) fn required_tmpfs(self) -> RequiredMount {
-        if self == FLEX_VOLUME {
-            FLEX_MEMORY
-        } else {
-            MEMORY
-        }
-    }
-
-    /// True if `path` is `<root>/pods/<uid>/volumes/<plugin>/<volume>/<name>...` of a
-    /// kubelet-written volume.
-    pub fn holds_payload_path(path: &PodPath<'_, '_>) -> bool {
-        let &[volumes, folder, _volume, _name, ..] = path.names() else {
-            return false;
-        };
-        volumes == "volumes"
-            && Self::from_folder(folder).is_some_and(|plugin| plugin.writer() == Writer::Kubelet)
-    }
 }
 
 /// The number of usual plugins, the first in the table.
@@ -143,11 +103,6 @@ impl RequiredMount {
     /// True if the plugin can have made a mount of this filesystem.
     pub fn may_be(self, fs_type: &FsType) -> bool {
         self.fs_types.is_empty() || self.fs_types.contains(&fs_type.0.as_str())
-    }
-
-    /// The usual cause if the volume is not mounted.
-    pub fn usual_cause(self) -> &'static str {
-        self.usual_cause
     }
 }
 
@@ -177,12 +132,7 @@ const FLEX_MEMORY: RequiredMount = RequiredMount {
 };
 
 /// A `hostPath`, or a claim that is bound to a `hostPath`: the pod has no folder for the volume.
-const HOST_PATH: Plugin = Plugin {
-    folder: "kubernetes.io~host-path",
-    below: "",
-    writer: Writer::Containers,
-    mount: None,
-};
+const HOST_PATH: Plugin = plugin("kubernetes.io~host-path", Writer::Containers, None);
 
 const CSI_DRIVER: Plugin = Plugin {
     below: "mount",
@@ -190,20 +140,15 @@ const CSI_DRIVER: Plugin = Plugin {
 };
 
 /// A volume of a driver outside of the kubelet and of CSI: `vendor~driver/<volume>`.
-const FLEX_VOLUME: Plugin = Plugin {
-    folder: "flexVolume",
-    below: "",
-    writer: Writer::Containers,
-    mount: None,
-};
+const FLEX_VOLUME: Plugin = plugin("flexVolume", Writer::Containers, None);
 
 /// Sorted by how often a subPath is used with them.
 const PLUGINS: &[Plugin] = &[
-    unmounted("kubernetes.io~configmap", Writer::Kubelet),
-    on_tmpfs("kubernetes.io~secret"),
-    on_tmpfs("kubernetes.io~projected"),
-    on_tmpfs("kubernetes.io~downward-api"),
-    unmounted("kubernetes.io~empty-dir", Writer::Containers),
+    plugin("kubernetes.io~configmap", Writer::Kubelet, None),
+    plugin("kubernetes.io~secret", Writer::Kubelet, Some(MEMORY)),
+    plugin("kubernetes.io~projected", Writer::Kubelet, Some(MEMORY)),
+    plugin("kubernetes.io~downward-api", Writer::Kubelet, Some(MEMORY)),
+    plugin("kubernetes.io~empty-dir", Writer::Containers, None),
     CSI_DRIVER,
     mounted("kubernetes.io~nfs", &["nfs", "nfs4"], NFS),
     mounted("kubernetes.io~local-volume", &[], BLOCK),
@@ -233,24 +178,15 @@ const PLUGINS: &[Plugin] = &[
     mounted("kubernetes.io~quobyte", &[], NODE_MOUNT),
     mounted("kubernetes.io~scaleio", &[], BLOCK),
     mounted("kubernetes.io~storageos", &[], BLOCK),
-    unmounted("kubernetes.io~git-repo", Writer::Containers),
+    plugin("kubernetes.io~git-repo", Writer::Containers, None),
 ];
 
-const fn unmounted(folder: &'static str, writer: Writer) -> Plugin {
+const fn plugin(folder: &'static str, writer: Writer, mount: Option<RequiredMount>) -> Plugin {
     Plugin {
         folder,
         below: "",
         writer,
-        mount: None,
-    }
-}
-
-const fn on_tmpfs(folder: &'static str) -> Plugin {
-    Plugin {
-        folder,
-        below: "",
-        writer: Writer::Kubelet,
-        mount: Some(MEMORY),
+        mount,
     }
 }
 
@@ -259,16 +195,11 @@ const fn mounted(
     fs_types: &'static [&'static str],
     usual_cause: &'static str,
 ) -> Plugin {
-    let mount = Some(RequiredMount {
+    let mount = RequiredMount {
         fs_types,
         usual_cause,
-    });
-    Plugin {
-        folder,
-        below: "",
-        writer: Writer::Containers,
-        mount,
-    }
+    };
+    plugin(folder, Writer::Containers, Some(mount))
 }
 
 // Volumes that require a mount: without a mount, their directory is an empty folder on the node's
@@ -282,8 +213,9 @@ const fn mounted(
 pub struct MountedVolume {
     mount_point: PathBuf,
     pod_uid: String,
-    plugin: Plugin,
-    required: RequiredMount,
+    pub plugin: Plugin,
+    /// The mount that must exist at the mount point.
+    pub(crate) required: RequiredMount,
     volume: String,
 }
 
@@ -298,25 +230,22 @@ impl MountedVolume {
 
     /// The volume that is, or contains, a pod's path.
     pub fn from_pod_path(path: &PodPath<'_, '_>) -> Option<Self> {
-        let &[volumes, folder, volume, ref rest @ ..] = path.names() else {
+        let &[volumes, folder, volume, ref rest @ ..] = path.names.as_slice() else {
             return None;
         };
         let plugin = Plugin::from_folder(folder)?;
-        let required = plugin.required_mount()?;
         let in_mount =
-            plugin.below().is_empty() || rest.first().is_some_and(|first| *first == plugin.below());
+            plugin.below.is_empty() || rest.first().is_some_and(|it| *it == plugin.below);
         if volumes != "volumes" || !in_mount {
             return None;
         }
-        let mut mount_point = path.kubelet_root().join("pods");
-        mount_point.extend([path.pod_uid().as_ref(), volumes, folder, volume]);
-        let mount_point = join(mount_point, plugin.below());
-        let pod_uid = path.pod_uid().to_owned();
+        let mut mount_point = path.kubelet_root.join("pods");
+        mount_point.extend([path.pod_uid.as_ref(), volumes, folder, volume]);
         Some(Self {
-            mount_point,
-            pod_uid,
+            mount_point: join(mount_point, plugin.below),
+            pod_uid: path.pod_uid.to_owned(),
             plugin,
-            required,
+            required: plugin.mount?,
             volume: volume.to_str()?.to_owned(),
         })
     }
@@ -325,9 +254,9 @@ impl MountedVolume {
     pub fn of_subpath(subpath: &VolumeSubpath, plugin: Plugin) -> Option<Self> {
         Some(Self {
             mount_point: subpath.volume_directory(plugin),
-            pod_uid: subpath.pod_uid().to_owned(),
+            pod_uid: subpath.pod_uid.to_owned(),
             plugin,
-            required: plugin.required_mount()?,
+            required: plugin.mount?,
             volume: subpath.volume().to_owned(),
         })
     }
@@ -337,9 +266,13 @@ impl MountedVolume {
     pub fn of_memory(subpath: &VolumeSubpath, plugin: Plugin, directory: &Path) -> Self {
         Self {
             mount_point: directory.to_owned(),
-            pod_uid: subpath.pod_uid().to_owned(),
+            pod_uid: subpath.pod_uid.to_owned(),
             plugin,
-            required: plugin.required_tmpfs(),
+            required: if plugin == FLEX_VOLUME {
+                FLEX_MEMORY
+            } else {
+                MEMORY
+            },
             volume: subpath.volume().to_owned(),
         }
     }
@@ -353,23 +286,8 @@ impl MountedVolume {
         })
     }
 
-    /// The plugin's folder, such as `kubernetes.io~nfs`.
-    pub fn plugin_folder(&self) -> &'static str {
-        self.plugin.folder()
-    }
-
-    /// The writer of the volume's content.
-    pub fn writer(&self) -> Writer {
-        self.plugin.writer()
-    }
-
     pub fn mount_point(&self) -> &Path {
         &self.mount_point
-    }
-
-    /// The mount that must exist at the mount point.
-    pub fn required_mount(&self) -> RequiredMount {
-        self.required
     }
 }
 
@@ -416,8 +334,10 @@ impl CsiRecord {
 
     /// True for the record of the same volume. A record without the driver's handle is of no volume.
     pub fn is_of_volume(&self, other: &Self) -> bool {
-        let names = |record: &Self| record.driver_name.clone().zip(record.volume_handle.clone());
-        names(self).is_some_and(|own| Some(own) == names(other))
+        self.driver_name.is_some()
+            && self.volume_handle.is_some()
+            && self.driver_name == other.driver_name
+            && self.volume_handle == other.volume_handle
     }
 
     /// The folder with the staging folders of the volume's driver, below a kubelet's root. The name
@@ -430,13 +350,9 @@ impl CsiRecord {
     /// The staging mount that kubelets before 1.24 made.
     pub fn old_staging_mount(&self, kubelet_root: &Path) -> Option<PathBuf> {
         let volume = file_name(self.spec_volume.as_deref()?)?;
-        Some(
-            kubelet_root
-                .join(STAGING)
-                .join("pv")
-                .join(volume)
-                .join(STAGING_MOUNT),
-        )
+        let mut mount = kubelet_root.join(STAGING);
+        mount.extend(["pv", volume, STAGING_MOUNT]);
+        Some(mount)
     }
 
     /// True for a volume in the pod's own spec, which only this pod has.
@@ -448,10 +364,7 @@ impl CsiRecord {
 /// A text that is a single name of a path.
 fn file_name(text: &str) -> Option<&str> {
     let mut parts = Path::new(text).components();
-    let is_name = matches!(
-        (parts.next(), parts.next()),
-        (Some(Component::Normal(_)), None)
-    );
+    let is_name = matches!(parts.next(), Some(Component::Normal(_))) && parts.next().is_none();
     is_name.then_some(text)
 }
 

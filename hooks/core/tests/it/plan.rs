@@ -438,7 +438,7 @@ fn a_spec_is_never_pointed_into_a_volume_that_containers_write() {
                 timestamp: None,
                 path: "app.conf".into(),
             },
-            writer: plugin.writer(),
+            writer: plugin.writer,
             layout: plugin.layout(),
             method: RepairMethod::Rebind,
         };
@@ -451,7 +451,7 @@ fn a_spec_is_never_pointed_into_a_volume_that_containers_write() {
             .spec_edit();
         assert_eq!(
             edit.is_some(),
-            plugin.writer() == Writer::Kubelet,
+            plugin.writer == Writer::Kubelet,
             "{plugin}: {edit:?}"
         );
     }

@@ -108,9 +108,9 @@ impl SpecifiedBind {
 fn is_of_kubelet_written_volume(source: &Path, pod: &Path) -> bool {
     let root = pod.parent().and_then(Path::parent);
     let subpath = root.and_then(|root| VolumeSubpath::from_path(source, [root]));
-    let mut written = Plugin::all().filter(|plugin| plugin.writer() == Writer::Kubelet);
+    let mut written = Plugin::all().filter(|plugin| plugin.writer == Writer::Kubelet);
     written.any(|plugin| {
-        let volumes = pod.join("volumes").join(plugin.folder());
+        let volumes = pod.join("volumes").join(plugin.folder);
         match &subpath {
             Some(subpath) => fs::symlink_metadata(volumes.join(subpath.volume())).is_ok(),
             None => lies_in(source, &volumes),

@@ -47,8 +47,8 @@ impl PodVolumes {
             volumes: Vec::new(),
             binds: Vec::new(),
         };
-        for plugin in Plugin::all().filter(|plugin| plugin.writer() == Writer::Kubelet) {
-            let folder = pod.join("volumes").join(plugin.folder());
+        for plugin in Plugin::all().filter(|plugin| plugin.writer == Writer::Kubelet) {
+            let folder = pod.join("volumes").join(plugin.folder);
             let volumes = children(&folder);
             for directory in volumes.map_err(|error| SourceError::of(error.to_string(), error))? {
                 let handle = Handle::of(&directory)
@@ -71,7 +71,7 @@ impl PodVolumes {
         writable: impl FnOnce() -> Result<Vec<PathBuf>, E>,
     ) -> Result<Self, SourceError> {
         let mut found = Vec::new();
-        let folders = fs::read_dir(pod.join("volumes").join(Plugin::csi().folder()));
+        let folders = fs::read_dir(pod.join("volumes").join(Plugin::csi().folder));
         for folder in folders.into_iter().flatten().flatten() {
             if let Some(handle) = payload_of_driver(&folder.path()) {
                 found.push((folder.file_name(), handle));
@@ -164,7 +164,7 @@ impl CurrentFiles for PodVolumes {
 pub fn payload_of_driver(folder: &Path) -> Option<Handle> {
     // From here on the kernel has the whole path to the mount point in its cache.
     let _folder = Handle::of(folder).ok()?;
-    let directory = folder.join(Plugin::csi().below());
+    let directory = folder.join(Plugin::csi().below);
     let mounts = Mounts::default();
     let handle = open_without_waiting(&directory, |handle| mounts.is_local(handle)).ok()?;
     if !mounts.is_local(&handle) || current_payload(&handle).is_err() {
@@ -179,7 +179,7 @@ fn refusal(name: &Path, pod: &PodFolder, writable: Option<&[PathBuf]>) -> Option
     let Some(writable) = writable else {
         return Some(RefusedReason::MountsUnknown);
     };
-    let volumes = pod.path().join("volumes").join(Plugin::csi().folder());
+    let volumes = pod.path().join("volumes").join(Plugin::csi().folder);
     let volume = volumes.join(name);
     let subpaths = pod.path().join("volume-subpaths").join(name);
     for source in writable.iter().filter_map(|source| pod.path_in(source)) {

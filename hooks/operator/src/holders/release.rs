@@ -85,12 +85,12 @@ pub(super) fn of_the_kubelet(path: &Path, own: &Own<'_>) -> Vec<ReleaseCommand> 
     let Some(path) = PodPath::from_path(path, own.places.kubelet_roots()) else {
         return Vec::new();
     };
-    let is_of_pod = |uid: &Option<String>| uid.as_deref() == Some(path.pod_uid());
+    let is_of_pod = |uid: &Option<String>| uid.as_deref() == Some(path.pod_uid);
     if !own.pods.containers.iter().any(|it| is_of_pod(&it.pod.uid)) {
         return Vec::new();
     }
     let effect = "or delete the pod: the kubelet unmounts the pod's volumes";
-    delete_pod(&own.pods.of_uid(path.pod_uid()), own, effect)
+    delete_pod(&own.pods.of_uid(path.pod_uid), own, effect)
 }
 
 /// The deletion of a pod. Where it would erase files of the host, their mounts instead.

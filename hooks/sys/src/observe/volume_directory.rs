@@ -66,7 +66,7 @@ impl HeldVolumeDirectory {
         folders.sort();
         let held = folders.iter().filter_map(|folder| {
             let plugin = Plugin::from_folder(folder.file_name()?)?;
-            let directory = join(folder.join(subpath.volume()), plugin.below());
+            let directory = join(folder.join(subpath.volume()), plugin.below);
             Self::in_folder(plugin, &directory)
         });
         Ok(held.collect())
@@ -75,12 +75,12 @@ impl HeldVolumeDirectory {
     /// A CSI driver that unmounts removes the directory `mount`; its parent directory is the
     /// kubelet's.
     fn in_folder(plugin: Plugin, directory: &Path) -> Option<Self> {
-        let above = || directory.parent().filter(|_| !plugin.below().is_empty());
+        let above = || directory.parent().filter(|_| !plugin.below.is_empty());
         Self::try_hold(plugin, directory).or_else(|| Self::try_hold(plugin, above()?))
     }
 
     fn try_hold(plugin: Plugin, directory: &Path) -> Option<Self> {
-        let hold = || match plugin.writer() {
+        let hold = || match plugin.writer {
             Writer::Kubelet => Handle::as_written(directory),
             // Anything may be mounted there.
             Writer::Containers => Handle::as_written(directory).map(Handle::unqueried),
@@ -97,7 +97,7 @@ impl HeldVolumeDirectory {
     }
 
     pub(super) fn writer(&self) -> Writer {
-        self.plugin.writer()
+        self.plugin.writer
     }
 
     pub(super) fn handle(&self) -> Option<&Handle> {
@@ -108,7 +108,7 @@ impl HeldVolumeDirectory {
     pub(super) fn payload(&self) -> Option<&Payload> {
         let held = || {
             self.handle()
-                .filter(|_| self.plugin.writer() == Writer::Kubelet)
+                .filter(|_| self.plugin.writer == Writer::Kubelet)
                 .and_then(Payload::hold)
         };
         self.payload.get_or_init(held).as_ref()
@@ -175,7 +175,7 @@ impl HeldVolume {
 
     /// Opens a volume whose writer is known: a kubelet-written volume is on this node.
     pub fn hold_of(volume: &MountedVolume) -> Self {
-        match volume.writer() {
+        match volume.plugin.writer {
             Writer::Kubelet => Self(Handle::of(volume.mount_point())),
             Writer::Containers => Self::hold(volume.mount_point()),
         }

@@ -413,9 +413,9 @@ fn volumes_with_subpaths(pod: &PodOfRoot) -> Result<Vec<VolumeOfPod>, Failure> {
         let Some(volume) = entry.file_name().and_then(OsStr::to_str) else {
             continue;
         };
-        let mut written = Plugin::all().filter(|plugin| plugin.writer() == Writer::Kubelet);
+        let mut written = Plugin::all().filter(|plugin| plugin.writer == Writer::Kubelet);
         let is_written_by_kubelet = written.any(|plugin| {
-            let folder = directory.join("volumes").join(plugin.folder());
+            let folder = directory.join("volumes").join(plugin.folder);
             folder.join(volume).symlink_metadata().is_ok()
         });
         if !is_written_by_kubelet {

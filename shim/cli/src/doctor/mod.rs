@@ -144,7 +144,7 @@ fn helpers(kubelet_roots: &[PathBuf], problems: Vec<String>) -> Point {
             let in_use: BTreeSet<String> = volumes
                 .iter()
                 .flat_map(|volumes| &volumes.mounted)
-                .map(|volume| volume.plugin_folder().to_owned())
+                .map(|volume| volume.plugin.folder.to_owned())
                 .collect();
             let distribution = LinuxDistribution::from_os_release(&os_release(Path::new("/")));
             doctor::mount_helpers(&in_use, is_there, &distribution)

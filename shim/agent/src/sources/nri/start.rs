@@ -270,7 +270,7 @@ fn pod_directory(spec: &SpecView<'_>, config: &Config) -> Option<PathBuf> {
     let roots = kubelet_roots_by_all_names(config.places(), &Probes::for_create());
     binds.find_map(|bind| {
         let path = PodPath::from_path(bind.source(), roots.iter().map(PathBuf::as_path))?;
-        Some(path.kubelet_root().join("pods").join(path.pod_uid()))
+        Some(path.kubelet_root.join("pods").join(path.pod_uid))
     })
 }
 

@@ -205,13 +205,13 @@ impl WatchTree {
             volume: volume.to_owned(),
         };
         let volumes = self.pod(uid).join("volumes");
-        for plugin in Plugin::all().filter(|plugin| plugin.writer() == Writer::Kubelet) {
-            let directory = volumes.join(plugin.folder()).join(volume);
+        for plugin in Plugin::all().filter(|plugin| plugin.writer == Writer::Kubelet) {
+            let directory = volumes.join(plugin.folder).join(volume);
             if self.watch(&directory, Watched::Volume(of_pod.clone()), changes) {
                 return changes.add(of_pod);
             }
         }
-        let folder = volumes.join(Plugin::csi().folder()).join(volume);
+        let folder = volumes.join(Plugin::csi().folder).join(volume);
         if let Some(directory) = payload_of_driver(&folder) {
             let watch = self.inotify.watch_open(&directory);
             if self.watched(watch, &folder, Watched::Volume(of_pod.clone()), changes) {

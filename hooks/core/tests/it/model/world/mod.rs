@@ -156,7 +156,7 @@ impl World {
     }
 
     pub fn is_kubelets(&self) -> bool {
-        self.plugin.writer() == Writer::Kubelet
+        self.plugin.writer == Writer::Kubelet
     }
 
     pub fn is_veiled(&self) -> bool {
@@ -296,7 +296,7 @@ impl World {
     }
 
     fn place_of(&self, path: &Path) -> Option<PathBuf> {
-        match self.plugin.writer() {
+        match self.plugin.writer {
             Writer::Kubelet => Some(Path::new(self.data.as_ref()?.name()).join(path)),
             Writer::Containers => Some(path.to_owned()),
         }
