@@ -128,7 +128,7 @@ impl Pods {
     }
 
     /// The containers that run, or of which no state is known; without sandboxes.
-    pub(crate) fn running(&self) -> impl Iterator<Item = &PodContainer> {
+    pub fn running(&self) -> impl Iterator<Item = &PodContainer> {
         self.containers.iter().filter(|container| {
             matches!(container.state, None | Some(ContainerState::Running))
                 && container.name.is_some()

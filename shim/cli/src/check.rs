@@ -5,11 +5,13 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use bindguard_config::Config;
+use bindguard_core::judge::VerdictName;
+use bindguard_core::report::Report;
 use bindguard_guard::check_bundle;
 use clap::Args;
 
-use crate::show;
-use crate::time_limits::check_answers;
+use crate::named_file::check_answers;
+use crate::show::{self, Lines};
 
 /// The place of containerd's bundles.
 const A_BUNDLE: &str = "/run/containerd/io.containerd.runtime.v2.task/k8s.io/ID";
@@ -25,7 +27,6 @@ pub struct Check {
 }
 
 impl Check {
-    /// Runs it.
     pub fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
         // The report names the bundle: a relative path is useless to a reader in a different
         // folder.
@@ -38,7 +39,23 @@ impl Check {
                 "{problem}: BUNDLE is a folder with a container's config.json, such as {A_BUNDLE}"
             );
         }
-        show::print(&report, self.json)?;
-        Ok(show::exit_code(&report))
+        let (mut found, mut is_incomplete) = (0, !report.problems.is_empty());
+        for bind in &report.binds {
+            found += usize::from(bind.finding.verdict.is_finding());
+            is_incomplete |= bind.verdict() == VerdictName::Unknown;
+        }
+        let text = |report: &Report| {
+            let mut lines = Lines::of_problems(&report.problems);
+            for bind in &report.binds {
+                lines.bind(&bind.into());
+            }
+            lines.line(&format!(
+                "{} checked, {found} with findings, {} foreign",
+                report.binds.len(),
+                report.foreign
+            ));
+            lines
+        };
+        show::finish(&report, self.json, text, is_incomplete, found > 0)
     }
 }

@@ -7,16 +7,15 @@ use std::process::ExitCode;
 
 use anyhow::anyhow;
 use bindguard_config::{
-    ActiveKey, CHANGING_KEYS, DEFAULT_PATH, ENVIRONMENT, Error, Instead, KEPT_PATH, Loaded,
-    SHIPPED, load,
+    ActiveKey, CHANGING_KEYS, DEFAULT_PATH, ENVIRONMENT, Instead, KEPT_PATH, Loaded, SHIPPED, load,
 };
 use bindguard_core::error_chain;
 use clap::Subcommand;
 use serde::Serialize;
 use toml::Value;
 
+use crate::named_file::check_answers;
 use crate::show::{print_json, print_remark, print_text};
-use crate::time_limits::check_answers;
 
 /// Verbs of `config`.
 #[derive(Debug, Subcommand)]
@@ -37,16 +36,17 @@ pub enum ConfigVerb {
 }
 
 impl ConfigVerb {
-    /// Runs it; `config` is the file that `--config` names.
+    /// `config` is the file that `--config` names.
     pub fn run(self, config: Option<PathBuf>) -> anyhow::Result<ExitCode> {
         match self {
             Self::Check { file } => {
                 let named = file
                     .or(config)
                     .or_else(|| std::env::var_os(ENVIRONMENT).map(PathBuf::from));
-                let file = named.clone().unwrap_or_else(|| DEFAULT_PATH.into());
+                let is_named = named.is_some();
+                let file = named.unwrap_or_else(|| DEFAULT_PATH.into());
                 check_answers(&file)?;
-                check(&file, named.is_some())
+                check(&file, is_named)
             }
             Self::Show { json } => show(config, json),
             Self::Default => {
@@ -62,37 +62,30 @@ fn check(path: &Path, is_named: bool) -> anyhow::Result<ExitCode> {
     let is_missing = path
         .symlink_metadata()
         .is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+    let name = path.display();
+    let mut text = String::new();
     if is_missing && !is_named {
-        print_text(&format!(
-            "no {}: every setting has its default\n",
-            path.display()
-        ))?;
-        return Ok(ExitCode::SUCCESS);
+        text = format!("no {name}: every setting has its default\n");
+    } else {
+        for warning in valid(path)?.warnings {
+            text += &format!("{warning}\n");
+        }
+        if !text.is_empty() {
+            print_text(&text)?;
+            return Ok(ExitCode::FAILURE);
+        }
+        text = format!("{name} has no mistake\n");
     }
-    let loaded = valid(path)?;
-    if loaded.warnings.is_empty() {
-        print_text(&format!("{} has no mistake\n", path.display()))?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    print_text(
-        &loaded
-            .warnings
-            .iter()
-            .map(|warning| format!("{warning}\n"))
-            .collect::<String>(),
-    )?;
-    Ok(ExitCode::FAILURE)
+    print_text(&text)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Prints the active config as a valid config file.
 fn show(named: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
-    let path = named.clone().unwrap_or_else(in_force);
+    let is_named = named.is_some();
+    let path = named.unwrap_or_else(in_force);
     check_answers(&path)?;
-    let loaded = if named.is_some() {
-        valid(&path)?
-    } else {
-        load()
-    };
+    let loaded = if is_named { valid(&path)? } else { load() };
     loaded.remarks().iter().for_each(print_remark);
     let keys = shown(&loaded, &path);
     if json {
@@ -100,32 +93,26 @@ fn show(named: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
     } else {
         let width = keys.iter().map(|key| key.key.len()).max().unwrap_or(0);
         let mut text = String::new();
-        for key in &keys {
+        for ShownKey { key, value, origin } in &keys {
+            text += &format!("{key:<width$} = {value}  # {origin}");
             // The shim gets the runtime from containerd's file.
-            let note = match key.key == "runtime.path" {
-                true => "; not under bindguard's shim, which runs containerd's BinaryName",
-                false => "",
-            };
-            let (name, value, origin) = (key.key, &key.value, &key.origin);
-            text.push_str(&format!("{name:<width$} = {value}  # {origin}{note}\n"));
+            if *key == "runtime.path" {
+                text += "; not under bindguard's shim, which runs containerd's BinaryName";
+            }
+            text.push('\n');
         }
         print_text(&text)?;
     }
-    Ok(if loaded.only_reports {
-        ExitCode::FAILURE
-    } else {
-        ExitCode::SUCCESS
-    })
+    Ok(ExitCode::from(u8::from(loaded.only_reports)))
 }
 
 fn valid(path: &Path) -> anyhow::Result<Loaded> {
-    let invalid = |error: Error| {
+    Loaded::from_file(path).map_err(|error| {
         anyhow!(
             "{}; `bindguard config default` prints a valid config",
             error_chain(&error)
         )
-    };
-    Loaded::from_file(path).map_err(invalid)
+    })
 }
 
 /// The config file without `--config`.
@@ -137,38 +124,38 @@ pub fn in_force() -> PathBuf {
 
 /// An active setting.
 #[derive(Debug, Serialize)]
-pub struct ShownKey {
+struct ShownKey {
     /// `table.key`
-    pub key: &'static str,
-    /// Its value.
-    pub value: Value,
+    key: &'static str,
+    value: Value,
     /// The file that sets the value; `default` if none does; `report-only` if a mistake keeps the key
     /// from its own value.
-    pub origin: String,
+    origin: String,
 }
 
 /// Every key of the config, in the order of the shipped file. `path`: the node's file.
-pub fn shown(loaded: &Loaded, path: &Path) -> Vec<ShownKey> {
+fn shown(loaded: &Loaded, path: &Path) -> Vec<ShownKey> {
     let (file, unset) = match loaded.problem.as_ref().map(|problem| problem.instead) {
         None => (path.display().to_string(), "default"),
         Some(Instead::Kept) => (KEPT_PATH.to_owned(), "default"),
         Some(Instead::ReportOnly) => (String::new(), "report-only"),
     };
-    let origin = |name: &str| {
-        if loaded.only_reports && CHANGING_KEYS.contains(&name) {
-            "report-only".to_owned()
+    let mut shown = Vec::new();
+    for ActiveKey { name, value } in loaded.config.active_keys() {
+        let origin = if loaded.only_reports && CHANGING_KEYS.contains(&name) {
+            "report-only"
         } else if loaded.set.contains(&name) {
-            file.clone()
+            &file
         } else {
-            unset.to_owned()
-        }
-    };
-    let shown = |ActiveKey { name, value }| ShownKey {
-        key: name,
-        value,
-        origin: origin(name),
-    };
-    loaded.config.active_keys().into_iter().map(shown).collect()
+            unset
+        };
+        shown.push(ShownKey {
+            key: name,
+            value,
+            origin: origin.to_owned(),
+        });
+    }
+    shown
 }
 
 #[cfg(test)]

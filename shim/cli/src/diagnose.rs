@@ -22,7 +22,7 @@ use bindguard_operator::{kubelets_here, survey_node, survey_recorded};
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
 
-use crate::pods::{PodsFrom, recorded, uids, unknown_pod};
+use crate::pods::{PodsFrom, bundled_containers, uids, unknown_pod};
 use crate::show::{print_remark, print_text};
 use crate::{named_file, show};
 
@@ -63,43 +63,73 @@ pub enum Format {
 }
 
 impl Diagnose {
-    /// Runs it.
     pub fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
-        let mountinfo = self.mountinfo()?;
+        let path = self.mountinfo.as_deref();
+        let path = path.unwrap_or(Path::new("/proc/thread-self/mountinfo"));
+        let mountinfo =
+            named_file::read(path).with_context(|| format!("read {}", path.display()))?;
         let table = self.table(&mountinfo)?;
         let report = self.report(config, &table)?;
-        match (self.format, self.json) {
-            (Format::Kubediag, _) => print_diagnosis(&report, &mountinfo, &table)?,
-            (Format::Text, json) => show::print_node(&self.trimmed(&report), json)?,
+        let (is_incomplete, has_findings) = (report.is_incomplete(), report.has_findings());
+        if self.format == Format::Kubediag {
+            print_diagnosis(&report, &mountinfo, &table)?;
+            return Ok(show::code(is_incomplete, has_findings));
         }
-        Ok(show::node_exit_code(&report))
+        let shown = if self.all {
+            report
+        } else {
+            report.without_healthy()
+        };
+        show::finish(
+            &shown,
+            self.json,
+            show::node_text,
+            is_incomplete,
+            has_findings,
+        )
     }
 
     fn report(&self, config: &Config, table: &MountTable) -> anyhow::Result<NodeReport> {
         let (policy, places) = (config.policy(), config.places());
-        let Some(root) = self.root.as_ref().filter(|_| self.mountinfo.is_some()) else {
-            has_a_kubelet(places)?;
-            let pods = self.pods.pods_under(config);
-            let wanted = self.wanted(&pods, places)?;
-            let mut report = survey_node(policy, places, &pods, wanted);
-            self.add_running(&mut report, &pods, config)?;
-            return self.unless_unknown(report, &pods);
+        let (report, pods) = match &self.root {
+            Some(root) if self.mountinfo.is_some() => {
+                let found = fs::metadata(root);
+                let found = found.with_context(|| format!("read {}", root.display()))?;
+                ensure!(
+                    found.is_dir(),
+                    "{} is no folder: --root takes the root directory of a node",
+                    root.display()
+                );
+                let pods = Pods {
+                    containers: bundled_containers(root),
+                    ..Pods::default()
+                };
+                let wanted = self.wanted(&pods, places)?;
+                let report = survey_recorded(policy, places, &pods, table, root, wanted);
+                (report, pods)
+            }
+            _ => {
+                has_a_kubelet(places)?;
+                let pods = self.pods.pods_under(config);
+                let wanted = self.wanted(&pods, places)?;
+                let mut report = survey_node(policy, places, &pods, wanted);
+                self.add_running(&mut report, &pods, config)?;
+                (report, pods)
+            }
         };
-        if !fs::metadata(root)
-            .with_context(|| format!("read {}", root.display()))?
-            .is_dir()
+        let is_empty = report.checked == 0
+            && report.problems.is_empty()
+            && report.pinned.is_empty()
+            && report.mounts_below_emptydir.is_empty()
+            && report.old_binds.is_empty();
+        // An unknown pod is an error. A known pod may have nothing to check.
+        if is_empty
+            && let Some(pod) = &self.pod
+            && let Some(error) = unknown_pod(&pods, pod)
         {
-            bail!(
-                "{} is no folder: --root takes the root directory of a node",
-                root.display()
-            );
+            return Err(error);
         }
-        let pods = recorded(root);
-        let wanted = self.wanted(&pods, places)?;
-        self.unless_unknown(
-            survey_recorded(policy, places, &pods, table, root, wanted),
-            &pods,
-        )
+        Ok(report)
     }
 
     /// Adds the running containers that keep mounts of the host, or show old mounts.
@@ -109,46 +139,30 @@ impl Diagnose {
         pods: &Pods,
         config: &Config,
     ) -> anyhow::Result<()> {
+        let (policy, places) = (config.policy(), config.places());
         let mut pods = pods.clone();
         if let Some(pod) = &self.pod {
             let selector = PodSelector::from_argument(pod);
             pods.containers.retain(|it| selector.is(&it.pod));
         }
-        let scope = config.policy().host_root_scope;
-        let found = container_mounts(&pods, config.places(), scope);
-        let found = found.context("find the mounts that running containers keep")?;
-        let keepers = found.keepers.into_iter();
-        report.pinned = keepers
-            .map(|keeper| keeper.report(config.policy(), config.places()))
-            .collect();
+        let found = container_mounts(&pods, places, policy.host_root_scope)
+            .context("find the mounts that running containers keep")?;
+        for keeper in found.keepers {
+            report.pinned.push(keeper.report(policy, places));
+        }
         // kubediag has no processor for these.
         if self.format == Format::Text {
-            let (old_binds, mut unchecked) = old_binds(&pods, config.policy(), config.places());
-            report.old_binds = old_binds;
-            report.problems.append(&mut unchecked);
+            let mut add = |(found, unchecked)| {
+                report.old_binds.extend::<Vec<_>>(found);
+                report.problems.extend::<Vec<_>>(unchecked);
+            };
+            add(old_binds(&pods, policy, places));
             // Only root can read the state of Docker and Podman.
             if self.pod.is_none() && is_root() {
-                let (mut found, mut unchecked) =
-                    old_binds_of_engines(config.policy(), config.places());
-                report.old_binds.append(&mut found);
-                report.problems.append(&mut unchecked);
+                add(old_binds_of_engines(policy, places));
             }
         }
         Ok(())
-    }
-
-    /// An unknown pod is an error. A known pod may have nothing to check.
-    fn unless_unknown(&self, report: NodeReport, pods: &Pods) -> anyhow::Result<NodeReport> {
-        let is_empty = report.checked == 0
-            && report.problems.is_empty()
-            && report.pinned.is_empty()
-            && report.mounts_below_emptydir.is_empty()
-            && report.old_binds.is_empty();
-        let pod = self.pod.as_deref().filter(|_| is_empty);
-        match pod.and_then(|pod| unknown_pod(pods, pod)) {
-            Some(error) => Err(error),
-            None => Ok(report),
-        }
     }
 
     fn wanted<'a>(
@@ -156,11 +170,10 @@ impl Diagnose {
         pods: &Pods,
         places: &'a Places,
     ) -> anyhow::Result<impl Fn(&Path) -> bool + use<'a>> {
-        let uids_of_pod = self
-            .pod
-            .as_deref()
-            .map(|pod| uids(pods, &PodSelector::from_argument(pod)))
-            .transpose()?;
+        let uids_of_pod = match &self.pod {
+            Some(pod) => Some(uids(pods, pod)?),
+            None => None,
+        };
         Ok(move |path: &Path| match &uids_of_pod {
             None => true,
             Some(uids) => {
@@ -168,22 +181,6 @@ impl Diagnose {
                 path.is_some_and(|path| uids.iter().any(|wanted| wanted == path.pod_uid))
             }
         })
-    }
-
-    fn trimmed(&self, report: &NodeReport) -> NodeReport {
-        if self.all {
-            report.clone()
-        } else {
-            report.clone().without_healthy()
-        }
-    }
-
-    fn mountinfo(&self) -> anyhow::Result<Vec<u8>> {
-        let path = self
-            .mountinfo
-            .as_deref()
-            .unwrap_or(Path::new("/proc/thread-self/mountinfo"));
-        named_file::read(path).with_context(|| format!("read {}", path.display()))
     }
 
     fn table(&self, mountinfo: &[u8]) -> anyhow::Result<MountTable> {
@@ -243,29 +240,38 @@ const DIAGNOSER: &str = "diagnoser.kubernetes.subpath_remount";
 const RECOVERER: &str = "recover.kubernetes.subpath_remount.result";
 
 /// Prints the output of the collector and the diagnoser.
-pub fn print_diagnosis(
+fn print_diagnosis(
     report: &NodeReport,
     mountinfo: &[u8],
     table: &MountTable,
 ) -> anyhow::Result<()> {
     let mut keys = Map::new();
-    keys.insert(
-        MOUNTINFO.to_owned(),
-        String::from_utf8_lossy(mountinfo).into(),
-    );
-    let mut stale = report.binds.iter().filter(|bind| is_stale_subpath(bind));
-    let first = stale.find_map(|bind| Some((bind, as_written(table, bind.bind.source())?)));
-    if let Some((bind, (root, mount_point))) = first {
-        for (key, value) in [
-            ("result", result(bind)),
-            ("bug_link", ISSUE.to_owned()),
-            ("original_source_path", root),
-            ("original_destination_path", mount_point),
-        ] {
-            keys.insert(format!("{DIAGNOSER}.{key}"), value.into());
+    let mountinfo = String::from_utf8_lossy(mountinfo);
+    keys.insert(MOUNTINFO.to_owned(), mountinfo.into());
+    let mut more = 0;
+    for bind in &report.binds {
+        if !matches!(bind.bind.finding.kind, SourceKind::Subpath(_)) || !bind.is_stale() {
+            continue;
+        }
+        if keys.len() > 1 {
+            more += 1;
+        } else if let Some((root, mount_point)) = as_written(table, bind.bind.source()) {
+            let result = format!(
+                "kubernetes#68211: the subpath {} is {}: {}",
+                bind.bind.source().display(),
+                bind.bind.verdict(),
+                bind.bind.reason().unwrap_or_default()
+            );
+            for (key, value) in [
+                ("result", result),
+                ("bug_link", ISSUE.to_owned()),
+                ("original_source_path", root),
+                ("original_destination_path", mount_point),
+            ] {
+                keys.insert(format!("{DIAGNOSER}.{key}"), value.into());
+            }
         }
     }
-    let more = stale.count();
     if more > 0 {
         print_remark(format_args!(
             "{more} more subpaths are stale, and kubediag takes one at a time: run it again afterwards"
@@ -276,35 +282,17 @@ pub fn print_diagnosis(
 
 /// Prints the output of the recoverer, for all mounts that were detached or repaired.
 pub fn print_recovery(report: &NodeReport) -> anyhow::Result<()> {
-    let repaired = report
-        .binds
-        .iter()
-        .filter(|bind| bind.bind.is_repaired())
-        .map(|bind| {
-            let outcome = bind
-                .bind
-                .outcome
-                .as_ref()
-                .map(ToString::to_string)
-                .unwrap_or_default();
-            format!("{}: {outcome}", bind.bind.source().display())
-        });
-    let repaired: Vec<String> = repaired.collect();
-    let result = (!repaired.is_empty()).then(|| (RECOVERER.to_owned(), repaired.join("; ").into()));
-    print_object(result.into_iter().collect())
-}
-
-fn is_stale_subpath(bind: &NodeBind) -> bool {
-    matches!(bind.bind.finding.kind, SourceKind::Subpath(_)) && bind.is_stale()
-}
-
-fn result(bind: &NodeBind) -> String {
-    let reason = bind.bind.reason().unwrap_or_default();
-    format!(
-        "kubernetes#68211: the subpath {} is {}: {reason}",
-        bind.bind.source().display(),
-        bind.bind.verdict()
-    )
+    let mut repaired = Vec::new();
+    for NodeBind { bind, .. } in &report.binds {
+        if let Some(outcome) = bind.outcome.as_ref().filter(|it| it.is_repaired()) {
+            repaired.push(format!("{}: {outcome}", bind.source().display()));
+        }
+    }
+    let mut keys = Map::new();
+    if !repaired.is_empty() {
+        keys.insert(RECOVERER.to_owned(), repaired.join("; ").into());
+    }
+    print_object(keys)
 }
 
 /// The fourth and fifth field of the mount's line, escapes included: kubediag takes both from

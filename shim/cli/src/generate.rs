@@ -1,7 +1,7 @@
 //! `bindguard completions` and `bindguard man`, generated from the definition of the command line.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -19,7 +19,6 @@ pub struct Completions {
 }
 
 impl Completions {
-    /// Runs it.
     pub fn run(self, mut command: Command) -> anyhow::Result<ExitCode> {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut command, "bindguard", &mut script);
@@ -38,27 +37,19 @@ pub struct Manual {
 }
 
 impl Manual {
-    /// Runs it.
     pub fn run(self, command: Command) -> anyhow::Result<ExitCode> {
-        match &self.dir {
-            Some(folder) => write_pages(command, folder)?,
-            None => print_bytes(&page(command)?)?,
+        if let Some(folder) = &self.dir {
+            fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+            clap_mangen::generate_to(command, folder)
+                .with_context(|| format!("write the manual into {}", folder.display()))?;
+        } else {
+            let mut page = Vec::new();
+            Man::new(command)
+                .manual("bindguard")
+                .render(&mut page)
+                .context("make a page of the manual")?;
+            print_bytes(&page)?;
         }
         Ok(ExitCode::SUCCESS)
     }
-}
-
-fn write_pages(command: Command, folder: &Path) -> anyhow::Result<()> {
-    fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-    clap_mangen::generate_to(command, folder)
-        .with_context(|| format!("write the manual into {}", folder.display()))
-}
-
-fn page(command: Command) -> anyhow::Result<Vec<u8>> {
-    let mut page = Vec::new();
-    Man::new(command)
-        .manual("bindguard")
-        .render(&mut page)
-        .context("make a page of the manual")?;
-    Ok(page)
 }

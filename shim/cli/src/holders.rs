@@ -12,15 +12,14 @@ use bindguard_operator::block_device;
 use bindguard_operator::holders::{
     HeldMount, Holder, HolderKind, HoldersReport, MountsToFind, ReleaseCommand, Trial,
 };
-use bindguard_operator::namespaces::{Namespaces, Proc};
+use bindguard_operator::namespaces::Proc;
 use bindguard_operator::pods::PodContainer;
 use bindguard_sys::Handle;
 use clap::Args;
 
+use crate::named_file::check_answers;
 use crate::pods::PodsFrom;
-use crate::show;
-use crate::show::{DIMMED, FAULTY, HEALTHY, Lines};
-use crate::time_limits::check_answers;
+use crate::show::{self, DIMMED, FAULTY, HEALTHY, Lines};
 
 /// Arguments of `holders`.
 #[derive(Debug, Args)]
@@ -38,43 +37,30 @@ pub struct Holders {
 }
 
 impl Holders {
-    /// Runs it.
     pub fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
-        let proc = self.proc.clone().map_or_else(Proc::default, Proc::at);
-        let path = if self.proc.is_some() {
-            self.path.clone()
+        let is_afar = self.proc.is_some();
+        let proc = self.proc.map_or_else(Proc::default, Proc::at);
+        let path = if is_afar {
+            self.path
         } else {
             resolved(&self.path)?
         };
         let seen = proc.namespaces()?;
-        let wanted = wanted(&path, &seen.own, self.proc.is_some())?;
-        let report = self.report(&path, &wanted, seen, config);
-        show::print_report(&report, self.json, of)?;
-        Ok(show::code(
-            !report.problems.is_empty(),
-            !report.holders.is_empty(),
-        ))
-    }
-
-    fn report(
-        &self,
-        path: &Path,
-        wanted: &MountsToFind,
-        seen: Namespaces,
-        config: &Config,
-    ) -> HoldersReport {
+        let wanted = wanted(&path, &seen.own, is_afar)?;
         let places = config.places();
-        let trial = |container: &PodContainer| match self.proc {
-            None => Trial::of(container, config.policy(), places),
+        let trial = |container: &PodContainer| match is_afar {
+            false => Trial::of(container, config.policy(), places),
             // the pids of another /proc name no process here
-            Some(_) => Trial::default(),
+            true => Trial::default(),
         };
         let pods = self.pods.pods();
         let (own, others) = (&seen.own, &seen.others);
-        let mut report = HoldersReport::find(path, wanted, own, others, &pods, places, &trial);
+        let mut report = HoldersReport::find(&path, &wanted, own, others, &pods, places, &trial);
         report.checked = seen.checked;
         report.problems.splice(0..0, seen.problems);
-        report
+        let is_incomplete = !report.problems.is_empty();
+        let has_holders = !report.holders.is_empty();
+        show::finish(&report, self.json, text, is_incomplete, has_holders)
     }
 }
 
@@ -91,18 +77,17 @@ pub(crate) fn resolved(path: &Path) -> anyhow::Result<PathBuf> {
 }
 
 pub(crate) fn wanted(path: &Path, own: &MountTable, is_afar: bool) -> anyhow::Result<MountsToFind> {
-    if !is_afar && path.starts_with("/dev") {
-        let device = block_device(path).with_context(|| format!("open {}", path.display()))?;
-        return Ok(device.map_or_else(
-            || MountsToFind::at_or_below(path, own),
-            MountsToFind::of_device,
-        ));
+    if !is_afar
+        && path.starts_with("/dev")
+        && let Some(device) =
+            block_device(path).with_context(|| format!("open {}", path.display()))?
+    {
+        return Ok(MountsToFind::of_device(device));
     }
     Ok(MountsToFind::at_or_below(path, own))
 }
 
-// The holders report for people: a paragraph for each pod and for each mount namespace outside
-// pods.
+// The report for people: a paragraph for each pod and for each mount namespace outside pods.
 //
 // A paragraph names a few mounts. `--json` names all of them, and lists the namespaces of a pod
 // separately.
@@ -110,19 +95,26 @@ pub(crate) fn wanted(path: &Path, own: &MountTable, is_afar: bool) -> anyhow::Re
 /// The number of mounts that a paragraph names.
 const NAMED: usize = 5;
 
-/// The report as text.
-pub fn of(report: &HoldersReport) -> Lines {
-    let mut lines = Lines::default();
-    for problem in &report.problems {
-        lines.problem(problem);
-    }
+fn text(report: &HoldersReport) -> Lines {
+    let mut lines = Lines::of_problems(&report.problems);
     for mount in report.mounts.iter().take(NAMED) {
         lines.headed("mounted", HEALTHY, &of_mount(mount));
     }
     say_how_many_more(report.mounts.len(), NAMED, &mut lines);
     // Without a command to advise, only the pods matter.
     let named = if report.note.is_some() { 0 } else { NAMED };
-    for group in by_pod(&report.holders) {
+    // The namespaces grouped by pod, in the order of the report.
+    let mut groups: Vec<Vec<&Holder>> = Vec::new();
+    for holder in &report.holders {
+        let same_pod = groups
+            .iter_mut()
+            .find(|group| holder.pod.is_some() && group[0].pod == holder.pod);
+        match same_pod {
+            Some(group) => group.push(holder),
+            None => groups.push(vec![holder]),
+        }
+    }
+    for group in groups {
         describe(&group, named, &mut lines);
     }
     if let Some(note) = &report.note {
@@ -130,20 +122,6 @@ pub fn of(report: &HoldersReport) -> Lines {
     }
     lines.line(&summary(report));
     lines
-}
-
-/// The namespaces grouped by pod, in the order of the report.
-fn by_pod(holders: &[Holder]) -> Vec<Vec<&Holder>> {
-    let mut groups: Vec<Vec<&Holder>> = Vec::new();
-    for holder in holders {
-        let is_of_it =
-            |group: &&mut Vec<&Holder>| holder.pod.is_some() && group[0].pod == holder.pod;
-        match groups.iter_mut().find(is_of_it) {
-            Some(group) => group.push(holder),
-            None => groups.push(vec![holder]),
-        }
-    }
-    groups
 }
 
 fn describe(group: &[&Holder], named: usize, lines: &mut Lines) {
@@ -157,86 +135,61 @@ fn describe(group: &[&Holder], named: usize, lines: &mut Lines) {
         lines.below(&format!("has {}", of_mount(mount)));
     }
     say_how_many_more(mounts.len(), named, lines);
-    for release in releases(group) {
-        lines.below(&format!("{}:", release.effect));
-        lines.run(&release.command);
+    // The commands that free the mounts: mildest first, each once.
+    let mut releases: Vec<(usize, &ReleaseCommand)> = Vec::new();
+    for holder in group {
+        releases.extend(holder.release.iter().enumerate());
+    }
+    releases.sort_by_key(|(rank, _)| *rank);
+    let mut printed: Vec<&ReleaseCommand> = Vec::new();
+    for (_, release) in releases {
+        if !printed.contains(&release) {
+            lines.below(&format!("{}:", release.effect));
+            lines.run(&release.command);
+            printed.push(release);
+        }
     }
 }
 
 fn say_how_many_more(all: usize, named: usize, lines: &mut Lines) {
-    if let Some(more) = all.checked_sub(named).filter(|more| *more > 0) {
-        let (word, mounts) = (
-            if named == 0 { "" } else { " more" },
-            if more == 1 { "mount" } else { "mounts" },
-        );
+    if all > named {
+        let word = if named == 0 { "" } else { " more" };
+        let more = all - named;
+        let mounts = if more == 1 { "mount" } else { "mounts" };
         lines.below(&format!(
             "has {more}{word} {mounts} there: --json names all"
         ));
     }
 }
 
-/// The commands that free the mounts of a group: mildest first, each once.
-fn releases<'r>(group: &[&'r Holder]) -> Vec<&'r ReleaseCommand> {
-    let most = group
-        .iter()
-        .map(|holder| holder.release.len())
-        .max()
-        .unwrap_or_default();
-    let all = (0..most).flat_map(|rank| {
-        group
-            .iter()
-            .filter_map(move |holder| holder.release.get(rank))
-    });
-    let mut releases: Vec<&ReleaseCommand> = Vec::new();
-    for release in all {
-        if !releases.contains(&release) {
-            releases.push(release);
-        }
-    }
-    releases
+fn name_of(holder: &Holder) -> &str {
+    holder.process_name.as_deref().unwrap_or("?")
+}
+
+fn pod_of(holder: &Holder) -> Option<String> {
+    holder.pod.as_ref()?.display_name()
 }
 
 fn processes_of_pod(group: &[&Holder]) -> String {
-    let name = group[0]
-        .pod
-        .as_ref()
-        .and_then(|pod| pod.display_name())
-        .unwrap_or_default();
-    let process = |holder: &&Holder| {
-        Some(format!(
-            "{} ({})",
-            holder.process_name.as_deref().unwrap_or("?"),
-            holder.pid?
-        ))
-    };
-    let processes: Vec<String> = group.iter().filter_map(process).take(NAMED).collect();
+    let mut processes = Vec::new();
+    for holder in group {
+        if let Some(pid) = holder.pid.filter(|_| processes.len() < NAMED) {
+            processes.push(format!("{} ({pid})", name_of(holder)));
+        }
+    }
     format!(
-        "by pod {name} in {} mount namespaces: {}",
+        "by pod {} in {} mount namespaces: {}",
+        pod_of(group[0]).unwrap_or_default(),
         group.len(),
         processes.join(", ")
     )
 }
 
 fn who(holder: &Holder) -> String {
-    let container = holder
-        .container
-        .as_ref()
-        .map(|id| format!(", container {}", &id[..id.len().min(12)]));
-    let pod = holder
-        .pod
-        .as_ref()
-        .and_then(|pod| pod.display_name())
-        .map(|pod| format!(", pod {pod}"));
-    let more = match holder.processes {
-        0 | 1 => String::new(),
-        many => format!(" and {} more", many - 1),
-    };
-    let (pid, command) = (
-        holder.pid.unwrap_or_default(),
-        holder.process_name.as_deref().unwrap_or("?"),
-    );
-    let by = match holder.held_by {
-        HolderKind::Process => format!("by {command} ({pid}){more}"),
+    let command = name_of(holder);
+    let pid = holder.pid.unwrap_or_default();
+    let mut who = match holder.held_by {
+        HolderKind::Process => format!("by {command} ({pid})"),
         HolderKind::Descriptor => {
             format!("in a mount namespace without processes that {command} ({pid}) has open")
         }
@@ -245,11 +198,16 @@ fn who(holder: &Holder) -> String {
         }
         HolderKind::OwnNamespace => return "elsewhere in this mount namespace".to_owned(),
     };
-    format!(
-        "{by}{}{}",
-        container.unwrap_or_default(),
-        pod.unwrap_or_default()
-    )
+    if holder.held_by == HolderKind::Process && holder.processes > 1 {
+        who += &format!(" and {} more", holder.processes - 1);
+    }
+    if let Some(id) = &holder.container {
+        who += &format!(", container {}", &id[..id.len().min(12)]);
+    }
+    if let Some(pod) = pod_of(holder) {
+        who += &format!(", pod {pod}");
+    }
+    who
 }
 
 fn of_mount(mount: &HeldMount) -> String {

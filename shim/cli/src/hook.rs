@@ -14,7 +14,6 @@ use anyhow::{Context, Result};
 use bindguard_config::Config;
 use bindguard_core::error_chain;
 use bindguard_core::plan::refusal_of_unseen;
-use bindguard_core::report::BindReport;
 use bindguard_guard::{Admission, Attempt, JournalEntry, admit, record};
 use bindguard_installer::private_folder;
 use bindguard_sys::write_new_file;
@@ -30,38 +29,32 @@ pub enum HookVerb {
 }
 
 impl HookVerb {
-    /// Runs it.
     pub fn run(self, config: &Config) -> Result<ExitCode> {
-        match self {
-            Self::Precreate => precreate(config),
-        }
-    }
-}
-
-fn precreate(config: &Config) -> Result<ExitCode> {
-    let mut spec = Vec::new();
-    io::stdin()
-        .read_to_end(&mut spec)
-        .context("read the spec on stdin")?;
-    let (refusal, spec) = match admitted(&spec, config) {
-        Ok((admission, edited)) => (admission.refusal, edited),
-        Err(error) => {
-            let refusal = refusal_of_unseen(&format!("{error:#}"), config.policy());
-            if refusal.is_none() {
-                print_remark(format_args!("{error:#}; the spec goes on as it came"));
+        let Self::Precreate = self;
+        let mut spec = Vec::new();
+        io::stdin()
+            .read_to_end(&mut spec)
+            .context("read the spec on stdin")?;
+        let (refusal, spec) = match admitted(&spec, config) {
+            Ok((admission, edited)) => (admission.refusal, edited),
+            Err(error) => {
+                let refusal = refusal_of_unseen(&format!("{error:#}"), config.policy());
+                if refusal.is_none() {
+                    print_remark(format_args!("{error:#}; the spec goes on as it came"));
+                }
+                (refusal, spec)
             }
-            (refusal, spec)
+        };
+        if let Some(reason) = refusal {
+            print_remark(format_args!("refused: {reason}"));
+            return Ok(ExitCode::FAILURE);
         }
-    };
-    if let Some(reason) = refusal {
-        print_remark(format_args!("refused: {reason}"));
-        return Ok(ExitCode::FAILURE);
+        let mut out = io::stdout().lock();
+        out.write_all(&spec)
+            .and_then(|()| out.flush())
+            .context("write the spec to stdout")?;
+        Ok(ExitCode::SUCCESS)
     }
-    let mut out = io::stdout().lock();
-    out.write_all(&spec)
-        .and_then(|()| out.flush())
-        .context("write the spec to stdout")?;
-    Ok(ExitCode::SUCCESS)
 }
 
 /// There is no bundle yet: the admission gets a temporary bundle.
@@ -69,43 +62,30 @@ fn admitted(spec: &[u8], config: &Config) -> Result<(Admission, Vec<u8>)> {
     let bundle = private_folder().context("create a folder for the spec")?;
     let file = bundle.path().join("config.json");
     write_new_file(&file, spec, 0o600).with_context(|| format!("write {}", file.display()))?;
-    let mut admission = admit(
-        bundle.path(),
-        config.policy(),
-        config.places(),
-        Attempt::First,
-    );
+    let (policy, places) = (config.policy(), config.places());
+    let mut admission = admit(bundle.path(), policy, places, Attempt::First);
+    let report = &mut admission.report;
     // the temporary bundle is removed after the admission
-    admission.report.bundle = None;
-    log(&admission, config);
-    let edited = fs::read(&file).with_context(|| format!("read {}", file.display()))?;
-    Ok((admission, edited))
-}
-
-fn log(admission: &Admission, config: &Config) {
-    for (_, remark) in admission
-        .report
-        .binds
-        .iter()
-        .filter_map(BindReport::log_message)
-    {
-        print_remark(remark);
+    report.bundle = None;
+    for bind in &report.binds {
+        if let Some((_, remark)) = bind.log_message() {
+            print_remark(remark);
+        }
     }
-    for problem in &admission.report.problems {
-        print_remark(problem);
-    }
+    report.problems.iter().for_each(print_remark);
     let entry = JournalEntry {
         refused: admission.refusal.as_deref(),
         unchecked: None,
         id: None,
         pid: None,
         attempt: 0,
-        report: &admission.report,
+        report,
     };
-    if let Some(problem) = config
-        .journal()
-        .and_then(|journal| record(journal, &entry).err())
+    if let Some(journal) = config.journal()
+        && let Err(problem) = record(journal, &entry)
     {
         print_remark(error_chain(&problem));
     }
+    let edited = fs::read(&file).with_context(|| format!("read {}", file.display()))?;
+    Ok((admission, edited))
 }

@@ -10,21 +10,19 @@ use anyhow::{Context, anyhow, bail};
 use bindguard_config::Config;
 use bindguard_core::identity::PodName;
 use bindguard_core::report::{
-    Actor, BindRecord, CreateLine, JournalLine, RebindLine, RefreshLine, ReleaseLine,
-    ReleaseResult, UnreadLine,
+    Actor, BindRecord, CreateLine, JournalLine, Notification, ReleaseResult, UnreadLine,
 };
 use bindguard_operator::doctor::seconds;
 use bindguard_operator::pods::PodSelector;
 use clap::Args;
-use serde::ser::SerializeStruct;
+use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 use time::format_description::well_known::Rfc3339;
 use time::{Duration, OffsetDateTime};
 
-use crate::show::{FAULTY, HEALTHY, Lines, print_bind};
-use crate::time_limits::check_answers;
-use crate::{named_file, show};
+use crate::named_file::{self, check_answers};
+use crate::show::{self, Lines};
 
 /// Arguments of `journal`.
 #[derive(Debug, Args)]
@@ -47,31 +45,26 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Runs it.
     pub fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
-        let since = self
-            .since
-            .as_deref()
-            .map(|text| since(text, OffsetDateTime::now_utc()))
-            .transpose()?;
+        let since = match &self.since {
+            Some(text) => Some(since(text, OffsetDateTime::now_utc())?),
+            None => None,
+        };
         let journal = match (&self.file, config.journal()) {
-            (Some(file), _) => file.clone(),
-            (None, Some(journal)) => journal.to_owned(),
+            (Some(file), _) => file,
+            (None, Some(journal)) => journal,
             (None, None) => bail!("there is no journal: [journal] enabled is false in config.toml"),
         };
-        let mut content = read(&journal, self.file.is_some())?;
-        content
-            .lines
-            .retain(|line| since.is_none_or(|since| line.time() >= Some(since)));
+        let mut content = read(journal, self.file.is_some())?;
         let pod = self.pod.as_deref().map(PodSelector::from_argument);
-        content
-            .lines
-            .retain(|line| pod.as_ref().is_none_or(|pod| pod.is(&line.pod)));
-        show::print_report(&content, self.json, |content| text(content, self.all))?;
-        Ok(show::code(
-            !content.problems.is_empty(),
-            content.lines.iter().any(RecordedLine::has_unrepaired),
-        ))
+        content.lines.retain(|line| {
+            since.is_none_or(|since| line.time() >= Some(since))
+                && pod.as_ref().is_none_or(|pod| pod.is(&line.pod))
+        });
+        let is_incomplete = !content.problems.is_empty();
+        let is_left = content.lines.iter().any(RecordedLine::has_unrepaired);
+        let text = |content: &JournalContent| text(content, self.all);
+        show::finish(&content, self.json, text, is_incomplete, is_left)
     }
 }
 
@@ -80,13 +73,10 @@ pub fn last_headlines(config: &Config, count: usize) -> anyhow::Result<Vec<Strin
     let Some(journal) = config.journal() else {
         return Ok(Vec::new());
     };
-    let content = read(journal, false)?;
-    let admissions = content
-        .lines
-        .iter()
-        .rev()
-        .filter(|line| line.is_admission());
-    Ok(admissions.take(count).map(RecordedLine::headline).collect())
+    let mut lines = read(journal, false)?.lines;
+    lines.retain(RecordedLine::is_admission);
+    let newest = lines.iter().rev().take(count);
+    Ok(newest.map(RecordedLine::headline).collect())
 }
 
 /// Parses a time, or an age before `now`.
@@ -114,31 +104,34 @@ fn since(text: &str, now: OffsetDateTime) -> anyhow::Result<OffsetDateTime> {
 
 /// A busy node creates thousands of containers without findings: they are only counted.
 fn text(content: &JournalContent, all: bool) -> Lines {
-    let mut lines = Lines::default();
-    for problem in &content.problems {
-        lines.problem(problem);
+    let mut lines = Lines::of_problems(&content.problems);
+    // All creates, those with findings, and those that were not repaired.
+    let mut creates = [0; 3];
+    // All repairs between creates, and those that are not complete.
+    let mut repairs = [0; 2];
+    for line in &content.lines {
+        let has_findings = line.has_findings();
+        if all || has_findings {
+            line.print(&mut lines);
+        }
+        let unrepaired = usize::from(line.has_unrepaired());
+        if line.is_admission() {
+            creates[0] += 1;
+            creates[1] += usize::from(has_findings);
+            creates[2] += unrepaired;
+        } else {
+            repairs[0] += 1;
+            repairs[1] += unrepaired;
+        }
     }
-    content
-        .lines
-        .iter()
-        .filter(|line| all || line.has_findings())
-        .for_each(|line| line.print(&mut lines));
-    let (admissions, repairs): (Vec<_>, Vec<_>) =
-        content.lines.iter().partition(|line| line.is_admission());
-    let count = |of: &[&RecordedLine], is: fn(&RecordedLine) -> bool| {
-        of.iter().filter(|line| is(line)).count()
-    };
+    let [all, found, unrepaired] = creates;
     lines.line(&format!(
-        "{} creates, {} with findings, {} of them not repaired",
-        admissions.len(),
-        count(&admissions, RecordedLine::has_findings),
-        count(&admissions, RecordedLine::has_unrepaired)
+        "{all} creates, {found} with findings, {unrepaired} of them not repaired"
     ));
-    if !repairs.is_empty() {
+    let [all, unrepaired] = repairs;
+    if all > 0 {
         lines.line(&format!(
-            "{} refreshes and repairs between creates, {} of them not complete",
-            repairs.len(),
-            count(&repairs, RecordedLine::has_unrepaired)
+            "{all} refreshes and repairs between creates, {unrepaired} of them not complete"
         ));
     }
     if content.newer_lines > 0 {
@@ -186,16 +179,14 @@ pub fn read(journal: &Path, is_named: bool) -> anyhow::Result<JournalContent> {
         }
     }
     content.name_pods();
-    match (found, is_named) {
-        (false, true) => bail!("read {}: there is no such file", journal.display()),
-        _ if content.lines.is_empty()
-            && content.newer_lines == 0
-            && !content.problems.is_empty() =>
-        {
-            bail!("{} is no journal of bindguard's", journal.display())
-        }
-        _ => Ok(content),
+    if is_named && !found {
+        bail!("read {}: there is no such file", journal.display());
     }
+    let is_empty = content.lines.is_empty() && content.newer_lines == 0;
+    if is_empty && !content.problems.is_empty() {
+        bail!("{} is no journal of bindguard's", journal.display());
+    }
+    Ok(content)
 }
 
 impl JournalContent {
@@ -222,62 +213,44 @@ impl JournalContent {
 
     /// Copies the pod's names to lines with the pod's uid only.
     fn name_pods(&mut self) {
-        let named = self.lines.iter().filter(|line| line.pod.name.is_some());
-        let names: BTreeMap<String, PodName> = named
-            .filter_map(|line| Some((line.pod.uid.clone()?, line.pod.clone())))
-            .collect();
-        for line in self.lines.iter_mut().filter(|line| line.pod.name.is_none()) {
-            if let Some(known) = line.pod.uid.as_ref().and_then(|uid| names.get(uid)) {
-                line.pod = known.clone();
+        let mut names = BTreeMap::new();
+        for RecordedLine { pod, .. } in &self.lines {
+            if let Some(uid) = pod.uid.as_ref().filter(|_| pod.name.is_some()) {
+                names.insert(uid.clone(), pod.clone());
             }
         }
-    }
-
-    fn texts(&self, is_wanted: fn(&JournalLine) -> bool) -> Vec<&RawValue> {
-        self.lines
-            .iter()
-            .filter(|line| is_wanted(&line.line))
-            .map(|line| &*line.text)
-            .collect()
+        for RecordedLine { pod, .. } in &mut self.lines {
+            if pod.name.is_none()
+                && let Some(uid) = &pod.uid
+                && let Some(known) = names.get(uid)
+            {
+                *pod = known.clone();
+            }
+        }
     }
 }
 
 impl Serialize for JournalContent {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut keys = serializer.serialize_struct("JournalContent", 7)?;
-        keys.serialize_field(
-            "admissions",
-            &self.texts(|line| matches!(line, JournalLine::Create(_))),
-        )?;
-        for (key, texts) in [
-            (
-                "nri_creates",
-                self.texts(|line| matches!(line, JournalLine::NriCreate(_))),
-            ),
-            (
-                "rebinds",
-                self.texts(|line| matches!(line, JournalLine::Rebind(_))),
-            ),
-            (
-                "refreshes",
-                self.texts(|line| matches!(line, JournalLine::Refresh(_))),
-            ),
-            (
-                "releases",
-                self.texts(|line| matches!(line, JournalLine::Release(_))),
-            ),
-        ] {
-            if texts.is_empty() {
-                keys.skip_field(key)?
-            } else {
-                keys.serialize_field(key, &texts)?
-            }
+        let mut texts = BTreeMap::from([("admissions", Vec::new())]);
+        for RecordedLine { line, text, .. } in &self.lines {
+            let key = match line {
+                JournalLine::Create(_) => "admissions",
+                JournalLine::NriCreate(_) => "nri_creates",
+                JournalLine::Rebind(_) => "rebinds",
+                JournalLine::Refresh(_) => "refreshes",
+                JournalLine::Release(_) => "releases",
+            };
+            texts.entry(key).or_default().push(text);
         }
-        match self.newer_lines {
-            0 => keys.skip_field("newer_lines")?,
-            count => keys.serialize_field("newer_lines", &count)?,
+        let mut keys = serializer.serialize_map(None)?;
+        for (key, texts) in texts {
+            keys.serialize_entry(key, &texts)?;
         }
-        keys.serialize_field("problems", &self.problems)?;
+        if self.newer_lines > 0 {
+            keys.serialize_entry("newer_lines", &self.newer_lines)?;
+        }
+        keys.serialize_entry("problems", &self.problems)?;
         keys.end()
     }
 }
@@ -309,80 +282,72 @@ impl RecordedLine {
     }
 
     /// The time of the line.
-    pub fn time(&self) -> Option<OffsetDateTime> {
+    fn time(&self) -> Option<OffsetDateTime> {
         OffsetDateTime::parse(self.line.time()?, &Rfc3339).ok()
     }
 
     /// True for a create.
-    pub fn is_admission(&self) -> bool {
+    fn is_admission(&self) -> bool {
         match self.line {
             JournalLine::Create(_) | JournalLine::NriCreate(_) => true,
             JournalLine::Rebind(_) | JournalLine::Refresh(_) | JournalLine::Release(_) => false,
         }
     }
 
-    /// True if it has a problem or a finding.
-    pub fn has_findings(&self) -> bool {
+    /// The problems and the binds of a create or a re-bind.
+    fn checked(&self) -> (&[String], &[BindRecord]) {
         match &self.line {
             JournalLine::Create(CreateLine { report, .. })
             | JournalLine::NriCreate(CreateLine { report, .. }) => {
-                !report.problems.is_empty() || report.binds.iter().any(BindRecord::is_finding)
+                (&report.problems, &report.binds)
             }
-            JournalLine::Rebind(_) | JournalLine::Refresh(_) | JournalLine::Release(_) => true,
+            JournalLine::Rebind(line) => (&line.problems, &line.binds),
+            JournalLine::Refresh(_) | JournalLine::Release(_) => (&[], &[]),
         }
     }
 
+    /// True if it has a problem or a finding.
+    fn has_findings(&self) -> bool {
+        let (problems, binds) = self.checked();
+        !self.is_admission() || !problems.is_empty() || binds.iter().any(BindRecord::is_finding)
+    }
+
     /// True if it has a problem, or a finding that was not repaired.
-    pub fn has_unrepaired(&self) -> bool {
-        let is_left = |bind: &BindRecord| bind.is_finding() && !bind.is_repaired();
+    fn has_unrepaired(&self) -> bool {
+        let (problems, binds) = self.checked();
         match &self.line {
-            JournalLine::Create(CreateLine { report, .. })
-            | JournalLine::NriCreate(CreateLine { report, .. }) => {
-                !report.problems.is_empty() || report.binds.iter().any(is_left)
-            }
-            JournalLine::Rebind(line) => {
-                !line.problems.is_empty() || line.binds.iter().any(is_left)
-            }
             JournalLine::Refresh(line) => line.has_unrepaired(),
             JournalLine::Release(line) => line.has_unrepaired(),
+            JournalLine::Create(_) | JournalLine::NriCreate(_) | JournalLine::Rebind(_) => {
+                let mut binds = binds.iter();
+                !problems.is_empty() || binds.any(|bind| bind.is_finding() && !bind.is_repaired())
+            }
         }
     }
 
     /// The time, the pod, the container and the event.
-    pub fn headline(&self) -> String {
-        let time = self
-            .line
-            .time()
-            .map_or_else(|| "at some time".to_owned(), seconds);
-        let container = self
-            .line
-            .container()
-            .container
-            .as_ref()
-            .map(|name| format!(" {name}"))
-            .unwrap_or_default();
-        let pod = self
-            .pod
-            .display_name()
-            .map(|pod| format!(" {pod}"))
-            .unwrap_or_default();
-        format!("{time}{pod}{container} ({})", self.event())
-    }
-
-    fn event(&self) -> String {
+    fn headline(&self) -> String {
+        let mut headline = match self.line.time() {
+            Some(time) => seconds(time),
+            None => "at some time".to_owned(),
+        };
+        let container = self.line.container().container.clone();
+        for name in [self.pod.display_name(), container].into_iter().flatten() {
+            headline += &format!(" {name}");
+        }
         let short = |id: Option<&str>| id.unwrap_or("?").chars().take(12).collect::<String>();
-        match &self.line {
+        let event = match &self.line {
             JournalLine::Create(line) => {
-                let id = short(line.id.as_deref());
-                let event = match (line.pid, line.attempt) {
-                    (Some(_), _) => format!("{id}, after its create"),
-                    (None, 0) => id,
-                    (None, attempt) => format!("{id}, create {}", attempt + 1),
-                };
-                match &line.bindguard {
-                    Some(version) => format!("{event}, bindguard {version}"),
-                    None => event,
+                let mut event = short(line.id.as_deref());
+                match (line.pid, line.attempt) {
+                    (Some(_), _) => event += ", after its create",
+                    (None, 0) => {}
+                    (None, attempt) => event += &format!(", create {}", attempt + 1),
                 }
+                if let Some(version) = &line.bindguard {
+                    event += &format!(", bindguard {version}");
+                }
+                event
             }
             JournalLine::NriCreate(line) => {
                 format!("{}, by the NRI plugin", short(line.id.as_deref()))
@@ -391,75 +356,54 @@ impl RecordedLine {
                 format!("volume {} on the host, by {}", line.volume, actor(line.by))
             }
             JournalLine::Refresh(line) => {
-                format!(
-                    "{}, refreshed while it runs, by {}",
-                    short(Some(&line.id)),
-                    actor(line.by)
-                )
+                let id = short(Some(&line.id));
+                format!("{id}, refreshed while it runs, by {}", actor(line.by))
             }
             JournalLine::Release(line) => {
                 let id = short(Some(&line.id));
                 format!("{id}, copies of unmounted mounts, by {}", actor(line.by))
             }
-        }
+        };
+        format!("{headline} ({event})")
     }
 
     /// Prints the headline and what was found.
-    pub fn print(&self, lines: &mut Lines) {
+    fn print(&self, lines: &mut Lines) {
         lines.line(&self.headline());
+        let (problems, binds) = self.checked();
+        lines.problems(problems);
+        for bind in binds {
+            lines.bind(bind);
+        }
         match &self.line {
-            JournalLine::Create(CreateLine { report, .. })
-            | JournalLine::NriCreate(CreateLine { report, .. }) => {
-                print_findings(&report.problems, &report.binds, lines);
+            JournalLine::Create(_) | JournalLine::NriCreate(_) | JournalLine::Rebind(_) => {}
+            JournalLine::Refresh(line) => {
+                lines.problems(&line.problems);
+                for mount in &line.mounts {
+                    let outcome = &mount.outcome;
+                    lines.marked(outcome.as_str(), outcome.is_replaced(), &mount.to_string());
+                }
+                if let Some(Notification { request, error }) = &line.notification {
+                    let word = match error {
+                        None => "notified",
+                        Some(_) => "unnotified",
+                    };
+                    lines.result(
+                        word,
+                        error.is_none(),
+                        &request.to_string(),
+                        error.as_deref(),
+                    );
+                }
             }
-            JournalLine::Rebind(RebindLine {
-                problems, binds, ..
-            }) => print_findings(problems, binds, lines),
-            JournalLine::Refresh(line) => print_refresh(line, lines),
-            JournalLine::Release(line) => print_release(line, lines),
+            JournalLine::Release(line) => {
+                for copy in &line.copies {
+                    let is_released = copy.result == ReleaseResult::Released;
+                    let word = copy.result.into_str();
+                    lines.result(word, is_released, &copy.to_string(), copy.error.as_deref());
+                }
+            }
         }
-    }
-}
-
-fn print_findings(problems: &[String], binds: &[BindRecord], lines: &mut Lines) {
-    problems.iter().for_each(|problem| lines.problem(problem));
-    binds.iter().for_each(|bind| print_bind(bind, lines));
-}
-
-fn print_refresh(line: &RefreshLine, lines: &mut Lines) {
-    line.problems
-        .iter()
-        .for_each(|problem| lines.problem(problem));
-    for mount in &line.mounts {
-        let style = if mount.outcome.is_replaced() {
-            HEALTHY
-        } else {
-            FAULTY
-        };
-        lines.headed(mount.outcome.as_str(), style, &mount.to_string());
-    }
-    match line
-        .notification
-        .as_ref()
-        .map(|notification| (&notification.request, &notification.error))
-    {
-        None => {}
-        Some((request, None)) => lines.headed("notified", HEALTHY, &request.to_string()),
-        Some((request, Some(error))) => {
-            lines.headed("unnotified", FAULTY, &format!("{request}: {error}"))
-        }
-    }
-}
-
-fn print_release(line: &ReleaseLine, lines: &mut Lines) {
-    for copy in &line.copies {
-        let style = match copy.result {
-            ReleaseResult::Released => HEALTHY,
-            ReleaseResult::Kept | ReleaseResult::Busy | ReleaseResult::Refused => FAULTY,
-        };
-        let error = copy.error.as_ref();
-        let error = error.map(|error| format!(": {error}")).unwrap_or_default();
-        lines.headed(copy.result.into_str(), style, &format!("{copy}{error}"));
     }
 }
 

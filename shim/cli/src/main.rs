@@ -4,7 +4,6 @@
 //! Exit codes: 0 no findings, 1 findings, 2 incomplete: a part could not be checked.
 #![forbid(unsafe_code)]
 
-mod agent;
 mod check;
 mod config;
 mod diagnose;
@@ -21,7 +20,6 @@ mod repair;
 mod selftest;
 mod show;
 mod status;
-mod time_limits;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -130,11 +128,12 @@ fn main() -> ExitCode {
         Err(error) => {
             let line = format!("{error:#}");
             // EPERM and EACCES, by number: their text depends on the locale.
-            let may_not = !is_root()
-                && ["(os error 1)", "(os error 13)"]
-                    .iter()
-                    .any(|number| line.contains(number));
-            let advice = if may_not { ": run it as root" } else { "" };
+            let is_denied = line.contains("(os error 1)") || line.contains("(os error 13)");
+            let advice = if is_denied && !is_root() {
+                ": run it as root"
+            } else {
+                ""
+            };
             show::print_remark(format_args!("{line}{advice}"));
             ExitCode::from(show::COULD_NOT_TELL)
         }
@@ -157,20 +156,21 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         let _ = show::NODE_ROOT.set(root);
     }
     let named = arguments.config;
+    let config = || config_in_force(named.clone());
     match arguments.verb {
-        Verb::Check(check) => check.run(&config_in_force(named)?),
-        Verb::Diagnose(diagnose) => diagnose.run(&config_in_force(named)?),
-        Verb::Repair(repair) => repair.run(&config_in_force(named)?),
-        Verb::Refresh(refresh) => refresh.run(&config_in_force(named)?),
-        Verb::Holders(holders) => holders.run(&config_in_force(named)?),
-        Verb::Release(release) => release.run(&config_in_force(named)?),
+        Verb::Check(check) => check.run(&config()?),
+        Verb::Diagnose(diagnose) => diagnose.run(&config()?),
+        Verb::Repair(repair) => repair.run(&config()?),
+        Verb::Refresh(refresh) => refresh.run(&config()?),
+        Verb::Holders(holders) => holders.run(&config()?),
+        Verb::Release(release) => release.run(&config()?),
         Verb::Doctor(doctor) => doctor.run(&loaded(named)?),
         Verb::Selftest(selftest) => selftest.run(),
         Verb::Status(status) => status.run(&loaded(named)?),
-        Verb::Journal(journal) => journal.run(&config_in_force(named)?),
+        Verb::Journal(journal) => journal.run(&config()?),
         Verb::Install(install) => install.run(),
         Verb::Uninstall(uninstall) => uninstall.run(),
-        Verb::Hook(verb) => verb.run(&config_in_force(named)?),
+        Verb::Hook(verb) => verb.run(&config()?),
         Verb::Config(verb) => verb.run(named),
         Verb::Completions(completions) => completions.run(Arguments::command()),
         Verb::Man(man) => man.run(Arguments::command()),
@@ -186,7 +186,7 @@ fn config_in_force(named: Option<PathBuf>) -> anyhow::Result<Config> {
 }
 
 fn loaded(named: Option<PathBuf>) -> anyhow::Result<Loaded> {
-    time_limits::check_answers(&named.clone().unwrap_or_else(config::in_force))?;
+    named_file::check_answers(&named.clone().unwrap_or_else(config::in_force))?;
     match named {
         Some(path) => Ok(Loaded::from_file(&path)?),
         None => Ok(load()),

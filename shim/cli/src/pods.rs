@@ -21,7 +21,7 @@ use bindguard_core::spec::{SpecUsers, SpecView};
 use bindguard_operator::bundles::{spec_of_container, tasks};
 use bindguard_operator::cri::of_node;
 use bindguard_operator::doctor::RunningPods;
-use bindguard_operator::node::arguments_of_processes;
+use bindguard_operator::node::{arguments_of_processes, recorded_init_of};
 use bindguard_operator::pods::{ContainerState, PodContainer, PodSelector, Pods};
 use bindguard_sys::bundle::read_spec;
 use clap::Args;
@@ -41,31 +41,31 @@ impl PodsFrom {
     /// All pods with a known name. A failure of the CRI goes to stderr and is no error: names are a
     /// convenience.
     pub fn pods(&self) -> Pods {
-        let Pods {
-            mut containers,
-            refresh_requests,
-            runtime_directories,
-        } = self.listed_by_the_cri();
+        let mut pods = of_node::pods(self.cri.as_deref()).unwrap_or_else(|error| {
+            print_remark(format_args!(
+                "pod names come from the bundles, without the CRI: {error:#}"
+            ));
+            Pods::default()
+        });
         for bundle in bundled_containers(Path::new("/")) {
-            match containers.iter_mut().find(|known| known.id == bundle.id) {
+            match pods
+                .containers
+                .iter_mut()
+                .find(|known| known.id == bundle.id)
+            {
                 Some(known) => {
                     known.guarded = bundle.guarded;
                     known.shim_version = bundle.shim_version;
                 }
-                None => containers.push(bundle),
+                None => pods.containers.push(bundle),
             }
         }
         let supervised = guarded();
-        for container in &mut containers {
-            container.guarded = container
-                .guarded
-                .or_else(|| supervised.get(&container.id).copied());
+        for container in &mut pods.containers {
+            let by_supervisor = || supervised.get(&container.id).copied();
+            container.guarded = container.guarded.or_else(by_supervisor);
         }
-        Pods {
-            containers,
-            refresh_requests,
-            runtime_directories,
-        }
+        pods
     }
 
     /// The same, where the node's config may opt in every pod.
@@ -87,10 +87,10 @@ impl PodsFrom {
         SpecUsers::from_spec(info.spec()?).ok()
     }
 
-    /// The pid of a container's init that the CRI reports. `None` if the CRI knows no pid.
+    /// The pid of a container's init, by the record of its runtime or by the CRI.
     pub fn init_of(&self, container: &str) -> Option<u32> {
-        let info = of_node::info_of(self.cri.as_deref(), container);
-        info.ok().and_then(|info| info.pid())
+        recorded_init_of(container)
+            .or_else(|| of_node::info_of(self.cri.as_deref(), container).ok()?.pid())
     }
 
     /// The sources of all writable mounts of a pod's containers in any state.
@@ -100,30 +100,19 @@ impl PodsFrom {
     pub fn writable_mounts(&self, uid: &str) -> anyhow::Result<Vec<PathBuf>> {
         of_node::writable_mounts(self.cri.as_deref(), uid)
     }
-
-    fn listed_by_the_cri(&self) -> Pods {
-        of_node::pods(self.cri.as_deref()).unwrap_or_else(|error| {
-            print_remark(format_args!(
-                "pod names come from the bundles, without the CRI: {error:#}"
-            ));
-            Pods::default()
-        })
-    }
 }
 
 /// The running pods, and those among them before whose creates no guard runs. containerd keeps the
 /// shim of a pod, whatever its files say later.
 pub fn running_pods(pods: &Pods) -> RunningPods {
-    let is_running = |container: &&PodContainer| {
-        container.name.is_none() && container.state == Some(ContainerState::Running)
-    };
-    let sandboxes = || pods.containers.iter().filter(is_running);
-    RunningPods {
-        all: sandboxes().count(),
-        unguarded: sandboxes()
-            .filter(|sandbox| sandbox.guarded == Some(false))
-            .count(),
+    let (mut all, mut unguarded) = (0, 0);
+    for container in &pods.containers {
+        if container.name.is_none() && container.state == Some(ContainerState::Running) {
+            all += 1;
+            unguarded += usize::from(container.guarded == Some(false));
+        }
     }
+    RunningPods { all, unguarded }
 }
 
 /// The error about a pod that neither a runtime nor the kubelet's folders know: the operator
@@ -136,42 +125,33 @@ pub fn unknown_pod(pods: &Pods, pod: &str) -> Option<anyhow::Error> {
     })
 }
 
-/// The pods with a bundle on a node whose `/` is at `root`.
-pub fn recorded(root: &Path) -> Pods {
-    Pods {
-        containers: bundled_containers(root),
-        ..Pods::default()
-    }
-}
-
 /// The uids of the pod that the operator names: several if the pod was created again under its
 /// name. An unknown name may itself be a uid.
 ///
 /// # Errors
 /// If pods of several namespaces have this name.
-pub fn uids(pods: &Pods, selector: &PodSelector) -> anyhow::Result<Vec<String>> {
-    let meant: Vec<&PodName> = pods
-        .containers
-        .iter()
-        .map(|container| &container.pod)
-        .filter(|pod| selector.is(pod))
-        .collect();
-    let names: BTreeSet<String> = meant.iter().filter_map(|pod| pod.display_name()).collect();
-    let namespaces: BTreeSet<_> = meant.iter().map(|pod| &pod.namespace).collect();
+pub fn uids(pods: &Pods, pod: &str) -> anyhow::Result<Vec<String>> {
+    let selector = PodSelector::from_argument(pod);
+    let mut namespaces = BTreeSet::new();
+    let mut names = BTreeSet::new();
+    let mut uids = BTreeSet::new();
+    for PodContainer { pod, .. } in &pods.containers {
+        if selector.is(pod) {
+            namespaces.insert(&pod.namespace);
+            names.extend(pod.display_name());
+            uids.extend(pod.uid.clone());
+        }
+    }
     if namespaces.len() > 1 {
         bail!(
-            "more than one pod is called {}: say which, {}",
-            selector.display_name(),
+            "more than one pod is called {pod}: say which, {}",
             Vec::from_iter(names).join(" or ")
         );
     }
-    let mut uids: Vec<String> = meant.iter().filter_map(|pod| pod.uid.clone()).collect();
-    uids.sort();
-    uids.dedup();
-    if uids.is_empty() && selector.is(&PodName::of_uid(&selector.display_name())) {
-        uids.push(selector.display_name());
+    if uids.is_empty() && selector.is(&PodName::of_uid(pod)) {
+        uids.insert(pod.to_owned());
     }
-    Ok(uids)
+    Ok(uids.into_iter().collect())
 }
 
 // The running containers, from the annotations of containerd's bundles.
@@ -186,32 +166,23 @@ pub fn bundled_containers(root: &Path) -> Vec<PodContainer> {
 /// A bundle may disappear while it is read: its container is then gone as well.
 fn container(bundle: &Path) -> Option<PodContainer> {
     let bytes = read_spec(bundle).ok()?;
-    let Identity {
-        container: name,
-        pod,
-    } = Identity::from_spec(&SpecView::from_bytes(&bytes).ok()?);
+    let identity = Identity::from_spec(&SpecView::from_bytes(&bytes).ok()?);
+    // A shim writes the name of its OCI runtime into the bundle, and calls it until the container
+    // is deleted.
+    let runtime = fs::read_to_string(bundle.join("runtime"));
+    let is_guarded = runtime.is_ok_and(|runtime| is_wrapper(runtime.trim()));
+    // The shim writes its version into the bundle of the pod's first container alone.
+    let version = fs::read_to_string(bundle.join(VERSION_FILE)).unwrap_or_default();
+    let version = version.trim();
     Some(PodContainer {
         id: bundle.file_name()?.to_str()?.to_owned(),
-        name,
+        name: identity.container,
         state: None,
         attempt: None,
-        pod,
-        guarded: calls_the_wrapper(bundle).then_some(true),
-        shim_version: shim_version(bundle),
+        pod: identity.pod,
+        guarded: is_guarded.then_some(true),
+        shim_version: (!version.is_empty()).then(|| version.to_owned()),
     })
-}
-
-/// A shim writes the name of its OCI runtime into the bundle, and calls it until the container is
-/// deleted.
-fn calls_the_wrapper(bundle: &Path) -> bool {
-    fs::read_to_string(bundle.join("runtime")).is_ok_and(|runtime| is_wrapper(runtime.trim()))
-}
-
-/// The shim writes its version into the bundle of the pod's first container. The bundles of later
-/// containers of a pod have no version file.
-fn shim_version(bundle: &Path) -> Option<String> {
-    let version = fs::read_to_string(bundle.join(VERSION_FILE)).ok()?;
-    Some(version.trim().to_owned()).filter(|version| !version.is_empty())
 }
 
 // Checks whether the guard runs before the creates of a container, from the programs that
@@ -228,18 +199,19 @@ const CONMON: &str = "conmon";
 
 /// The ids that supervisors were started for (containerd: the id of the pod's sandbox), and whether
 /// the guard runs there.
-pub fn guarded() -> HashMap<String, bool> {
-    let shims = arguments_of_processes(SHIMS)
-        .into_iter()
-        .filter_map(|words| of_shim(&words));
-    let conmons = arguments_of_processes(CONMON)
-        .into_iter()
-        .filter_map(|words| of_conmon(&words));
-    shims.chain(conmons).collect()
+fn guarded() -> HashMap<String, bool> {
+    let mut guarded = HashMap::new();
+    for words in arguments_of_processes(SHIMS) {
+        guarded.extend(of_shim(&words));
+    }
+    for words in arguments_of_processes(CONMON) {
+        guarded.extend(of_conmon(&words));
+    }
+    guarded
 }
 
 /// True if a runtime's path or name is that of the wrapper.
-pub fn is_wrapper(runtime: &str) -> bool {
+fn is_wrapper(runtime: &str) -> bool {
     is_named(runtime, WRAPPER)
 }
 

@@ -4,9 +4,9 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use bindguard_config::Config;
 use bindguard_core::error_chain;
 use bindguard_core::identity::Identity;
@@ -15,8 +15,8 @@ use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{Actor, RebindLine, RefreshLine, RefreshedMount};
 use bindguard_core::spec::{SpecUsers, SpecView};
 use bindguard_guard::refresh::{
-    BoundFiles, BoundMounts, CurrentFiles, FileBind, HelperProcess, HostRoots, PodVolumes,
-    RefreshAct, Refreshed, TuckRecords, VolumeOfPod, rebind_volume, refresh_container,
+    BoundFiles, BoundMounts, CurrentFiles, FileBind, HeldProcess, HelperProcess, HostRoots,
+    PodVolumes, RefreshAct, TuckRecords, VolumeOfPod, rebind_volume, refresh_container,
 };
 use bindguard_guard::{record_rebind, record_refresh};
 use bindguard_operator::bundles::{
@@ -26,16 +26,15 @@ use bindguard_operator::engines::{
     ContainersOfNode, EngineContainer, engine_containers, rootless_owner, state_folders,
 };
 use bindguard_operator::kubelets_here;
-use bindguard_operator::node::{hold_init, is_root, recorded_init_of, refuse_other_mounts};
-use bindguard_operator::pods::{ContainerState, PodContainer, PodSelector, Pods};
+use bindguard_operator::node::{hold_init, is_root, refuse_other_mounts};
+use bindguard_operator::pods::{PodContainer, Pods};
 use bindguard_sys::bundle::read_spec;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{ArgGroup, Args, ValueEnum};
 use serde::Serialize;
 
 use crate::pods::{PodsFrom, uids};
-use crate::show;
-use crate::show::{FAULTY, HEALTHY, Lines, counted};
+use crate::show::{self, Lines, counted, joined_names};
 
 /// Arguments of `refresh`.
 #[derive(Debug, Args)]
@@ -111,91 +110,56 @@ struct RefreshReport {
 }
 
 impl Refresh {
-    /// Runs it.
-    pub fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
+    pub fn run(self, config: &Config) -> Result<ExitCode> {
         ensure!(
             is_root(),
             "refresh containers: this needs root, also with --dry-run"
         );
         let helper = HelperProcess::start().context("start the helper process")?;
-        let report = match self
-            .container
-            .as_deref()
-            .map(container_with_id)
-            .transpose()?
-            .flatten()
-        {
-            Some(container) => refresh(&helper, &container, &self, config)?,
-            None => self.refresh_pods(&helper, config)?,
-        };
-        show::print_report(&report, self.json, text)?;
-        let is_left = |file: &RefreshedFile| !file.mount.outcome.is_replaced();
-        Ok(show::code(
-            !report.problems.is_empty(),
-            report.files.iter().any(is_left),
-        ))
-    }
-
-    fn refresh_pods(
-        &self,
-        helper: &HelperProcess,
-        config: &Config,
-    ) -> anyhow::Result<RefreshReport> {
-        let pods = self.pods.pods();
         let mut report = RefreshReport::default();
-        for container in self.containers(&pods)? {
-            if let Err(error) = self.refresh(helper, container, config, &mut report) {
-                report.problems.push(format!("{error:#}"));
+        let of_engine = match &self.container {
+            Some(id) => container_with_id(id)?,
+            None => None,
+        };
+        if let Some(container) = of_engine {
+            let name = format!("{} container {}", container.engine.name(), container.id);
+            self.refresh_of_engine(&helper, &container, &name, config, &mut report)
+                .with_context(|| format!("refresh {name}"))?;
+        } else {
+            let pods = self.pods.pods();
+            for container in self.containers(&pods)? {
+                let name = joined_names(container, "/");
+                let refreshed = self
+                    .refresh_of_pod(&helper, container, &name, config, &mut report)
+                    .with_context(|| format!("refresh {name}"));
+                if let Err(error) = refreshed {
+                    report.problems.push(format!("{error:#}"));
+                }
             }
         }
-        Ok(report)
-    }
-
-    fn line(
-        &self,
-        id: &str,
-        identity: Identity,
-        refreshed: Refreshed,
-        took: Duration,
-    ) -> RefreshLine {
-        let mut line = RefreshLine::new(Actor::Operator, id, identity);
-        line.mounts = refreshed.mounts;
-        line.notification = refreshed.notification;
-        line.set_duration(took);
-        line
-    }
-
-    fn act(&self) -> RefreshAct {
-        if self.dry_run {
-            RefreshAct::Look
-        } else {
-            RefreshAct::Replace(self.notify.clone())
-        }
+        let mut mounts = report.files.iter().map(|file| &file.mount);
+        let is_left = mounts.any(|mount| !mount.outcome.is_replaced());
+        let is_incomplete = !report.problems.is_empty();
+        show::finish(&report, self.json, text, is_incomplete, is_left)
     }
 
     /// The running containers that are meant, without sandboxes.
-    fn containers<'p>(&self, pods: &'p Pods) -> anyhow::Result<Vec<&'p PodContainer>> {
-        let is_running = |container: &&PodContainer| {
-            container
-                .state
-                .is_none_or(|state| state == ContainerState::Running)
+    fn containers<'p>(&self, pods: &'p Pods) -> Result<Vec<&'p PodContainer>> {
+        let uids = match &self.pod {
+            Some(pod) => uids(pods, pod)?,
+            None => Vec::new(),
         };
-        let all = pods
-            .containers
-            .iter()
-            .filter(|container| container.name.is_some())
-            .filter(is_running);
-        let found: Vec<_> = match (&self.pod, &self.container) {
-            (Some(pod), _) => {
-                let uids = uids(pods, &PodSelector::from_argument(pod))?;
-                all.filter(|it| it.pod.uid.as_ref().is_some_and(|uid| uids.contains(uid)))
-                    .collect()
+        let mut found = Vec::new();
+        for container in pods.running() {
+            let is_meant = match (&self.container, &container.pod.uid) {
+                (Some(id), _) => container.id.starts_with(id.as_str()),
+                (None, Some(uid)) => uids.contains(uid),
+                (None, None) => false,
+            };
+            if is_meant {
+                found.push(container);
             }
-            (None, Some(id)) => all
-                .filter(|container| container.id.starts_with(id.as_str()))
-                .collect(),
-            (None, None) => Vec::new(),
-        };
+        }
         ensure!(
             !found.is_empty(),
             "nothing to refresh: this node has no such running container"
@@ -208,106 +172,127 @@ impl Refresh {
         Ok(found)
     }
 
-    fn refresh(
+    fn refresh_of_pod(
         &self,
         helper: &HelperProcess,
         container: &PodContainer,
+        name: &str,
         config: &Config,
         report: &mut RefreshReport,
-    ) -> anyhow::Result<()> {
-        let name = show::joined_names(&container.pod, container, "/");
-        let uid = container
-            .pod
-            .uid
-            .as_deref()
-            .with_context(|| format!("refresh {name}: its pod's uid is unknown"))?;
-        let pid = recorded_init_of(&container.id).or_else(|| self.pods.init_of(&container.id));
-        let pid = pid.with_context(|| {
-            format!(
-                "refresh {name}: neither its runtime's record nor the CRI names its process; name the socket with --cri"
-            )
-        })?;
-        let process = hold_init(&container.id, pid).with_context(|| format!("refresh {name}"))?;
+    ) -> Result<()> {
+        let (node, id, places) = (Path::new("/"), &container.id, config.places());
+        let uid = container.pod.uid.as_deref();
+        let uid = uid.context("its pod's uid is unknown")?;
+        let pid = self.pods.init_of(id).context(
+            "neither its runtime's record nor the CRI names its process; name the socket with --cri",
+        )?;
+        let process = hold_init(id, pid)?;
         // The files of a kubelet's volume are the same in every mount namespace.
         if self.what != What::Subpaths {
-            refuse_other_mounts(&process).with_context(|| format!("refresh {name}"))?;
+            refuse_other_mounts(&process)?;
         }
-        let (here, problems) = kubelets_here(config.places());
+        let (roots, problems) = kubelets_here(places);
         report.problems.extend(problems);
-        let mut pods_of_roots = here
+        let pod_below = |root: &PathBuf| root.join("pods").join(uid);
+        let root = roots
             .into_iter()
-            .map(|root| (root.clone(), root.join("pods").join(uid)));
-        let Some((root, pod)) = pods_of_roots.find(|(_, pod)| pod.symlink_metadata().is_ok())
-        else {
-            bail!(
-                "refresh {name}: no kubelet root has the pod {uid}; see [kubelet] roots in config.toml"
-            )
-        };
+            .find(|root| pod_below(root).symlink_metadata().is_ok())
+            .with_context(|| {
+                format!("no kubelet root has the pod {uid}; see [kubelet] roots in config.toml")
+            })?;
+        let pod = pod_below(&root);
         let journal = config.journal().filter(|_| !self.dry_run);
-        if !self.dry_run && !matches!(self.what, What::HostRoot | What::HostFiles) {
+        if !self.dry_run && matches!(self.what, What::Subpaths | What::Volumes) {
             rebind_host(root, uid, config.policy(), journal, report);
         }
-        let volumes = PodVolumes::open(&pod)
-            .and_then(|volumes| volumes.with_drivers(&pod, || self.pods.writable_mounts(uid)))
-            .with_context(|| format!("refresh {name}"))?;
-        let volumes = volumes.for_container(binds_of_container(Path::new("/"), &container.id));
-        let bundle = || {
-            let bundle = bundle_of_container(Path::new("/"), &container.id);
-            bundle.with_context(|| format!("refresh {name}: its bundle is not found"))
-        };
-        let no_spec = || format!("refresh {name}: read the spec in its bundle");
-        let running = ContainersOfNode::at(Path::new("/"));
-        let other: Option<Box<dyn CurrentFiles + '_>> = match self.what {
-            What::Subpaths => None,
-            What::Volumes => {
-                let mounts = BoundMounts::open(&bundle()?, &pod).with_context(no_spec)?;
-                Some(Box::new(mounts))
-            }
+        let bundle = || bundle_of_container(node, id).context("its bundle is not found");
+        const NO_SPEC: &str = "read the spec in its bundle";
+        let running = ContainersOfNode::at(node);
+        let volumes = PodVolumes::open(&pod)?;
+        let volumes = volumes.with_drivers(&pod, || self.pods.writable_mounts(uid))?;
+        let files: Box<dyn CurrentFiles + '_> = match self.what {
+            What::Subpaths => Box::new(volumes.for_container(binds_of_container(node, id))),
+            What::Volumes => Box::new(BoundMounts::open(&bundle()?, &pod).context(NO_SPEC)?),
             What::HostRoot => {
-                let roots = HostRoots::open(&bundle()?, config.policy(), config.places());
-                Some(Box::new(roots.with_context(no_spec)?))
+                let roots = HostRoots::open(&bundle()?, config.policy(), places);
+                Box::new(roots.context(NO_SPEC)?)
             }
             What::HostFiles => {
-                let (root, id) = (Path::new("/"), &container.id);
-                let binds = host_files_of_container(root, id, config.places());
-                let binds = binds.with_context(no_spec)?;
-                let (files, errors) = BoundFiles::open(binds, pid, &running);
-                let errors = errors.iter().map(|error| error_chain(error));
-                let errors = errors.map(|error| format!("{name}: {error}"));
-                report.problems.extend(errors);
-                Some(Box::new(files))
+                let binds = host_files_of_container(node, id, places).context(NO_SPEC)?;
+                Box::new(report.files_of(name, binds, pid, &running))
             }
         };
-        let files = other.as_deref().unwrap_or(&volumes);
-        let start = Instant::now();
-        let spec = self.pods.spec_of(&container.id);
-        let refreshed = refresh_container(
-            helper,
-            &process,
-            spec.as_ref(),
-            &[files],
-            self.act(),
-            &TuckRecords::default(),
-        )
-        .with_context(|| format!("refresh {name}"))?;
         let identity = Identity {
             container: container.name.clone(),
             pod: container.pod.clone(),
         };
-        let subpaths = refreshed.subpaths;
-        let line = self.line(&container.id, identity, refreshed, start.elapsed());
-        report.add(&name, &line, subpaths);
-        record(journal, line)
+        let line = RefreshLine::new(Actor::Operator, id, identity);
+        let spec = self.pods.spec_of(id);
+        let (line, checked) = self.replace(helper, &process, spec.as_ref(), &*files, line)?;
+        report.add(name, line, checked, journal);
+        Ok(())
     }
-}
 
-fn record(journal: Option<&Path>, line: RefreshLine) -> anyhow::Result<()> {
-    match journal
-        .filter(|_| !line.mounts.is_empty())
-        .map(|journal| record_refresh(journal, line))
-    {
-        Some(Err(error)) => Err(error).context("journal the refresh"),
-        Some(Ok(())) | None => Ok(()),
+    /// Refreshes the binds that `--what` names; by default, the single files that the container
+    /// binds. The container's spec has the host path of each bind.
+    fn refresh_of_engine(
+        &self,
+        helper: &HelperProcess,
+        container: &EngineContainer,
+        name: &str,
+        config: &Config,
+        report: &mut RefreshReport,
+    ) -> Result<()> {
+        let EngineContainer {
+            id, bundle, pid, ..
+        } = container;
+        // Since the read of the state, the kernel may have reused the pid.
+        let process = hold_init(id, *pid)?;
+        let bytes = read_spec(bundle)?;
+        let spec = SpecView::from_bytes(&bytes)?;
+        let running = ContainersOfNode::at(Path::new("/"));
+        let places = config.places();
+        let files: Box<dyn CurrentFiles + '_> = match self.what {
+            // An engine has no subPaths.
+            What::Subpaths | What::HostFiles => {
+                Box::new(report.files_of(name, FileBind::of_spec(&spec), *pid, &running))
+            }
+            What::Volumes => Box::new(BoundMounts::of_engine(bundle, &running, places, None)?),
+            What::HostRoot => Box::new(HostRoots::open(bundle, config.policy(), places)?),
+        };
+        let line = RefreshLine::new(Actor::Operator, id, Identity::without_pod(name));
+        let users = SpecUsers::from_spec(&bytes).ok();
+        let (line, checked) = self.replace(helper, &process, users.as_ref(), &*files, line)?;
+        report.add(
+            name,
+            line,
+            checked,
+            config.journal().filter(|_| !self.dry_run),
+        );
+        Ok(())
+    }
+
+    /// Replaces the stale mounts of a container. Returns its line with the results, and the number
+    /// of all mounts.
+    fn replace(
+        &self,
+        helper: &HelperProcess,
+        process: &HeldProcess,
+        spec: Option<&SpecUsers>,
+        files: &dyn CurrentFiles,
+        mut line: RefreshLine,
+    ) -> Result<(RefreshLine, usize)> {
+        let act = if self.dry_run {
+            RefreshAct::Look
+        } else {
+            RefreshAct::Replace(self.notify.clone())
+        };
+        let (start, tucks) = (Instant::now(), TuckRecords::default());
+        let refreshed = refresh_container(helper, process, spec, &[files], act, &tucks)?;
+        line.mounts = refreshed.mounts;
+        line.notification = refreshed.notification;
+        line.set_duration(start.elapsed());
+        Ok((line, refreshed.subpaths))
     }
 }
 
@@ -320,68 +305,79 @@ fn rebind_host(
     report: &mut RefreshReport,
 ) {
     let subpaths = kubelet_root.join("pods").join(uid).join("volume-subpaths");
-    let names = std::fs::read_dir(subpaths).into_iter().flatten().flatten();
-    for volume in names.filter_map(|entry| entry.file_name().into_string().ok()) {
+    for entry in std::fs::read_dir(subpaths).into_iter().flatten().flatten() {
+        let Ok(name) = entry.file_name().into_string() else {
+            continue;
+        };
         let volume = VolumeOfPod {
             kubelet_root: kubelet_root.clone(),
             pod_uid: uid.to_owned(),
-            volume,
+            volume: name.clone(),
         };
         let rebound = rebind_volume(&volume, policy);
-        let line = RebindLine::new(Actor::Operator, uid, &volume.volume, &rebound);
-        report.problems.extend(rebound.problems.iter().cloned());
-        let has_findings = !line.binds.is_empty() || !line.problems.is_empty();
-        if let Some(Err(error)) = journal
-            .filter(|_| has_findings)
-            .map(|journal| record_rebind(journal, line))
+        let line = RebindLine::new(Actor::Operator, uid, &name, &rebound);
+        report.problems.extend(rebound.problems);
+        if let Some(journal) = journal
+            && !(line.binds.is_empty() && line.problems.is_empty())
+            && let Err(error) = record_rebind(journal, line)
         {
-            report.problems.push(format!(
-                "journal the re-bind of volume {}: {}",
-                volume.volume,
-                error_chain(&error)
-            ));
+            let why = error_chain(&error);
+            let problem = format!("journal the re-bind of volume {name}: {why}");
+            report.problems.push(problem);
         }
     }
 }
 
 impl RefreshReport {
-    fn add(&mut self, container: &str, line: &RefreshLine, subpaths: usize) {
-        self.subpaths += subpaths;
-        let file = |mount: &RefreshedMount| RefreshedFile {
-            container: container.to_owned(),
-            mount: mount.clone(),
-        };
-        self.files.extend(line.mounts.iter().map(file));
-        let not_notified = line
-            .notification
-            .as_ref()
-            .and_then(|notification| notification.error.as_ref());
-        self.problems
-            .extend(not_notified.map(|error| format!("notify {container}: {error}")));
+    /// The single files of the host that a container binds.
+    fn files_of<'r>(
+        &mut self,
+        name: &str,
+        binds: Vec<FileBind>,
+        init: u32,
+        running: &'r ContainersOfNode,
+    ) -> BoundFiles<'r> {
+        let (files, errors) = BoundFiles::open(binds, init, running);
+        for error in errors {
+            let problem = format!("{name}: {}", error_chain(&error));
+            self.problems.push(problem);
+        }
+        files
+    }
+
+    fn add(&mut self, container: &str, line: RefreshLine, checked: usize, journal: Option<&Path>) {
+        self.subpaths += checked;
+        for mount in &line.mounts {
+            self.files.push(RefreshedFile {
+                container: container.to_owned(),
+                mount: mount.clone(),
+            });
+        }
+        if let Some(notification) = &line.notification
+            && let Some(error) = &notification.error
+        {
+            self.problems.push(format!("notify {container}: {error}"));
+        }
+        if let Some(journal) = journal
+            && !line.mounts.is_empty()
+            && let Err(error) = record_refresh(journal, line)
+        {
+            let why = error_chain(&error);
+            self.problems.push(format!("journal the refresh: {why}"));
+        }
     }
 }
 
 fn text(report: &RefreshReport) -> Lines {
-    let mut lines = Lines::default();
-    for problem in &report.problems {
-        lines.problem(problem);
-    }
-    for line in &report.files {
-        let RefreshedFile { container, mount } = line;
-        let (destination, outcome) = (&mount.destination, &mount.outcome);
-        let style = if outcome.is_replaced() {
-            HEALTHY
-        } else {
-            FAULTY
-        };
-        let reason = mount
-            .reason()
-            .map(|reason| format!(": {reason}"))
-            .unwrap_or_default();
-        lines.headed(
+    let mut lines = Lines::of_problems(&report.problems);
+    for RefreshedFile { container, mount } in &report.files {
+        let place = format!("{} of {container}", mount.destination);
+        let (outcome, why) = (&mount.outcome, mount.reason());
+        lines.result(
             outcome.as_str(),
-            style,
-            &format!("{destination} of {container}{reason}"),
+            outcome.is_replaced(),
+            &place,
+            why.as_deref(),
         );
     }
     lines.line(&format!(
@@ -392,89 +388,28 @@ fn text(report: &RefreshReport) -> Lines {
     lines
 }
 
-// `bindguard refresh --container` of Docker or Podman. The container's spec has the host path of
-// each bind.
-
-/// The running container of an engine whose id begins with this text; `None` without such a
+/// The running container of Docker or Podman whose id begins with this text; `None` without such a
 /// container.
 ///
 /// # Errors
 /// If several containers match, or a rootless container of a user.
-fn container_with_id(id: &str) -> anyhow::Result<Option<EngineContainer>> {
-    let root = Path::new("/");
-    let mut found = engine_containers(&state_folders(root));
-    found.retain(|container| !id.is_empty() && container.id.starts_with(id));
+fn container_with_id(id: &str) -> Result<Option<EngineContainer>> {
+    let node = Path::new("/");
+    let mut found = engine_containers(&state_folders(node));
+    found.retain(|container| container.id.starts_with(id));
     ensure!(
         found.len() < 2,
         "more than one container has an id that begins with {id}"
     );
-    if let (true, Some(user)) = (found.is_empty(), rootless_owner(root, id)) {
+    if found.is_empty()
+        && let Some(user) = rootless_owner(node, id)
+    {
         bail!(
             "refresh container {id}: it is a rootless container of user {user}, whose host paths are in a mount namespace of \
              that user; restart it to use the new files"
         );
     }
     Ok(found.pop())
-}
-
-/// Refreshes the binds that `--what` names; by default, the single files that the container binds.
-fn refresh(
-    helper: &HelperProcess,
-    container: &EngineContainer,
-    verb: &Refresh,
-    config: &Config,
-) -> anyhow::Result<RefreshReport> {
-    let name = format!("{} container {}", container.engine.name(), container.id);
-    let doing = || format!("refresh {name}");
-    // Since the read of the state, the kernel may have reused the pid.
-    let process = hold_init(&container.id, container.pid).with_context(doing)?;
-    let bytes = read_spec(&container.bundle).with_context(doing)?;
-    let spec = SpecView::from_bytes(&bytes).with_context(doing)?;
-    let running = ContainersOfNode::at(Path::new("/"));
-    let (places, bundle) = (config.places(), container.bundle.as_path());
-    let mut errors = Vec::new();
-    let files: Box<dyn CurrentFiles + '_> = match verb.what {
-        // An engine has no subPaths.
-        What::Subpaths | What::HostFiles => {
-            let binds = FileBind::of_spec(&spec);
-            let (files, failed) = BoundFiles::open(binds, container.pid, &running);
-            errors = failed;
-            Box::new(files)
-        }
-        What::Volumes => {
-            let mounts = BoundMounts::of_engine(bundle, &running, places, None);
-            Box::new(mounts.with_context(doing)?)
-        }
-        What::HostRoot => {
-            let roots = HostRoots::open(bundle, config.policy(), places);
-            Box::new(roots.with_context(doing)?)
-        }
-    };
-    let start = Instant::now();
-    let users = SpecUsers::from_spec(&bytes).ok();
-    let refreshed = refresh_container(
-        helper,
-        &process,
-        users.as_ref(),
-        &[&*files],
-        verb.act(),
-        &TuckRecords::default(),
-    );
-    let refreshed = refreshed.with_context(doing)?;
-    let identity = Identity::without_pod(&name);
-    let subpaths = refreshed.subpaths;
-    let line = verb.line(&container.id, identity, refreshed, start.elapsed());
-    let mut report = RefreshReport::default();
-    report.problems.extend(
-        errors
-            .iter()
-            .map(|error| format!("{name}: {}", error_chain(error))),
-    );
-    report.add(&name, &line, subpaths);
-    if let Err(error) = record(config.journal().filter(|_| !verb.dry_run), line) {
-        report.problems.push(format!("{error:#}"));
-    }
-    Ok(report)
 }
 
 #[cfg(test)]
@@ -496,7 +431,7 @@ mod tests {
             outcome,
         ));
         let mut report = RefreshReport::default();
-        report.add("default/web/app", &line, 3);
+        report.add("default/web/app", line, 3, None);
         let shown = documented("`refresh`");
         assert_eq!(
             serde_json::to_string_pretty(&report).unwrap(),

@@ -5,8 +5,9 @@ use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use bindguard_config::Config;
+use bindguard_core::error_chain;
 use bindguard_core::identity::Identity;
 use bindguard_core::mount_table::{MountEntry, MountIndex};
 use bindguard_core::report::{Actor, ReleaseLine, ReleaseResult, ReleasedCopy};
@@ -16,7 +17,7 @@ use bindguard_guard::refresh::{HelperProcess, HostRoots, Release, Released, rele
 use bindguard_operator::bundles::bundle_of_container;
 use bindguard_operator::holders::MountsToFind;
 use bindguard_operator::node::{
-    MountUser, NotInit, hold_init, is_root, recorded_init_of, refuse_other_mounts, users_of_mount,
+    MountUser, NotInit, hold_init, is_root, refuse_other_mounts, users_of_mount,
 };
 use bindguard_operator::pods::{ContainerState, PodContainer};
 use bindguard_sys::enter::ProcessError;
@@ -26,7 +27,7 @@ use serde::Serialize;
 
 use crate::holders::{resolved, wanted};
 use crate::pods::PodsFrom;
-use crate::show::{self, FAULTY, HEALTHY, Lines};
+use crate::show::{self, Lines};
 
 /// Arguments of `release`.
 #[derive(Debug, Args)]
@@ -72,8 +73,7 @@ struct CopyOfContainer {
 }
 
 impl ReleaseVerb {
-    /// Runs it.
-    pub fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
+    pub fn run(self, config: &Config) -> Result<ExitCode> {
         ensure!(
             is_root(),
             "release mounts: this needs root, also with --dry-run"
@@ -89,94 +89,111 @@ impl ReleaseVerb {
             problems: Vec::new(),
         };
         for container in &self.pods.pods().containers {
-            let is_running = |state| state == ContainerState::Running;
-            if container.state.is_none_or(is_running) {
-                let released = self.release(&helper, container, &wanted, config, &mut report);
-                if let Err(error) = released {
-                    report.problems.push(format!("{error:#}"));
-                }
+            if !matches!(container.state, None | Some(ContainerState::Running)) {
+                continue;
+            }
+            let mut name = show::joined_names(container, "/");
+            if name.is_empty() {
+                name.clone_from(&container.id);
+            }
+            let released = self
+                .release(&helper, container, &name, &wanted, config, &mut report)
+                .with_context(|| format!("release mounts of {name}"));
+            if let Err(error) = released {
+                report.problems.push(format!("{error:#}"));
             }
         }
-        show::print_report(&report, self.json, text)?;
-        let is_left = |found: &CopyOfContainer| found.copy.result != ReleaseResult::Released;
-        Ok(show::code(
-            !report.problems.is_empty(),
-            report.copies.iter().any(is_left),
-        ))
-    }
-
-    fn extent(&self) -> Release {
-        match (self.dry_run, self.lazy) {
-            (true, _) => Release::Look,
-            (false, true) => Release::Detach,
-            (false, false) => Release::Unmount,
-        }
+        let mut copies = report.copies.iter().map(|found| &found.copy);
+        let is_left = copies.any(|copy| copy.result != ReleaseResult::Released);
+        let is_incomplete = !report.problems.is_empty();
+        show::finish(&report, self.json, text, is_incomplete, is_left)
     }
 
     fn release(
         &self,
         helper: &HelperProcess,
         container: &PodContainer,
+        name: &str,
         wanted: &MountsToFind,
         config: &Config,
         report: &mut ReleaseReport,
-    ) -> anyhow::Result<()> {
-        let name = name_of(container);
-        let doing = || format!("release mounts of {name}");
-        let pid = recorded_init_of(&container.id).or_else(|| self.pods.init_of(&container.id));
+    ) -> Result<()> {
         // Without a process there is no mount namespace.
-        let Some(pid) = pid else {
+        let Some(pid) = self.pods.init_of(&container.id) else {
             return Ok(());
         };
         let process = match hold_init(&container.id, pid) {
             Err(NotInit::Process(ProcessError::Ended(_))) => return Ok(()),
-            process => process.with_context(doing)?,
+            process => process?,
         };
         let bundle = bundle_of_container(Path::new("/"), &container.id);
-        let bundle = bundle.with_context(|| format!("{}: its bundle is not found", doing()))?;
-        let roots = HostRoots::open(&bundle, config.policy(), config.places());
-        let roots = roots.with_context(doing)?;
+        let bundle = bundle.context("its bundle is not found")?;
+        let roots = HostRoots::open(&bundle, config.policy(), config.places())?;
         if roots.is_empty() {
             return Ok(());
         }
-        refuse_other_mounts(&process).with_context(doing)?;
+        refuse_other_mounts(&process)?;
+        let extent = match (self.dry_run, self.lazy) {
+            (true, _) => Release::Look,
+            (false, true) => Release::Detach,
+            (false, false) => Release::Unmount,
+        };
         let spec = self.pods.spec_of(&container.id);
         let is_wanted = |mount: &MountEntry, table: &MountIndex<'_>| wanted.is(mount, table);
         let start = Instant::now();
-        let released = release_copies(
-            helper,
-            &process,
-            spec.as_ref(),
-            &roots,
-            is_wanted,
-            self.extent(),
-        );
-        let released = released.with_context(doing)?;
+        let released = release_copies(helper, &process, spec.as_ref(), &roots, is_wanted, extent)?;
         let identity = Identity {
             container: container.name.clone(),
             pod: container.pod.clone(),
         };
         let mut line = ReleaseLine::new(Actor::Operator, &container.id, identity);
-        line.copies = released.iter().map(record_of).collect();
         line.set_duration(start.elapsed());
-        let found = released.iter().zip(&line.copies);
-        report
-            .copies
-            .extend(found.map(|(released, copy)| CopyOfContainer {
-                container: name.clone(),
-                used_by: users_of(released, copy.result, self.lazy),
-                copy: copy.clone(),
-            }));
-        let journal = config.journal().filter(|_| !self.dry_run);
-        match journal.filter(|_| !line.copies.is_empty()) {
-            Some(journal) => record_release(journal, line).context("journal the release"),
-            None => Ok(()),
+        for Released {
+            namespace,
+            mount,
+            result,
+            error,
+            ..
+        } in released
+        {
+            // A detached mount lives on, with its id, while a file on the mount is open.
+            let may_be_used = match result {
+                ReleaseResult::Busy => true,
+                ReleaseResult::Released => self.lazy,
+                ReleaseResult::Kept | ReleaseResult::Refused => false,
+            };
+            let mut used_by = Vec::new();
+            if may_be_used {
+                used_by = users_of_mount(mount.id, &mount.mount_point, namespace);
+            }
+            let copy = ReleasedCopy {
+                mount_point: mount.mount_point.to_string_lossy().into_owned(),
+                fs_type: mount.fs_type.0,
+                device: mount.device.to_string(),
+                result,
+                error,
+            };
+            line.copies.push(copy.clone());
+            report.copies.push(CopyOfContainer {
+                container: name.to_owned(),
+                copy,
+                used_by,
+            });
         }
+        if let Some(journal) = config.journal()
+            && !self.dry_run
+            && !line.copies.is_empty()
+            && let Err(error) = record_release(journal, line)
+        {
+            let why = error_chain(&error);
+            report.problems.push(format!("journal the release: {why}"));
+        }
+        Ok(())
     }
 }
 
 /// The path as the kernel prints it. The folder of a former mount point may be gone as well.
-fn former_mount_point(path: &Path) -> anyhow::Result<PathBuf> {
+fn former_mount_point(path: &Path) -> Result<PathBuf> {
     let is_plain = path.is_absolute() && !path.components().any(|it| it == Component::ParentDir);
     match resolved(path) {
         Ok(path) => Ok(path),
@@ -188,64 +205,26 @@ fn former_mount_point(path: &Path) -> anyhow::Result<PathBuf> {
     }
 }
 
-fn name_of(container: &PodContainer) -> String {
-    let names = show::joined_names(&container.pod, container, "/");
-    if names.is_empty() {
-        container.id.clone()
-    } else {
-        names
-    }
-}
-
-/// The copy as the journal and the report have it.
-fn record_of(copy: &Released) -> ReleasedCopy {
-    ReleasedCopy {
-        mount_point: copy.mount.mount_point.to_string_lossy().into_owned(),
-        fs_type: copy.mount.fs_type.0.clone(),
-        device: copy.mount.device.to_string(),
-        result: copy.result,
-        error: copy.error.clone(),
-    }
-}
-
-/// The processes that use the copy.
-fn users_of(copy: &Released, result: ReleaseResult, is_lazy: bool) -> Vec<MountUser> {
-    // A detached mount lives on, with its id, while a file on the mount is open.
-    let may_be_used = match result {
-        ReleaseResult::Busy => true,
-        ReleaseResult::Released => is_lazy,
-        ReleaseResult::Kept | ReleaseResult::Refused => false,
-    };
-    let mount = &copy.mount;
-    match may_be_used {
-        true => users_of_mount(mount.id, &mount.mount_point, copy.namespace),
-        false => Vec::new(),
-    }
-}
-
 fn text(report: &ReleaseReport) -> Lines {
-    let mut lines = Lines::default();
-    for problem in &report.problems {
-        lines.problem(problem);
-    }
+    let mut lines = Lines::of_problems(&report.problems);
     for CopyOfContainer {
         container,
         copy,
         used_by,
     } in &report.copies
     {
-        let style = match copy.result {
-            ReleaseResult::Released => HEALTHY,
-            ReleaseResult::Kept | ReleaseResult::Busy | ReleaseResult::Refused => FAULTY,
-        };
-        let error = copy.error.as_ref();
-        let error = error.map(|error| format!(": {error}")).unwrap_or_default();
-        let word = copy.result.into_str();
-        lines.headed(word, style, &format!("{copy} of {container}{error}"));
+        let is_released = copy.result == ReleaseResult::Released;
+        let place = format!("{copy} of {container}");
+        lines.result(
+            copy.result.into_str(),
+            is_released,
+            &place,
+            copy.error.as_deref(),
+        );
         for user in used_by {
             lines.below(&format!("by {} ({})", user.name, user.pid));
         }
-        if copy.result == ReleaseResult::Released && !used_by.is_empty() {
+        if is_released && !used_by.is_empty() {
             lines.below("the device stays busy until they end, and no mount table shows that");
         }
     }

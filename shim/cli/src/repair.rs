@@ -10,19 +10,16 @@ use bindguard_config::Config;
 use bindguard_core::error_chain;
 use bindguard_core::judge::VerdictName;
 use bindguard_core::kubelet::VolumeSubpath;
-use bindguard_core::places::Places;
-use bindguard_core::report::{Actor, BindReport, RebindLine, Report};
+use bindguard_core::report::{Actor, RebindLine, Report};
 use bindguard_core::source::SourceKind;
 use bindguard_guard::record_rebind;
 use bindguard_operator::node::is_root;
 use bindguard_operator::node_report::{NodeBind, NodeReport};
-use bindguard_operator::pods::PodSelector;
 use bindguard_operator::{RepairAct, named_subpath, repair_node};
 use bindguard_sys::Handle;
 use clap::Args;
 
-use crate::diagnose;
-use crate::diagnose::Format;
+use crate::diagnose::{self, Format};
 use crate::pods::{PodsFrom, uids, unknown_pod};
 use crate::show::{self, print_remark};
 
@@ -55,7 +52,6 @@ pub struct Repair {
 }
 
 impl Repair {
-    /// Runs it.
     pub fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
         ensure!(
             self.all || self.pod.is_some() || !self.paths.is_empty(),
@@ -65,78 +61,86 @@ impl Repair {
             self.dry_run || is_root(),
             "repair mounts: this needs root; run it as root, or with --dry-run"
         );
-        let named = self
-            .paths
-            .iter()
-            .map(|path| subpath(path, config.places()))
-            .collect::<anyhow::Result<Vec<_>>>()?;
+        let (policy, places) = (config.policy(), config.places());
+        let mut named = Vec::new();
+        for path in &self.paths {
+            // Only a subpath may be repaired.
+            named.push(named_subpath(path, places)?);
+            // Opened, not stat'ed: the path may lead to a server that does not answer.
+            Handle::of(path)?;
+        }
         let pods = self.pods.pods();
-        let uids = self
-            .pod
-            .as_deref()
-            .map(|pod| uids(&pods, &PodSelector::from_argument(pod)))
-            .transpose()?
-            .unwrap_or_default();
+        let uids = match &self.pod {
+            Some(pod) => uids(&pods, pod)?,
+            None => Vec::new(),
+        };
         let wanted = |subpath: &VolumeSubpath| {
             self.all || uids.iter().any(|uid| uid == subpath.pod_uid()) || named.contains(subpath)
         };
-        let report = repair_node(config.policy(), config.places(), &pods, self.act(), wanted);
-        if let Some(pod) = self.pod.as_deref()
-            && report.checked == 0
-            && report.problems.is_empty()
-            && let Some(error) = unknown_pod(&pods, pod)
-        {
-            return Err(error);
-        }
-        ensure!(
-            report.checked > 0 || self.all || !report.problems.is_empty(),
-            "nothing to repair: this node has no such volume-subpath; see `bindguard diagnose --all`"
-        );
-        if let Some(journal) = config.journal().filter(|_| !self.dry_run) {
-            record(journal, &report);
-        }
-        self.print(&report.clone().without_healthy())?;
-        self.report_untouched(&report);
-        Ok(show::node_exit_code(&report))
-    }
-
-    fn act(&self) -> RepairAct {
-        match (self.dry_run, self.unmount) {
+        let act = match (self.dry_run, self.unmount) {
             (true, _) => RepairAct::Check,
             (false, true) => RepairAct::Detach,
             (false, false) => RepairAct::Rebind,
+        };
+        let report = repair_node(policy, places, &pods, act, wanted);
+        if report.checked == 0 && report.problems.is_empty() {
+            if let Some(pod) = &self.pod
+                && let Some(error) = unknown_pod(&pods, pod)
+            {
+                return Err(error);
+            }
+            ensure!(
+                self.all,
+                "nothing to repair: this node has no such volume-subpath; see `bindguard diagnose --all`"
+            );
         }
-    }
-
-    fn print(&self, report: &NodeReport) -> anyhow::Result<()> {
-        match self.format {
-            Format::Kubediag => diagnose::print_recovery(report),
-            Format::Text => show::print_node(report, self.json),
+        if let Some(journal) = config.journal().filter(|_| !self.dry_run) {
+            record(journal, &report);
         }
+        let (is_incomplete, has_findings) = (report.is_incomplete(), report.has_findings());
+        let shown = report.clone().without_healthy();
+        if self.format == Format::Kubediag {
+            diagnose::print_recovery(&shown)?;
+        }
+        let code = match self.format {
+            Format::Kubediag => show::code(is_incomplete, has_findings),
+            Format::Text => show::finish(
+                &shown,
+                self.json,
+                show::node_text,
+                is_incomplete,
+                has_findings,
+            )?,
+        };
+        if !self.paths.is_empty() {
+            report_untouched(&report);
+        }
+        Ok(code)
     }
+}
 
-    /// A path that the operator named and that is neither stale nor healthy was not touched. The
-    /// exit status is that of `--all`.
-    fn report_untouched(&self, report: &NodeReport) {
-        let not_stale = |verdict: VerdictName| match verdict {
+/// A path that the operator named and that is neither stale nor healthy was not touched. The exit
+/// status is that of `--all`.
+fn report_untouched(report: &NodeReport) {
+    for NodeBind { bind, .. } in &report.binds {
+        let is_untouched = match bind.verdict() {
             VerdictName::Unmounted
             | VerdictName::Unknown
             | VerdictName::Orphaned
-            | VerdictName::Dead => true,
+            | VerdictName::Dead => !bind.is_repaired(),
             VerdictName::Current
             | VerdictName::Stale
             | VerdictName::Pinning
             | VerdictName::Wrong
             | VerdictName::Foreign => false,
         };
-        let untouched = |bind: &&BindReport| not_stale(bind.verdict()) && !bind.is_repaired();
-        let untouched = report.binds.iter().map(|bind| &bind.bind).find(untouched);
-        if let Some(bind) = untouched.filter(|_| !self.paths.is_empty()) {
+        if is_untouched {
             print_remark(format_args!(
                 "{} is {}, not stale: nothing was done to it",
                 bind.source().display(),
                 bind.verdict()
             ));
+            return;
         }
     }
 }
@@ -144,12 +148,10 @@ impl Repair {
 /// Writes the repaired and the failed subpaths into the journal, a line for each volume.
 fn record(journal: &Path, report: &NodeReport) {
     let mut volumes = BTreeMap::<(&str, &str), Report>::new();
-    for NodeBind { bind, .. } in report
-        .binds
-        .iter()
-        .filter(|bind| bind.bind.outcome.is_some())
-    {
-        if let SourceKind::Subpath(subpath) = &bind.finding.kind {
+    for NodeBind { bind, .. } in &report.binds {
+        if let SourceKind::Subpath(subpath) = &bind.finding.kind
+            && bind.outcome.is_some()
+        {
             let of_volume = volumes
                 .entry((subpath.pod_uid(), subpath.volume()))
                 .or_default();
@@ -166,12 +168,4 @@ fn record(journal: &Path, report: &NodeReport) {
             ));
         }
     }
-}
-
-/// Only a subpath may be repaired.
-fn subpath(path: &Path, places: &Places) -> anyhow::Result<VolumeSubpath> {
-    let subpath = named_subpath(path, places)?;
-    // Opened, not stat'ed: the path may lead to a server that does not answer.
-    Handle::of(path)?;
-    Ok(subpath)
 }

@@ -1,29 +1,29 @@
 //! `bindguard status`: is this node guarded? One screen, from the running daemons, the record of
 //! the installation, the pods and the journal.
 
+use std::io;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use bindguard_config::Loaded;
+use bindguard_config::{Config, Loaded};
 use bindguard_core::error_chain;
 use bindguard_installer::drift::drift;
-use bindguard_installer::running::{guarded_runtimes, is_hidden};
-use bindguard_operator::agent_status::AgentState;
-use bindguard_operator::doctor::{RunningPods, describe_agent};
-use bindguard_operator::guarded_runtimes::GuardedRuntimes;
-use bindguard_operator::pods::{Pods, PodsOfVersion};
-use bindguard_operator::survey_node;
-use clap::Args;
-use serde::Serialize;
-
-use crate::agent;
-use crate::config;
-use crate::journal;
-use crate::pods::{PodsFrom, running_pods};
-use crate::show::{self, FAULTY, HEALTHY, Lines, OldFilesCount, counted};
 use bindguard_installer::record::Removal;
 use bindguard_installer::recorded;
 use bindguard_installer::removal::pending;
+use bindguard_installer::running::{guarded_runtimes, is_hidden};
+use bindguard_operator::agent_status::{AgentState, STATUS_PATH};
+use bindguard_operator::doctor::{RunningPods, describe_agent};
+use bindguard_operator::guarded_runtimes::GuardedRuntimes;
+use bindguard_operator::pods::{Pods, PodsOfVersion};
+use bindguard_operator::{survey_node, unix_http};
+use clap::Args;
+use serde::Serialize;
+
+use crate::pods::{PodsFrom, running_pods};
+use crate::show::{self, Lines, OldFilesCount, counted};
+use crate::{config, journal};
 
 const LAST_ADMISSIONS: usize = 3;
 
@@ -91,19 +91,44 @@ struct PodCount {
 }
 
 impl StatusVerb {
-    /// Runs it.
     pub fn run(self, loaded: &Loaded) -> anyhow::Result<ExitCode> {
         let status = NodeStatus::read(loaded, &self.pods.pods_under(&loaded.config));
-        show::print_report(&status, self.json, NodeStatus::text)?;
-        Ok(show::code(
-            !status.problems.is_empty(),
-            status.has_findings(),
-        ))
+        let is_incomplete = !status.problems.is_empty();
+        let has_findings = !status.is_guarded()
+            || !status.restart_owed.is_empty()
+            || !status.drift.is_empty()
+            || status.removal.is_some()
+            || status.config.problem.is_some()
+            || !status.config.warnings.is_empty()
+            || status.findings > 0
+            || status.old_files.opted_in > 0
+            || matches!(status.agent, AgentState::Silent { .. });
+        let text = NodeStatus::text;
+        show::finish(&status, self.json, text, is_incomplete, has_findings)
+    }
+}
+
+/// The state of the agent. It is optional: without a socket it is absent.
+pub fn agent_state(config: &Config) -> AgentState {
+    let socket = &config.agent().socket;
+    if let Err(error) = UnixStream::connect(socket)
+        && error.kind() == io::ErrorKind::NotFound
+    {
+        return AgentState::Absent;
+    }
+    let status =
+        unix_http::get(socket, STATUS_PATH).and_then(|text| Ok(serde_json::from_str(&text)?));
+    match status {
+        Ok(status) => AgentState::Running(Box::new(status)),
+        Err(error) => AgentState::Silent {
+            problem: format!("{error:#}"),
+        },
     }
 }
 
 impl NodeStatus {
     fn read(loaded: &Loaded, pods: &Pods) -> Self {
+        let (policy, places) = (loaded.config.policy(), loaded.config.places());
         let mut problems = Vec::new();
         let mut daemons = Vec::new();
         for daemon in guarded_runtimes() {
@@ -120,11 +145,14 @@ impl NodeStatus {
         // `drift` has reported why a record cannot be read
         let record = recorded().unwrap_or_default();
         let admissions = journal::last_headlines(&loaded.config, LAST_ADMISSIONS);
-        let survey = survey_node(loaded.config.policy(), loaded.config.places(), pods, |_| {
-            true
-        });
+        let survey = survey_node(policy, places, pods, |_| true);
         problems.extend(survey.problems.iter().cloned());
+        let last_admissions = admissions.unwrap_or_else(|error| {
+            problems.push(format!("{error:#}"));
+            Vec::new()
+        });
         let path = config::in_force();
+        let RunningPods { all, unguarded } = running_pods(pods);
         Self {
             version: env!("CARGO_PKG_VERSION"),
             daemons,
@@ -139,11 +167,13 @@ impl NodeStatus {
                 problem: loaded.problem.as_ref().map(|problem| error_chain(problem)),
                 warnings: loaded.warnings.iter().map(ToString::to_string).collect(),
             },
-            pods: PodCount::of(pods),
-            agent: agent::state(&loaded.config),
-            last_admissions: admissions
-                .map_err(|error| problems.push(format!("{error:#}")))
-                .unwrap_or_default(),
+            pods: PodCount {
+                running: all,
+                unguarded,
+                versions: pods.by_shim_version(),
+            },
+            agent: agent_state(&loaded.config),
+            last_admissions,
             old_files: OldFilesCount::of(&survey),
             findings: survey.without_healthy().binds.len(),
             problems,
@@ -151,108 +181,77 @@ impl NodeStatus {
     }
 
     fn is_guarded(&self) -> bool {
-        !self.is_broken
-            && !self.is_unguarded
-            && self
-                .daemons
-                .iter()
-                .any(|daemon| !daemon.runtimes.is_empty())
-    }
-
-    fn has_findings(&self) -> bool {
-        !self.is_guarded()
-            || !self.restart_owed.is_empty()
-            || !self.drift.is_empty()
-            || self.removal.is_some()
-            || self.config.problem.is_some()
-            || !self.config.warnings.is_empty()
-            || self.findings > 0
-            || self.old_files.opted_in > 0
-            || matches!(self.agent, AgentState::Silent { .. })
+        let mut daemons = self.daemons.iter();
+        !self.is_broken && !self.is_unguarded && daemons.any(|daemon| !daemon.runtimes.is_empty())
     }
 
     fn text(&self) -> Lines {
         let mut lines = Lines::default();
-        let mark = |good: bool| if good { HEALTHY } else { FAULTY };
-        lines.headed("version", mark(true), self.version);
+        lines.marked("version", true, self.version);
         for daemon in &self.daemons {
+            let names = daemon.runtimes.join(", ");
             let reach = if daemon.default {
                 "for every new pod"
             } else {
                 "for new pods that select it"
             };
-            let names = daemon.runtimes.join(", ");
-            match daemon.runtimes.is_empty() {
-                true => lines.headed(
+            let (word, is_good, what) = if names.is_empty() {
+                (
                     "unguarded",
-                    mark(false),
-                    &format!("{} has no runtime of bindguard's", daemon.daemon),
-                ),
-                false if self.is_broken => lines.headed(
+                    false,
+                    "has no runtime of bindguard's".to_owned(),
+                )
+            } else if self.is_broken {
+                (
                     "broken",
-                    mark(false),
-                    &format!("{} runs {names}, and its programs are gone", daemon.daemon),
-                ),
-                false if self.is_unguarded => lines.headed(
+                    false,
+                    format!("runs {names}, and its programs are gone"),
+                )
+            } else if self.is_unguarded {
+                (
                     "unguarded",
-                    mark(false),
-                    &format!("{} runs {names}, and the guard is gone", daemon.daemon),
-                ),
-                false => lines.headed(
-                    "guarded",
-                    mark(true),
-                    &format!("{} runs {names}, {reach}", daemon.daemon),
-                ),
-            }
+                    false,
+                    format!("runs {names}, and the guard is gone"),
+                )
+            } else {
+                ("guarded", true, format!("runs {names}, {reach}"))
+            };
+            lines.marked(word, is_good, &format!("{} {what}", daemon.daemon));
         }
         if self.daemons.is_empty() {
-            lines.headed(
-                "unguarded",
-                mark(false),
-                "no containerd, dockerd or CRI-O with pods was found",
-            );
+            let none = "no containerd, dockerd or CRI-O with pods was found";
+            lines.marked("unguarded", false, none);
         }
-        self.drift
-            .iter()
-            .for_each(|drift| lines.headed("drift", mark(false), drift));
-        self.restart_owed.iter().for_each(|command| {
-            lines.headed(
-                "restart",
-                mark(false),
-                "a daemon has not read its changed file",
-            );
+        for drift in &self.drift {
+            lines.marked("drift", false, drift);
+        }
+        for command in &self.restart_owed {
+            lines.marked("restart", false, "a daemon has not read its changed file");
             lines.run(command);
-        });
+        }
         if let Some(removal) = self.removal {
-            lines.headed("removal", mark(false), &describe_removal(removal));
+            lines.marked("removal", false, &describe_removal(removal));
         }
-        let path = self.config.path.display();
+        let path = self.config.path.display().to_string();
         match (&self.config.problem, self.config.exists) {
-            (Some(problem), _) => lines.headed("config", mark(false), problem),
-            (None, true) => lines.headed(
-                "config",
-                mark(self.config.warnings.is_empty()),
-                &path.to_string(),
-            ),
-            (None, false) => lines.headed(
-                "config",
-                mark(true),
-                &format!("no {path}: every setting has its default"),
-            ),
+            (Some(problem), _) => lines.marked("config", false, problem),
+            (None, true) => lines.marked("config", self.config.warnings.is_empty(), &path),
+            (None, false) => {
+                let default = format!("no {path}: every setting has its default");
+                lines.marked("config", true, &default);
+            }
         }
-        self.config
-            .warnings
-            .iter()
-            .for_each(|warning| lines.below(warning));
-        lines.headed(
-            "pods",
-            mark(true),
-            &format!(
-                "{} run, {} of them under another shim",
-                self.pods.running, self.pods.unguarded
-            ),
-        );
-        if self.pods.unguarded > 0 {
+        for warning in &self.config.warnings {
+            lines.below(warning);
+        }
+        let PodCount {
+            running,
+            unguarded,
+            versions,
+        } = &self.pods;
+        let pods = format!("{running} run, {unguarded} of them under another shim");
+        lines.marked("pods", true, &pods);
+        if *unguarded > 0 {
             let is_default = self.daemons.iter().any(|daemon| daemon.default);
             lines.below(if is_default {
                 "these keep it until they are created anew; `bindguard repair` reaches them now"
@@ -260,25 +259,18 @@ impl NodeStatus {
                 "these do not select bindguard's runtime; `bindguard repair` reaches them now"
             });
         }
-        self.pods
-            .versions
-            .iter()
-            .for_each(|pods| lines.below(&pods.summary()));
-        match &self.agent {
-            AgentState::Absent => lines.headed("agent", mark(true), "not running; it is optional"),
-            AgentState::Silent { problem } => lines.headed("agent", mark(false), problem),
-            AgentState::Running(status) => {
-                lines.headed("agent", mark(true), &describe_agent(status))
-            }
+        for pods in versions {
+            lines.below(&pods.summary());
         }
-        self.last_admissions
-            .iter()
-            .for_each(|admission| lines.headed("last create", mark(true), admission));
-        lines.headed(
-            "findings",
-            mark(self.findings == 0),
-            &self.findings.to_string(),
-        );
+        match &self.agent {
+            AgentState::Absent => lines.marked("agent", true, "not running; it is optional"),
+            AgentState::Silent { problem } => lines.marked("agent", false, problem),
+            AgentState::Running(status) => lines.marked("agent", true, &describe_agent(status)),
+        }
+        for admission in &self.last_admissions {
+            lines.marked("last create", true, admission);
+        }
+        lines.marked("findings", self.findings == 0, &self.findings.to_string());
         let OldFilesCount {
             containers,
             opted_in,
@@ -288,39 +280,29 @@ impl NodeStatus {
                 "read by {}, {opted_in} of them opted in to live refresh",
                 counted(containers, "running container", "running containers")
             );
-            lines.headed("old files", mark(opted_in == 0), &text);
+            lines.marked("old files", opted_in == 0, &text);
         }
         if self.findings + containers > 0 {
             lines.run("bindguard diagnose --all");
         }
-        self.problems
-            .iter()
-            .for_each(|problem| lines.problem(problem));
+        lines.problems(&self.problems);
         lines
     }
 }
 
 fn describe_removal(removal: Removal) -> String {
-    if removal.handler_kept_for_pods + removal.programs_kept_for_pods == 0 {
+    let (handler, programs) = (
+        removal.handler_kept_for_pods,
+        removal.programs_kept_for_pods,
+    );
+    if handler + programs == 0 {
         return "not complete, and no pod needs the rest; run bindguard uninstall".to_owned();
     }
-    let counted = |pods: usize| format!("{pods} {}", if pods == 1 { "pod" } else { "pods" });
     format!(
         "handler kept for {}, programs kept for {}",
-        counted(removal.handler_kept_for_pods),
-        counted(removal.programs_kept_for_pods)
+        counted(handler, "pod", "pods"),
+        counted(programs, "pod", "pods")
     )
-}
-
-impl PodCount {
-    fn of(pods: &Pods) -> Self {
-        let RunningPods { all, unguarded } = running_pods(pods);
-        Self {
-            running: all,
-            unguarded,
-            versions: pods.by_shim_version(),
-        }
-    }
 }
 
 #[cfg(test)]

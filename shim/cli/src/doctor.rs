@@ -1,0 +1,395 @@
+//! `bindguard doctor`: checks the node, point by point. This module collects the evidence for
+//! `bindguard_operator::doctor`.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use bindguard_config::Loaded;
+use bindguard_core::error_chain;
+use bindguard_core::places::Places;
+use bindguard_core::program_names::{SELF_TEST, SHIM, WRAPPER};
+use bindguard_guard::{Probes, kubelet_roots_by_all_names};
+use bindguard_installer::drift::drift;
+use bindguard_installer::has_agent_unit;
+use bindguard_installer::running::{Daemon, containerds, is_hidden};
+use bindguard_operator::container_mounts::container_mounts;
+use bindguard_operator::doctor::{
+    ContainerdSeen, DoctorReport, LinuxDistribution, Point, PointStatus, ProgramSeen, RuntimeEntry,
+    os_release,
+};
+use bindguard_operator::namespaces::Proc;
+use bindguard_operator::node::{processes_named, setting, with_open};
+use bindguard_operator::pods::Pods;
+use bindguard_operator::root_program::{Failed, PROGRAM_FOLDERS, RootProgram};
+use bindguard_operator::{doctor, kubelets_here, survey_node};
+use bindguard_sys::observe::list_volumes;
+use bindguard_sys::{kernel_features, read_mount_table, read_mount_table_in_part};
+use clap::Args;
+use toml::{Table, Value};
+
+use crate::pods::{PodsFrom, running_pods};
+use crate::show::{self, FAULTY, HEALTHY, Lines, UNCHECKED};
+use crate::status::agent_state;
+
+/// Arguments of `doctor`.
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// Print the points as JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    pods: PodsFrom,
+}
+
+impl Doctor {
+    pub fn run(self, loaded: &Loaded) -> Result<ExitCode> {
+        let (policy, places) = (loaded.config.policy(), loaded.config.places());
+        let (here, problems) = kubelets_here(places);
+        let pods = self.pods.pods_under(&loaded.config);
+        let table = read_mount_table();
+        // True if the mount of the kubelet's folders has peers, or if the node has no kubelet.
+        let kubelet_is_shared = table.as_ref().map(|table| {
+            let mut mounts = here.iter().filter_map(|root| table.mount_over(root));
+            here.is_empty() || mounts.any(|mount| mount.propagation.peer_group.is_some())
+        });
+        let points = vec![
+            doctor::kernel(
+                &kernel_features(),
+                kubelet_is_shared.map_err(|error| error_chain(error)),
+            ),
+            or_unknown("host-root", table.map(|table| doctor::host_root(&table))),
+            doctor::detach_mounts(&setting(Path::new("/proc/sys/fs/may_detach_mounts"))),
+            helpers(&here, problems),
+            doctor::fuse_daemons(
+                &processes_named("kubelet"),
+                &with_open(Path::new("/dev/fuse")),
+            ),
+            containerd(&pods),
+            programs(loaded.config.runtime(), &pods),
+            installation(),
+            config(loaded),
+            doctor::agent(&agent_state(&loaded.config), has_agent_unit()),
+            doctor::subpaths(&survey_node(policy, places, &pods, |_| true), policy),
+            or_unknown(
+                "read-only-binds",
+                container_mounts(&pods, places, policy.host_root_scope)
+                    .map(|found| doctor::read_only_binds(&found)),
+            ),
+            or_unknown(
+                "mounts-below-emptydir",
+                read_mount_table_in_part().map(|table| {
+                    // The table has the kernel's names.
+                    let places = Places {
+                        kubelet_roots: kubelet_roots_by_all_names(places, &Probes::for_create()),
+                        ..places.clone()
+                    };
+                    doctor::below_emptydirs(&table, &places, policy.below_emptydirs)
+                }),
+            ),
+            or_unknown(
+                "pinned",
+                Proc::default().namespaces().map(|seen| {
+                    let places = pods.with_runtime(places);
+                    doctor::pinned(&seen.own, &seen.others, &seen.problems, &places)
+                }),
+            ),
+        ];
+        print(&DoctorReport { points }, self.json)
+    }
+}
+
+fn or_unknown<E: Error + 'static>(name: &'static str, point: Result<Point, E>) -> Point {
+    point.unwrap_or_else(|error| Point::unknown(name, error_chain(&error)))
+}
+
+/// Prints the points, and returns 1 if one failed, else 2 if one could not be checked.
+pub fn print(report: &DoctorReport, json: bool) -> Result<ExitCode> {
+    let has_failed = report.has(PointStatus::Failed);
+    let is_incomplete = report.has(PointStatus::Unknown) && !has_failed;
+    show::finish(report, json, text, is_incomplete, has_failed)
+}
+
+fn helpers(kubelet_roots: &[PathBuf], problems: Vec<String>) -> Point {
+    const NAME: &str = "mount-helpers";
+    if let Some(problem) = problems.into_iter().next() {
+        return Point::unknown(NAME, problem);
+    }
+    let mut in_use = BTreeSet::new();
+    for root in kubelet_roots {
+        match list_volumes(root) {
+            Ok(volumes) => {
+                for volume in volumes.mounted {
+                    in_use.insert(volume.plugin.folder.to_owned());
+                }
+            }
+            Err(error) => return Point::unknown(NAME, format!("{error}: {}", error.source)),
+        }
+    }
+    let is_there = |name: &str| {
+        let mut folders = PROGRAM_FOLDERS.iter().map(Path::new);
+        folders.any(|folder| folder.join(name).symlink_metadata().is_ok())
+    };
+    let distribution = LinuxDistribution::from_os_release(&os_release(Path::new("/")));
+    doctor::mount_helpers(&in_use, is_there, &distribution)
+}
+
+/// Reports changes by other tools since the installation.
+fn installation() -> Point {
+    const NAME: &str = "installation";
+    let (drift, problems) = drift();
+    let mut all: Vec<&str> = drift.iter().map(|drift| drift.what.as_str()).collect();
+    all.extend(problems.iter().map(String::as_str));
+    match drift.first() {
+        Some(first) => Point::failed(NAME, all.join("; "), first.command.clone()),
+        None if all.is_empty() => Point::ok(NAME, "no file has changed since `bindguard install`"),
+        None => Point::unknown(NAME, all.join("; ")),
+    }
+}
+
+fn config(loaded: &Loaded) -> Point {
+    match loaded.remarks() {
+        remarks if remarks.is_empty() => Point::ok("config", "the config is valid"),
+        remarks => Point::failed("config", remarks.join("; "), "bindguard config check"),
+    }
+}
+
+fn text(report: &DoctorReport) -> Lines {
+    let mut lines = Lines::default();
+    let mut not_ok = 0;
+    for point in &report.points {
+        let (word, style) = match point.status {
+            PointStatus::Ok => ("ok", HEALTHY),
+            PointStatus::Failed => ("failed", FAULTY),
+            PointStatus::Unknown => ("unknown", UNCHECKED),
+        };
+        not_ok += usize::from(point.status != PointStatus::Ok);
+        lines.headed(word, style, &format!("{}: {}", point.name, point.message));
+        if let Some(command) = &point.command {
+            lines.run(command);
+        }
+    }
+    lines.line(&format!("{} points, {not_ok} not ok", report.points.len()));
+    lines
+}
+
+// containerd's effective configuration, from `containerd config dump`: imports and defaults are
+// included.
+
+/// The CRI plugin's tables: of version 2, and of version 3 of the config.
+const PLUGINS: [&str; 2] = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"];
+
+/// The point on containerd. `pods`: those that run.
+fn containerd(pods: &Pods) -> Point {
+    let found = containerds();
+    let Some(containerd) = found.first() else {
+        return doctor::containerd(if is_hidden("containerd") {
+            Err("a containerd runs, and only root may read its arguments: run this as root")
+        } else {
+            Ok(None)
+        });
+    };
+    match containerd_seen(containerd, pods) {
+        Ok(seen) => doctor::containerd(Ok(Some(&seen))),
+        Err(error) => doctor::containerd(Err(&format!("{error:#}"))),
+    }
+}
+
+fn containerd_seen(containerd: &Daemon, pods: &Pods) -> Result<ContainerdSeen> {
+    let program = containerd
+        .program()
+        .context("read which program containerd is")?;
+    let program = RootProgram::open(&program)?
+        .with_context(|| format!("run {}: no such file", program.display()))?;
+    let version = program.output(&["--version"])?;
+    let path = containerd.config().map(|path| path.display().to_string());
+    let dump = match &path {
+        Some(path) => program.output(&["--config", path, "config", "dump"])?,
+        None => program.output(&["config", "dump"])?,
+    };
+    let table: Table = dump
+        .parse()
+        .context("parse the output of `containerd config dump`")?;
+    let (runtimes, default_runtime) = runtimes(&table);
+    let mut unusable = Vec::new();
+    let mut has_default = runtimes.is_empty();
+    for entry in &runtimes {
+        let is_default = entry.name == default_runtime;
+        has_default |= is_default;
+        if is_default || entry.calls_guard() {
+            unusable.extend(why_unusable(&entry.runtime_path));
+            unusable.extend(why_unusable(&entry.binary_name));
+        }
+    }
+    if !has_default {
+        unusable.push(format!(
+            "its default runtime {default_runtime:?} is not configured"
+        ));
+    }
+    Ok(ContainerdSeen {
+        version: number(&version),
+        runtimes,
+        default_runtime,
+        pods: running_pods(pods),
+        unusable,
+    })
+}
+
+/// Why a program cannot be run. The kernel refuses this access also on a file system that is
+/// mounted noexec.
+fn why_unusable(path: &str) -> Option<String> {
+    if !path.starts_with('/') {
+        return None;
+    }
+    let error = rustix::fs::access(path, rustix::fs::Access::EXEC_OK).err()?;
+    Some(format!("{path}: {}", std::io::Error::from(error)))
+}
+
+/// `containerd github.com/containerd/containerd 1.7.24 ...`: the word that begins with a digit,
+/// without a `v`.
+fn number(version: &str) -> String {
+    for word in version.split_whitespace() {
+        let word = word.trim_start_matches('v');
+        if word.starts_with(|first: char| first.is_ascii_digit()) {
+            let end = word.find(['~', '+']).unwrap_or(word.len());
+            return word[..end].to_owned();
+        }
+    }
+    "of unknown version".to_owned()
+}
+
+/// The runtimes, and the name of the default runtime.
+fn runtimes(table: &Table) -> (Vec<RuntimeEntry>, String) {
+    let plugins = table.get("plugins");
+    let containerd = PLUGINS
+        .iter()
+        .find_map(|plugin| plugins?.get(plugin)?.get("containerd"));
+    let Some(containerd) = containerd else {
+        return (Vec::new(), String::new());
+    };
+    let word = |table: Option<&Value>, key: &str| {
+        let word = table.and_then(|table| table.get(key)?.as_str());
+        word.unwrap_or_default().to_owned()
+    };
+    let mut runtimes = Vec::new();
+    let entries = containerd.get("runtimes").and_then(Value::as_table);
+    for (name, entry) in entries.into_iter().flatten() {
+        let options = entry.get("options");
+        let systemd_cgroup = options.and_then(|options| options.get("SystemdCgroup")?.as_bool());
+        runtimes.push(RuntimeEntry {
+            name: name.clone(),
+            runtime_type: word(Some(entry), "runtime_type"),
+            runtime_path: word(Some(entry), "runtime_path"),
+            binary_name: word(options, "BinaryName"),
+            systemd_cgroup: systemd_cgroup.unwrap_or(false),
+        });
+    }
+    (runtimes, word(Some(containerd), "default_runtime_name"))
+}
+
+/// The point on bindguard's programs, and the OCI runtime that the config names.
+fn programs(runtime: &Path, pods: &Pods) -> Point {
+    match programs_seen(runtime) {
+        Ok([shim, wrapper, runtime]) => doctor::programs(
+            env!("CARGO_PKG_VERSION"),
+            &[shim, wrapper],
+            &runtime,
+            &kernel_features().release,
+            &pods.by_shim_version(),
+        ),
+        Err(error) => Point::failed("programs", format!("{error:#}"), "bindguard config show"),
+    }
+}
+
+/// The shim, the wrapper and the OCI runtime.
+fn programs_seen(runtime: &Path) -> Result<[ProgramSeen; 3]> {
+    // The shim searches its own folder for the wrapper; so does this check.
+    // In a pod that folder is the image's.
+    let own = env::current_exe().ok();
+    let own = own.filter(|_| show::NODE_ROOT.get().is_none());
+    let beside = own.as_deref().and_then(Path::parent);
+    // The whole output: the version is on a line of its own.
+    let words = |said: Result<String>| {
+        let said = said.unwrap_or_else(|error| format!("{error:#}"));
+        said.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let shim = seen(Path::new(SHIM), beside, |shim| words(shim.output(&["-v"])))?;
+    // It passes a version request to the runtime, so that version is the runtime's. An older wrapper
+    // also passes the self-test to the runtime, which refuses the argument.
+    let wrapper = seen(Path::new(WRAPPER), beside, |wrapper| {
+        match wrapper.output(&[SELF_TEST]) {
+            Err(error) if error.is::<Failed>() => "of a version without a self-test".to_owned(),
+            said => words(said),
+        }
+    })?;
+    let first_line = |runtime: &RootProgram| {
+        let said = runtime.output(&["--version"]);
+        let said = said.unwrap_or_else(|error| format!("{error:#}"));
+        let line = said.lines().find(|line| !line.trim().is_empty());
+        line.unwrap_or_default().trim().to_owned()
+    };
+    // As containerd's shims find it. The containerd of k3s, RKE2, k0s and MicroK8s has folders on
+    // its `PATH` that no shell has.
+    for containerd in containerds().iter().filter(|_| runtime.is_relative()) {
+        let path = containerd.search_path().unwrap_or_default();
+        for folder in env::split_paths(&path).filter(|folder| folder.is_absolute()) {
+            let found = seen(&folder.join(runtime), None, first_line)?;
+            if found.found.is_some() {
+                return Ok([shim, wrapper, found]);
+            }
+        }
+    }
+    Ok([shim, wrapper, seen(runtime, None, first_line)?])
+}
+
+fn seen(
+    name: &Path,
+    beside: Option<&Path>,
+    version: impl FnOnce(&RootProgram) -> String,
+) -> Result<ProgramSeen> {
+    let found = RootProgram::find(name, beside)?;
+    Ok(ProgramSeen {
+        name: name.display().to_string(),
+        found: found.map(|found| (found.path().display().to_string(), version(&found))),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_versions_of_the_config_are_read() {
+        for plugin in PLUGINS {
+            let text = format!(
+                "[plugins.\"{plugin}\".containerd]\ndefault_runtime_name = \"runc\"\n\
+                 [plugins.\"{plugin}\".containerd.runtimes.x]\nruntime_type = \"t\"\n\
+                 [plugins.\"{plugin}\".containerd.runtimes.x.options]\nBinaryName = \"b\"\n"
+            );
+            let (entries, default) = runtimes(&text.parse().unwrap());
+            assert_eq!(
+                (
+                    entries[0].name.as_str(),
+                    entries[0].binary_name.as_str(),
+                    default.as_str()
+                ),
+                ("x", "b", "runc")
+            );
+        }
+    }
+
+    #[test]
+    fn versions_are_found() {
+        assert_eq!(
+            number("containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+b1"),
+            "1.6.20"
+        );
+        assert_eq!(
+            number("containerd github.com/containerd/containerd/v2 v2.1.9 abc"),
+            "2.1.9"
+        );
+    }
+}
