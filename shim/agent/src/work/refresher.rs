@@ -24,7 +24,7 @@ use tracing::info;
 use crate::pods::Container;
 use crate::say_once::SayOnce;
 use crate::sinks::events::Standing;
-use crate::sinks::metrics::{Metrics, RefreshResult};
+use crate::sinks::metrics::Metrics;
 use crate::sinks::reporting::Reporting;
 use crate::work::turns::Turn;
 
@@ -147,7 +147,7 @@ impl<'a> Refresher<'a> {
             }
             Err(error) => {
                 let problem = error_chain(&error);
-                self.metrics.refreshed(RefreshResult::of_error(&error));
+                self.metrics.not_refreshed(&error);
                 line.problems.push(problem.clone());
                 let said = &mut *self.said();
                 let news = said.problems.news(id.clone(), vec![problem.clone()]);
@@ -206,7 +206,7 @@ impl<'a> Refresher<'a> {
         let mut warnings = Vec::new();
         for mount in &line.mounts {
             let (destination, source) = (&mount.destination, &mount.source);
-            self.metrics.refreshed(RefreshResult::of(&mount.outcome));
+            self.metrics.refreshed(&mount.outcome);
             match mount.outcome {
                 MountResult::Replaced { .. } => {
                     info!("refreshed {destination} of {name}");
@@ -227,7 +227,7 @@ impl<'a> Refresher<'a> {
         }
         let notification = line.notification.as_ref();
         if let Some(error) = notification.and_then(|it| it.error.as_ref()) {
-            self.metrics.refreshed(RefreshResult::not_notified);
+            self.metrics.not_notified();
             warnings.push(format!("{name} is refreshed but not notified: {error}"));
         }
         warnings

@@ -7,7 +7,7 @@ use bindguard_core::judge::{Unmounted, Verdict, VerdictName};
 use bindguard_core::refresh::RefusedReason;
 use bindguard_core::report::{
     BindRecord, CreateLine, JournalLine, MountResult, Outcome, RebindLine, RefreshLine,
-    RefreshedMount, ReleaseLine, ReleaseResult, ReleasedCopy,
+    RefreshedMount, ReleaseResult, ReleasedCopy,
 };
 use bindguard_core::source::KindName;
 use bindguard_operator::container_mounts::Keeper;
@@ -24,7 +24,9 @@ pub fn from_journal(line: &JournalLine) -> Vec<Occurrence> {
         }
         JournalLine::Rebind(line) => from_rebind(line),
         JournalLine::Refresh(line) => from_refresh(line),
-        JournalLine::Release(line) => from_release(line),
+        JournalLine::Release(line) => {
+            of_container(&line.container, line.copies.iter().filter_map(from_copy))
+        }
     }
 }
 
@@ -37,27 +39,22 @@ pub fn from_rebind(line: &RebindLine) -> Vec<Occurrence> {
 /// container without a pod has no occurrences.
 pub fn from_refresh(line: &RefreshLine) -> Vec<Occurrence> {
     let mut found: Vec<_> = line.mounts.iter().filter_map(from_mount).collect();
-    let notification = line.notification.as_ref();
-    let error = notification.and_then(|notification| notification.error.as_ref());
-    found.extend(error.map(|error| {
+    if let Some(notification) = &line.notification
+        && let Some(error) = &notification.error
+    {
         let message =
             format!("its files are current, and the application was not notified: {error}");
-        (Reason::ApplicationNotNotified, message)
-    }));
+        found.push((Reason::ApplicationNotNotified, message));
+    }
     // Without a mount, the problems kept the whole container from its refresh.
     if found.is_empty() && line.mounts.is_empty() {
-        found.extend(line.problems.iter().map(|why| {
+        for why in &line.problems {
             let message =
                 format!("the container keeps the files of its start until it restarts: {why}");
-            (Reason::BindMountNotRefreshed, message)
-        }));
+            found.push((Reason::BindMountNotRefreshed, message));
+        }
     }
     of_container(&line.container, found)
-}
-
-/// The occurrences of a release: each copy has an occurrence.
-fn from_release(line: &ReleaseLine) -> Vec<Occurrence> {
-    of_container(&line.container, line.copies.iter().filter_map(from_copy))
 }
 
 /// The occurrences on a container; none without a pod.
@@ -65,52 +62,59 @@ fn of_container(
     Identity { container, pod }: &Identity,
     found: impl IntoIterator<Item = (Reason, String)>,
 ) -> Vec<Occurrence> {
-    if pod.uid.is_none() {
-        return Vec::new();
+    let mut occurrences = Vec::new();
+    for (reason, message) in found {
+        occurrences.extend(on_pod(pod, container.as_ref(), reason, message));
     }
-    let occurrence = |(reason, message)| Occurrence {
+    occurrences
+}
+
+fn on_pod(
+    pod: &PodName,
+    container: Option<&String>,
+    reason: Reason,
+    message: String,
+) -> Option<Occurrence> {
+    pod.uid.as_ref()?;
+    Some(Occurrence {
         pod: pod.clone(),
-        container: container.clone(),
+        container: container.cloned(),
         reason,
         message,
-    };
-    found.into_iter().map(occurrence).collect()
+    })
 }
 
 fn from_copy(copy: &ReleasedCopy) -> Option<(Reason, String)> {
-    let place = &copy.mount_point;
+    let place = format!(
+        "the mount at {}, which the host has unmounted",
+        copy.mount_point
+    );
     match copy.result {
         ReleaseResult::Kept => None,
         ReleaseResult::Released => Some((
             Reason::BindMountRefreshed,
-            format!("the container released the mount at {place}, which the host has unmounted"),
+            format!("the container released {place}"),
         )),
         ReleaseResult::Busy | ReleaseResult::Refused => {
             let why = copy.error.as_deref().unwrap_or_default();
-            let message = format!(
-                "the container keeps the mount at {place}, which the host has unmounted: {why}"
-            );
+            let message = format!("the container keeps {place}: {why}");
             Some((Reason::HostMountsPinned, message))
         }
     }
 }
 
 fn from_mount(mount: &RefreshedMount) -> Option<(Reason, String)> {
-    let (place, why) = (&mount.destination, mount.reason());
+    let place = format!("the mount at {}", mount.destination);
+    let why = mount.reason();
+    let why = why.as_deref().unwrap_or("policy only reports it");
     let message = match mount.outcome {
         MountResult::Replaced { .. } => {
-            let message = format!("the mount at {place} is current");
-            return Some((Reason::BindMountRefreshed, message));
+            return Some((Reason::BindMountRefreshed, format!("{place} is current")));
         }
         // Each change of the volume causes a further refresh, which reports a result.
         MountResult::Restless => return None,
-        MountResult::Missing => {
-            format!("the mount at {place} is gone: {}", why.unwrap_or_default())
-        }
-        MountResult::Hidden => format!(
-            "the mount at {place} is not replaced: {}",
-            why.unwrap_or_default()
-        ),
+        MountResult::Missing => format!("{place} is gone: {why}"),
+        MountResult::Hidden => format!("{place} is not replaced: {why}"),
         _ if mount.is_host_root() => {
             // A create leaves a bind private by the same rules.
             let until = match mount.outcome {
@@ -125,59 +129,81 @@ fn from_mount(mount: &RefreshedMount) -> Option<(Reason, String)> {
                 } => "also after a restart of the container",
                 _ => "until the container restarts",
             };
-            let why = why.as_deref().unwrap_or("policy only reports it");
-            format!("the mount at {place} keeps mounts that the host unmounts, {until}: {why}")
+            format!("{place} keeps mounts that the host unmounts, {until}: {why}")
         }
-        _ => format!(
-            "the mount at {place} keeps its old content until the container restarts: {}",
-            why.as_deref().unwrap_or("policy only reports it")
-        ),
+        _ => format!("{place} keeps its old content until the container restarts: {why}"),
     };
     Some((Reason::BindMountNotRefreshed, message))
 }
 
 fn from_binds(Identity { container, pod }: &Identity, binds: &[BindRecord]) -> Vec<Occurrence> {
-    if pod.uid.is_none() {
-        return Vec::new();
-    }
-    let mut found: Vec<_> = binds
-        .iter()
-        .filter_map(|bind| from_bind(pod, bind))
-        .collect();
-    if container.is_some() {
-        found
-            .iter_mut()
-            .for_each(|it| it.container.clone_from(container));
+    let mut found = Vec::new();
+    for bind in binds {
+        found.extend(from_bind(pod, container.as_ref(), bind));
     }
     found
 }
 
 /// The occurrence of a bind; the path of a subpath has the container's name.
-fn from_bind(pod: &PodName, bind: &BindRecord) -> Option<Occurrence> {
+fn from_bind(pod: &PodName, container: Option<&String>, bind: &BindRecord) -> Option<Occurrence> {
     let outcome = bind.outcome.as_ref();
+    let names = subpath_names(bind);
+    let by_path = names.map(|(_, container)| container.to_owned());
+    // In the terms of the pod's owner, who knows no path of the kubelet.
+    let place = match (&bind.destination, names, bind.kind) {
+        (Some(destination), ..) => format!("the mount at {destination}"),
+        (None, Some((volume, container)), _) => {
+            format!("a subPath of volume {volume} in container {container}")
+        }
+        (None, None, KindName::Volume) => format!("volume {}", volume_name(bind.source.as_ref())),
+        (None, None, _) => bind.source.clone(),
+    };
     let why = bind.reason.as_deref().unwrap_or_default();
-    let container = subpath_names(bind).map(|(_, container)| container.to_owned());
-    Some(Occurrence {
-        pod: pod.clone(),
-        container,
-        reason: reason(bind.verdict, outcome)?,
-        message: message(&place(bind), bind.verdict, why, outcome),
-    })
+    // The message of a repair has no cause and no number of tries: equal repairs shall count as one
+    // event, also for different payloads. The journal has the cause and the tries.
+    let verdict = bind.verdict;
+    let message = match outcome {
+        Some(Outcome::Rebound { .. }) => {
+            format!("{place} was {verdict}; {}", Outcome::Rebound { tries: 1 })
+        }
+        Some(outcome) if outcome.is_repaired() => format!("{place} was {verdict}; {outcome}"),
+        Some(outcome) => format!("{place} is {verdict}: {why}; {outcome}"),
+        None => format!("{place} is {verdict}: {why}"),
+    };
+    let reason = reason(verdict, outcome)?;
+    on_pod(pod, container.or(by_path.as_ref()), reason, message)
 }
 
 /// The occurrences of a survey: sources that a re-bind cannot repair, and mounts of the host below
 /// emptyDirs.
 pub fn from_survey(report: &NodeReport) -> Vec<Occurrence> {
-    let mut found: Vec<_> = report.binds.iter().filter_map(surveyed).collect();
+    let mut found = Vec::new();
+    for NodeBind { bind, pod, .. } in &report.binds {
+        let is_reported = match &bind.finding.verdict {
+            Verdict::Dead(_)
+            | Verdict::Unmounted(Unmounted::Volume { .. })
+            | Verdict::Pinning(_) => true,
+            // A kubelet that is about to bind a subpath, and stale subpaths, which the watcher
+            // reports.
+            Verdict::Unmounted(_) | Verdict::Stale { .. } | Verdict::Orphaned { .. } => false,
+            Verdict::Wrong(_) | Verdict::Current | Verdict::Foreign => false,
+            Verdict::NotProbed | Verdict::Unknown(_) => false,
+        };
+        if let Some(pod) = pod.as_ref().filter(|_| is_reported) {
+            let mut bind = BindRecord::from(bind);
+            bind.outcome = None;
+            found.extend(from_bind(pod, None, &bind));
+        }
+    }
     for mount in &report.mounts_below_emptydir {
         let place = mount.mount_point.display();
+        let effect = mount.effect();
         found.push(Occurrence {
             pod: mount.pod.clone(),
             container: None,
             reason: Reason::MountBelowEmptyDir,
             message: format!(
-                "on the node, {place} is a mount: {}, with {}",
-                mount.effect(),
+                "on the node, {place} is a mount: {effect}, with {}",
                 mount.command
             ),
         });
@@ -185,52 +211,28 @@ pub fn from_survey(report: &NodeReport) -> Vec<Occurrence> {
     found
 }
 
-fn surveyed(NodeBind { bind, pod, .. }: &NodeBind) -> Option<Occurrence> {
-    match &bind.finding.verdict {
-        Verdict::Dead(_) | Verdict::Unmounted(Unmounted::Volume { .. }) | Verdict::Pinning(_) => {}
-        // A kubelet that is about to bind a subpath, and stale subpaths, which the watcher reports.
-        Verdict::Unmounted(_) | Verdict::Stale { .. } | Verdict::Orphaned { .. } => return None,
-        Verdict::Wrong(_) | Verdict::Current | Verdict::Foreign => return None,
-        Verdict::NotProbed | Verdict::Unknown(_) => return None,
-    }
-    let pod = pod.as_ref().filter(|pod| pod.uid.is_some())?;
-    let bind = BindRecord {
-        outcome: None,
-        ..BindRecord::from(bind)
-    };
-    from_bind(pod, &bind)
-}
-
 /// The occurrence of a pod whose annotations for live refresh have no effect.
 pub fn from_ignored_request(pod: &PodName, problems: &[String]) -> Option<Occurrence> {
-    pod.uid.as_ref()?;
-    Some(Occurrence {
-        pod: pod.clone(),
-        container: None,
-        reason: Reason::RefreshRequestIgnored,
-        message: problems.join("; "),
-    })
+    on_pod(
+        pod,
+        None,
+        Reason::RefreshRequestIgnored,
+        problems.join("; "),
+    )
 }
 
 /// The occurrence of a running container that keeps mounts of the host.
 pub fn from_keeper(Keeper { container, places }: &Keeper) -> Option<Occurrence> {
-    container.pod.uid.as_ref()?;
     let (first, others) = places.split_first()?;
-    let more = if others.is_empty() {
-        String::new()
-    } else {
-        format!(" and {} more", others.len())
-    };
+    let mut kept = first.display().to_string();
+    if !others.is_empty() {
+        kept += &format!(" and {} more", others.len());
+    }
     let message = format!(
-        "the container keeps mounts that the host has unmounted: {}{more}; restart it, with mountPropagation HostToContainer",
-        first.display()
+        "the container keeps mounts that the host has unmounted: {kept}; restart it, with mountPropagation HostToContainer"
     );
-    Some(Occurrence {
-        pod: container.pod.clone(),
-        container: container.name.clone(),
-        reason: Reason::HostMountsPinned,
-        message,
-    })
+    let (pod, name) = (&container.pod, container.name.as_ref());
+    on_pod(pod, name, Reason::HostMountsPinned, message)
 }
 
 /// The reason for a bind with this verdict and outcome; `None` if there is nothing to report.
@@ -251,22 +253,6 @@ fn reason(verdict: VerdictName, outcome: Option<&Outcome>) -> Option<Reason> {
     }
 }
 
-/// A bind in the terms of the pod's owner, who knows no path of the kubelet.
-fn place(bind: &BindRecord) -> String {
-    if let Some(destination) = &bind.destination {
-        return format!("the mount at {destination}");
-    }
-    if let Some((volume, container)) = subpath_names(bind) {
-        return format!("a subPath of volume {volume} in container {container}");
-    }
-    match bind.kind {
-        KindName::Volume => format!("volume {}", volume_name(bind.source.as_ref())),
-        KindName::Subpath | KindName::InVolume | KindName::HostRoot | KindName::Foreign => {
-            bind.source.clone()
-        }
-    }
-}
-
 /// The names of the volume and of the container in `volume-subpaths/VOLUME/CONTAINER/INDEX`.
 fn subpath_names<'b>(bind: &'b BindRecord) -> Option<(&'b str, &'b str)> {
     if bind.kind != KindName::Subpath {
@@ -281,23 +267,10 @@ fn subpath_names<'b>(bind: &'b BindRecord) -> Option<(&'b str, &'b str)> {
 fn volume_name(path: &Path) -> String {
     let names: Vec<_> = path.iter().map(|name| name.to_string_lossy()).collect();
     let volumes = names.iter().rposition(|name| name == "volumes");
-    let name = volumes
-        .and_then(|volumes| names.get(volumes + 2))
-        .or(names.last());
-    name.map(|name| name.to_string()).unwrap_or_default()
-}
-
-/// The message of a repair has no cause and no number of tries: equal repairs shall count as one
-/// event, also for different payloads. The journal has the cause and the tries.
-fn message(place: &str, verdict: VerdictName, why: &str, outcome: Option<&Outcome>) -> String {
-    match outcome {
-        Some(Outcome::Rebound { .. }) => {
-            format!("{place} was {verdict}; {}", Outcome::Rebound { tries: 1 })
-        }
-        Some(outcome) if outcome.is_repaired() => format!("{place} was {verdict}; {outcome}"),
-        Some(outcome) => format!("{place} is {verdict}: {why}; {outcome}"),
-        None => format!("{place} is {verdict}: {why}"),
-    }
+    let name = volumes.and_then(|volumes| names.get(volumes + 2));
+    name.or(names.last())
+        .map(ToString::to_string)
+        .unwrap_or_default()
 }
 
 #[cfg(test)]

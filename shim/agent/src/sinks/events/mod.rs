@@ -58,14 +58,12 @@ impl Events {
     /// Both ends: the threads' and the recorder's.
     pub fn on(mode: EventMode, metrics: Arc<Metrics>) -> (Self, Receiver<Occurrence>) {
         let (recorder, occurrences) = channel(WAITING);
-        (
-            Self {
-                recorder: Some(recorder),
-                mode,
-                metrics,
-            },
-            occurrences,
-        )
+        let events = Self {
+            recorder: Some(recorder),
+            mode,
+            metrics,
+        };
+        (events, occurrences)
     }
 
     /// True if an occurrence can become an event.
@@ -78,14 +76,14 @@ impl Events {
         let Some(recorder) = &self.recorder else {
             return;
         };
-        let wanted = |occurrence: &Occurrence| match self.mode {
-            EventMode::Off => false,
-            EventMode::Warnings => occurrence.reason.event_type() == EventType::Warning,
-            EventMode::All => true,
-        };
-        for occurrence in occurrences.into_iter().filter(wanted) {
-            if recorder.try_send(occurrence).is_err() {
-                self.metrics.events.count(EventResult::queue_full, 1);
+        for occurrence in occurrences {
+            let is_wanted = match self.mode {
+                EventMode::Off => false,
+                EventMode::Warnings => occurrence.reason.event_type() == EventType::Warning,
+                EventMode::All => true,
+            };
+            if is_wanted && recorder.try_send(occurrence).is_err() {
+                self.metrics.events.add(EventResult::queue_full, 1);
             }
         }
     }
@@ -132,18 +130,26 @@ pub enum EventType {
 }
 
 impl Reason {
-    pub fn event_type(self) -> EventType {
+    /// The type of the event. True for what is over, false for a state: an event with an equal message
+    /// later is a new occurrence.
+    fn properties(self) -> (EventType, bool) {
         match self {
-            Self::BindMountRepaired | Self::BindMountRefreshed => EventType::Normal,
-            Self::ContainerRefused | Self::BindMountNotRepaired | Self::BindSourceDead => {
-                EventType::Warning
+            Self::BindMountRepaired | Self::BindMountRefreshed => (EventType::Normal, true),
+            Self::BindMountWrong | Self::ApplicationNotNotified | Self::ContainerRefused => {
+                (EventType::Warning, true)
             }
-            Self::VolumeNotMounted | Self::HostMountsPinned => EventType::Warning,
-            Self::MountBelowEmptyDir => EventType::Warning,
-            Self::BindMountWrong => EventType::Warning,
-            Self::BindMountNotRefreshed | Self::ApplicationNotNotified => EventType::Warning,
-            Self::RefreshRequestIgnored => EventType::Warning,
+            Self::BindMountNotRepaired
+            | Self::BindSourceDead
+            | Self::VolumeNotMounted
+            | Self::HostMountsPinned
+            | Self::BindMountNotRefreshed
+            | Self::RefreshRequestIgnored
+            | Self::MountBelowEmptyDir => (EventType::Warning, false),
         }
+    }
+
+    pub fn event_type(self) -> EventType {
+        self.properties().0
     }
 }
 
@@ -157,25 +163,6 @@ pub struct Occurrence {
     pub reason: Reason,
     /// One or two sentences for the pod's owner.
     pub message: String,
-}
-
-impl Occurrence {
-    /// True for an event, false for a state: an event with an equal message later is a new
-    /// occurrence.
-    pub fn is_over(&self) -> bool {
-        match self.reason {
-            Reason::BindMountRepaired
-            | Reason::BindMountRefreshed
-            | Reason::BindMountWrong
-            | Reason::ApplicationNotNotified => true,
-            Reason::ContainerRefused => true,
-            Reason::BindMountNotRepaired | Reason::BindSourceDead | Reason::VolumeNotMounted => {
-                false
-            }
-            Reason::HostMountsPinned | Reason::BindMountNotRefreshed => false,
-            Reason::RefreshRequestIgnored | Reason::MountBelowEmptyDir => false,
-        }
-    }
 }
 
 /// The time since 1970, and a time that no step of the clock changes.
@@ -204,15 +191,10 @@ impl<K: Hash + Eq> Standing<K> {
     /// time.
     pub fn changed(&mut self, place: K, occurrences: Vec<Occurrence>) -> Vec<Occurrence> {
         let known = self.0.pop(&place).unwrap_or_default();
-        let new = occurrences
-            .iter()
-            .filter(|occurrence| !known.contains(occurrence))
-            .cloned()
-            .collect();
-        let standing: Vec<_> = occurrences
-            .into_iter()
-            .filter(|occurrence| !occurrence.is_over())
-            .collect();
+        let mut new = occurrences.clone();
+        new.retain(|occurrence| !known.contains(occurrence));
+        let mut standing = occurrences;
+        standing.retain(|occurrence| !occurrence.reason.properties().1);
         if !standing.is_empty() {
             self.0.push(place, standing);
         }

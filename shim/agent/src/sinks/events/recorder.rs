@@ -93,18 +93,16 @@ impl<A: EventApi> Recorder<A> {
             tokio::select! {
                 biased;
                 () = sleep(pause.unwrap_or_default()), if pause.is_some() => self.request().await,
-                () = sleep(IDLE_TIMEOUT), if pause.is_none() && self.is_connected => self.disconnect(),
+                () = sleep(IDLE_TIMEOUT), if pause.is_none() && self.is_connected => {
+                    self.is_connected = false;
+                    self.api.disconnect();
+                }
                 occurrence = occurrences.recv() => match occurrence {
                     Some(occurrence) => self.take(occurrence).await,
                     None => return,
                 },
             }
         }
-    }
-
-    fn disconnect(&mut self) {
-        self.is_connected = false;
-        self.api.disconnect();
     }
 
     fn now(&self) -> Moment {
@@ -116,7 +114,7 @@ impl<A: EventApi> Recorder<A> {
 
     async fn take(&mut self, occurrence: Occurrence) {
         let Some((namespace, pod)) = self.names_of(&occurrence.pod).await else {
-            return self.metrics.events.count(EventResult::no_pod, 1);
+            return self.metrics.events.add(EventResult::no_pod, 1);
         };
         let key = EventKey {
             namespace,
@@ -130,7 +128,7 @@ impl<A: EventApi> Recorder<A> {
             self.pace.begin(now.uptime, fastrand::f64());
         }
         if self.objects.add(key, &occurrence.message, now) {
-            self.metrics.events.count(EventResult::queue_full, 1);
+            self.metrics.events.add(EventResult::queue_full, 1);
         }
     }
 
@@ -147,58 +145,51 @@ impl<A: EventApi> Recorder<A> {
     /// Sends a request.
     async fn request(&mut self) {
         let now = self.now().uptime;
-        self.metrics
-            .events
-            .count(EventResult::expired, self.objects.expire(now));
+        let expired = self.objects.expire(now);
+        self.metrics.events.add(EventResult::expired, expired);
         let Some(event) = self.objects.next() else {
             return;
         };
         self.pace.requested(now);
         self.is_connected = true;
         match self.api.write(&event).await {
-            Ok(count) => self.written(&event, count),
-            Err(error) => self.not_written(&event, &error),
-        }
-    }
-
-    fn written(&mut self, event: &Event, count: u32) {
-        self.pace.answered();
-        self.objects.written(event, count);
-        self.metrics.events.count(EventResult::written, 1);
-        if self.failing.take().is_some() {
-            info!("events are written again");
-        }
-    }
-
-    fn not_written(&mut self, event: &Event, error: &EventWriteError) {
-        match error {
-            EventWriteError::Gone => {
+            Ok(count) => {
+                self.pace.answered();
+                self.objects.written(&event, count);
+                self.metrics.events.add(EventResult::written, 1);
+                if self.failing.take().is_some() {
+                    info!("events are written again");
+                }
+            }
+            Err(EventWriteError::Gone) => {
                 self.pace.answered();
                 self.objects.gone(&event.key);
             }
-            EventWriteError::Refused(why) => {
+            Err(error @ EventWriteError::Refused(_)) => {
                 self.pace.answered();
                 self.objects.settle(&event.key);
-                self.metrics.events.count(EventResult::refused, 1);
+                self.metrics.events.add(EventResult::refused, 1);
                 // Each reason once, and a bounded number of them.
-                if self.refused.len() < 16 && self.refused.insert(why.clone()) {
+                if self.refused.len() < 16 && self.refused.insert(error.to_string()) {
                     warn!(
                         "an event on pod {}/{} is lost: {error}",
                         event.key.namespace, event.key.pod
                     );
                 }
             }
-            EventWriteError::Forbidden(_) => {
+            Err(error @ EventWriteError::Forbidden(_)) => {
                 self.objects.settle(&event.key);
-                self.metrics.events.count(EventResult::refused, 1);
-                self.failed(None, error);
+                self.metrics.events.add(EventResult::refused, 1);
+                self.failed(None, &error);
             }
-            EventWriteError::Unavailable { pause, .. } => self.failed(*pause, error),
+            Err(ref error @ EventWriteError::Unavailable { pause, .. }) => {
+                self.failed(pause, error);
+            }
         }
     }
 
     fn failed(&mut self, pause: Option<Duration>, error: &EventWriteError) {
-        self.metrics.events.failures.inc();
+        self.metrics.event_failures.inc();
         self.pace.failed(self.now().uptime, pause, fastrand::f64());
         let text = error.to_string();
         if self.failing.as_ref() != Some(&text) {

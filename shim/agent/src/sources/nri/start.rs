@@ -36,7 +36,7 @@ use bindguard_operator::node::{hold_init, recorded_init_of};
 use tracing::warn;
 
 use super::messages::CreatedContainer;
-use crate::sinks::metrics::{RefreshResult, StartAnswer};
+use crate::sinks::metrics::StartAnswer;
 use crate::sources::nri::NriReport;
 use crate::sources::nri::{Calls, CreateRefused};
 
@@ -140,7 +140,9 @@ impl Calls {
             Ok(Ok(None)) => None,
             Ok(Ok(Some((pid, proved)))) => {
                 self.metrics.nri.checked(&proved.report);
-                self.metrics.unproven(proved.report.unproven);
+                self.metrics
+                    .unproven_binds
+                    .inc_by(proved.report.unproven as u64);
                 self.report(NriReport::Proof(id, pid, proved.report));
                 proved.refusal
             }
@@ -157,7 +159,7 @@ impl Calls {
     /// Counts the binds of an incomplete comparison. Returns the reason for a refusal if policy
     /// refuses such a start.
     fn not_proven(&self, id: &str, binds: usize, why: &str) -> Option<String> {
-        self.metrics.unproven(binds);
+        self.metrics.unproven_binds.inc_by(binds as u64);
         warn!("the mounts of container {id} are not compared with its spec: {why}");
         refusal_of_uncompared(why, self.config.policy())
     }
@@ -187,7 +189,7 @@ impl Calls {
         let all = mounts.len();
         mounts
             .iter()
-            .for_each(|mount| self.metrics.refreshed(RefreshResult::of(&mount.outcome)));
+            .for_each(|mount| self.metrics.refreshed(&mount.outcome));
         if let Some(child) = refreshed.abandoned {
             self.metrics.hanging_children.add(id, id, child);
         }

@@ -1,14 +1,17 @@
 //! The agent's figures in OpenMetrics: base units, few labels, none that grows with pods.
 
-mod outcomes;
-mod plain_text;
-
+use std::collections::HashSet;
+use std::hash::Hash;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use bindguard_core::judge::VerdictName;
-use bindguard_core::report::{Actor, JournalLine, Outcome, RebindLine, ReleaseResult, UnreadLine};
+use bindguard_core::report::{
+    Actor, CreateLine, JournalLine, MountResult, Outcome, RebindLine, ReleaseResult, Report,
+    Unchecked, UnreadLine,
+};
+use bindguard_guard::refresh::RefreshError;
 use prometheus_client::encoding::EncodeLabelValue;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -18,21 +21,45 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
-use crate::sinks::metrics::outcomes::AdmissionMetrics;
-use crate::sinks::metrics::outcomes::RebindOutcome;
 use crate::sinks::reporting::HangingChildren;
-
-pub use crate::sinks::metrics::outcomes::RefreshResult;
-pub use crate::sinks::metrics::outcomes::{NriAnswer, NriMetrics, StartAnswer};
-pub use crate::sinks::metrics::plain_text::plain_text;
 
 /// Upper bounds of the buckets for a re-bind or a refresh, in seconds.
 const BUCKETS: [f64; 10] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0,
 ];
+/// Upper bounds of the buckets for an admission, in seconds.
+const ADMISSION_BUCKETS: [f64; 9] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 2.5];
+
+/// The counted results of releases: a dry run keeps each mount.
+const RELEASES: [ReleaseResult; 3] = [
+    ReleaseResult::Released,
+    ReleaseResult::Busy,
+    ReleaseResult::Refused,
+];
+const REBINDS: [&str; 4] = ["rebound", "already_current", "reported", "failed"];
+const REFRESHES: [&str; 10] = [
+    "replaced",
+    "reported",
+    "key_gone",
+    "hidden",
+    "occupied",
+    "missing",
+    "restless",
+    "refused",
+    "failed",
+    NOT_NOTIFIED,
+];
+const NOT_NOTIFIED: &str = "not_notified";
 
 /// A counter for each value of a label.
-type Counters<V> = Family<[(&'static str, V); 1], Counter>;
+#[derive(Debug)]
+pub struct Counters<V: Clone + Hash + Eq> {
+    label: &'static str,
+    family: Family<[(&'static str, V); 1], Counter>,
+}
+
+/// A counter for each verdict and outcome.
+type BindCounters = Family<[(&'static str, &'static str); 2], Counter>;
 
 /// All figures of the agent. Shared by all threads that count.
 #[derive(Debug)]
@@ -56,15 +83,25 @@ pub struct Metrics {
     /// Children that hang in containers.
     pub hanging_children: HangingChildren,
     hanging_count: Gauge,
-    rebinds: Counters<RebindOutcome>,
+    rebinds: Counters<&'static str>,
     rebind_seconds: Histogram,
-    refreshes: Counters<RefreshResult>,
+    refreshes: Counters<&'static str>,
     releases: Counters<&'static str>,
     /// The time to refresh one container.
     pub refresh_seconds: Histogram,
-    admissions: AdmissionMetrics,
+    admission_seconds: Histogram,
+    admission_retries: Counter,
+    admission_problems: Counter,
+    admission_refused: Counter,
+    unchecked_creates: Counters<&'static str>,
+    /// Binds of new containers that were not compared with their specs.
+    pub unproven_binds: Counter,
+    admission_binds: BindCounters,
+    unread_lines: Counters<&'static str>,
     /// Kubernetes events.
-    pub events: EventMetrics,
+    pub events: Counters<EventResult>,
+    /// Requests for events that failed, or were answered with a request for a pause.
+    pub event_failures: Counter,
     pub nri: NriMetrics,
     /// Lines that the agent left out of the journal.
     pub unwritten_lines: Counter,
@@ -94,12 +131,91 @@ pub struct Metrics {
     pub config_mistakes: Gauge,
 }
 
-/// The counted results: a dry run keeps each mount.
-const RELEASES: [ReleaseResult; 3] = [
-    ReleaseResult::Released,
-    ReleaseResult::Busy,
-    ReleaseResult::Refused,
-];
+/// The figures of the NRI plugin. Its creates are counted here and not from the journal: the shim may
+/// count the same create there.
+#[derive(Debug)]
+pub struct NriMetrics {
+    /// 1 while the runtime accepts the plugin.
+    pub connected: Gauge,
+    /// Registrations that the runtime accepted.
+    pub registrations: Counter,
+    creates: Counters<NriAnswer>,
+    starts: Counters<StartAnswer>,
+    binds: BindCounters,
+}
+
+/// The result of an event, as a label.
+#[allow(non_camel_case_types, reason = "the label's values")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub enum EventResult {
+    /// The API server has it.
+    written,
+    /// The API server refuses it.
+    refused,
+    /// Too many events waited.
+    queue_full,
+    /// It waited too long.
+    expired,
+    /// Its pod has no sandbox, or the CRI did not answer.
+    no_pod,
+}
+
+/// The answer to the create of a container, as a label.
+#[allow(non_camel_case_types, reason = "the label's values")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub enum NriAnswer {
+    /// No change of the spec; stale subpaths may have been re-bound on the host.
+    unchanged,
+    adjusted,
+    /// Policy refused the container.
+    refused,
+    /// No change: the check took too long, or earlier checks still hang.
+    timed_out,
+    /// No change: the check panicked, or the request could not be read.
+    failed,
+}
+
+/// The answer to the start of a container, as a label.
+#[allow(non_camel_case_types, reason = "the label's values")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub enum StartAnswer {
+    /// It shows no old file.
+    current,
+    /// All its old files were replaced.
+    refreshed,
+    /// Policy refused the container: a mount differs from its spec.
+    refused,
+    /// It starts as it is: the check took too long, or earlier checks still hang.
+    timed_out,
+    /// It starts as it is: an old file could not be replaced, or the check failed.
+    failed,
+}
+
+impl<V> Counters<V>
+where
+    V: Clone + Hash + Eq + EncodeLabelValue + std::fmt::Debug + Send + Sync + 'static,
+{
+    /// An alert on an increase needs the zero before the first event, for each of these values.
+    fn new(
+        registry: &mut Registry,
+        name: &str,
+        help: &str,
+        label: &'static str,
+        values: impl IntoIterator<Item = V>,
+    ) -> Self {
+        let family = new(registry, name, help);
+        let counters = Self { label, family };
+        for value in values {
+            counters.add(value, 0);
+        }
+        counters
+    }
+
+    pub fn add(&self, value: V, number: usize) {
+        let counter = self.family.get_or_create(&[(self.label, value)]);
+        counter.inc_by(number as u64);
+    }
+}
 
 /// A new figure of the registry.
 fn new<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &str) -> M {
@@ -161,10 +277,12 @@ impl Metrics {
                 "agent_hanging_children",
                 "Children that a server or daemon of a container keeps waiting; `doctor` names process and container",
             ),
-            rebinds: new(
+            rebinds: Counters::new(
                 figures,
                 "subpath_rebinds",
                 "Stale subpaths on the host, by outcome",
+                "outcome",
+                REBINDS,
             ),
             rebind_seconds: in_seconds(
                 figures,
@@ -172,15 +290,19 @@ impl Metrics {
                 "Time to re-bind a volume's subpaths",
                 Histogram::new(BUCKETS),
             ),
-            refreshes: new(
+            refreshes: Counters::new(
                 figures,
                 "refreshes",
                 "Stale mounts of running containers, by outcome",
+                "outcome",
+                REFRESHES,
             ),
-            releases: new(
+            releases: Counters::new(
                 figures,
                 "releases",
                 "Copies for `bindguard release`, by outcome",
+                "outcome",
+                RELEASES.map(|result| result.into_str()),
             ),
             refresh_seconds: in_seconds(
                 figures,
@@ -188,9 +310,104 @@ impl Metrics {
                 "Time to refresh a running container",
                 Histogram::new(BUCKETS),
             ),
-            admissions: AdmissionMetrics::new(figures),
-            events: EventMetrics::new(figures),
-            nri: NriMetrics::new(figures),
+            admission_seconds: in_seconds(
+                figures,
+                "admission",
+                "Time of the guard in a create",
+                Histogram::new(ADMISSION_BUCKETS),
+            ),
+            admission_retries: new(
+                figures,
+                "admission_retries",
+                "Creates that the shim tried again",
+            ),
+            admission_problems: new(figures, "admission_problems", "Errors of the guard itself"),
+            admission_refused: new(figures, "admission_refused", "Creates that policy refused"),
+            unchecked_creates: Counters::new(
+                figures,
+                "unchecked_creates",
+                "Creates that no guard checked, by reason",
+                "reason",
+                Unchecked::ALL.iter().map(|reason| reason.into_str()),
+            ),
+            unproven_binds: new(
+                figures,
+                "unproven_binds",
+                "Binds whose mounts in the container were not compared with the spec",
+            ),
+            admission_binds: new(
+                figures,
+                "admission_binds",
+                "Checked binds, by verdict and outcome",
+            ),
+            unread_lines: Counters::new(
+                figures,
+                "journal_unread_lines",
+                "Lines that are not counted",
+                "reason",
+                [],
+            ),
+            events: Counters::new(
+                figures,
+                "events",
+                "Kubernetes events, by result",
+                "result",
+                [
+                    EventResult::written,
+                    EventResult::refused,
+                    EventResult::queue_full,
+                    EventResult::expired,
+                    EventResult::no_pod,
+                ],
+            ),
+            event_failures: new(
+                figures,
+                "event_request_failures",
+                "Requests for events that failed",
+            ),
+            nri: NriMetrics {
+                connected: new(
+                    figures,
+                    "nri_connected",
+                    "1 while the runtime accepts the NRI plugin",
+                ),
+                registrations: new(
+                    figures,
+                    "nri_registrations",
+                    "Accepted registrations of the plugin",
+                ),
+                creates: Counters::new(
+                    figures,
+                    "nri_creates",
+                    "Creates that the plugin answered, by answer",
+                    "answer",
+                    [
+                        NriAnswer::unchanged,
+                        NriAnswer::adjusted,
+                        NriAnswer::refused,
+                        NriAnswer::timed_out,
+                        NriAnswer::failed,
+                    ],
+                ),
+                starts: Counters::new(
+                    figures,
+                    "nri_starts",
+                    "Starts that the plugin answered, by answer",
+                    "answer",
+                    [
+                        StartAnswer::current,
+                        StartAnswer::refreshed,
+                        StartAnswer::refused,
+                        StartAnswer::timed_out,
+                        StartAnswer::failed,
+                    ],
+                ),
+                binds: new(
+                    figures,
+                    "nri_binds",
+                    "Binds that the plugin checked, by outcome",
+                ),
+            },
             unwritten_lines: new(
                 figures,
                 "journal_unwritten_lines",
@@ -254,80 +471,113 @@ impl Metrics {
             ),
             registry,
         };
-        // An alert on an increase needs the zero before the first event.
-        for outcome in RebindOutcome::ALL {
-            drop(metrics.rebinds.get_or_create(&[("outcome", outcome)]));
-        }
-        for outcome in RefreshResult::ALL {
-            drop(metrics.refreshes.get_or_create(&[("outcome", outcome)]));
-        }
-        for outcome in RELEASES {
-            drop(
-                metrics
-                    .releases
-                    .get_or_create(&[("outcome", outcome.into_str())]),
-            );
-        }
+        // As for the other counters, an alert needs the zero.
+        count_bind(&metrics.admission_binds, VerdictName::Wrong, None, 0);
         Arc::new(metrics)
     }
 
     /// Counts the outcomes of a volume's re-bind.
     pub fn rebound(&self, line: &RebindLine) {
-        let outcomes = line.binds.iter().filter_map(|bind| bind.outcome.as_ref());
-        if outcomes
-            .filter(|outcome| self.count_rebind(outcome))
-            .count()
-            > 0
-        {
+        if self.count_rebinds(line) {
             let took = Duration::from_micros(line.duration_us);
             self.rebind_seconds.observe(took.as_secs_f64());
         }
     }
 
-    /// Returns false if the outcome is not a re-bind.
-    fn count_rebind(&self, outcome: &Outcome) -> bool {
-        let outcome = RebindOutcome::of(outcome);
-        outcome
-            .map(|outcome| self.rebinds.get_or_create(&[("outcome", outcome)]).inc())
-            .is_some()
+    /// Returns false if no outcome is that of a re-bind.
+    fn count_rebinds(&self, line: &RebindLine) -> bool {
+        let mut is_any = false;
+        for outcome in line.binds.iter().filter_map(|bind| bind.outcome.as_ref()) {
+            let label = match outcome {
+                Outcome::Planned { .. } => "reported",
+                outcome => name_of(Some(outcome)),
+            };
+            if REBINDS.contains(&label) {
+                self.rebinds.add(label, 1);
+                is_any = true;
+            }
+        }
+        is_any
     }
 
-    /// Counts binds of a new container that were not compared with its spec.
-    pub fn unproven(&self, binds: usize) {
-        self.admissions.count_unproven(binds);
+    /// Counts the result for a mount of a running container.
+    pub fn refreshed(&self, result: &MountResult) {
+        let label = match result {
+            MountResult::Stale => "reported",
+            MountResult::KeyGone => "key_gone",
+            result => result.as_str(),
+        };
+        self.refreshes.add(label, 1);
     }
 
-    /// Counts the outcome for a mount of a running container.
-    pub fn refreshed(&self, outcome: RefreshResult) {
-        self.refreshes.get_or_create(&[("outcome", outcome)]).inc();
+    /// Counts a container that could not be refreshed at all.
+    pub fn not_refreshed(&self, error: &RefreshError) {
+        let label = match error {
+            RefreshError::NoSpec | RefreshError::OldKernel(_) | RefreshError::Namespace(_) => {
+                "refused"
+            }
+            RefreshError::MountsOfNode(_) | RefreshError::Sandbox(_) => "refused",
+            RefreshError::Process(_) | RefreshError::Locked(_) => "failed",
+        };
+        self.refreshes.add(label, 1);
+    }
+
+    /// Counts a refresh of which the application was not notified.
+    pub fn not_notified(&self) {
+        self.refreshes.add(NOT_NOTIFIED, 1);
     }
 
     /// Counts a line of the journal. The agent counted its own repairs, and its plugin's creates,
     /// when they happened.
     pub fn journaled(&self, line: &Result<JournalLine, UnreadLine>) {
         match line {
-            Ok(JournalLine::Create(line)) => self.admissions.count(line),
+            Ok(JournalLine::Create(line)) => self.created(line),
             Ok(JournalLine::NriCreate(_)) => {}
             Ok(JournalLine::Rebind(line)) if line.by == Actor::Operator => {
-                for outcome in line.binds.iter().filter_map(|bind| bind.outcome.as_ref()) {
-                    self.count_rebind(outcome);
-                }
+                self.count_rebinds(line);
             }
             Ok(JournalLine::Refresh(line)) if line.by == Actor::Operator => {
-                line.mounts
-                    .iter()
-                    .for_each(|mount| self.refreshed(RefreshResult::of(&mount.outcome)));
+                for mount in &line.mounts {
+                    self.refreshed(&mount.outcome);
+                }
             }
             // The agent releases nothing.
             Ok(JournalLine::Release(line)) => {
-                let results = line.copies.iter().map(|copy| copy.result);
-                for result in results.filter(|result| RELEASES.contains(result)) {
-                    let label = [("outcome", result.into_str())];
-                    self.releases.get_or_create(&label).inc();
+                for copy in &line.copies {
+                    if RELEASES.contains(&copy.result) {
+                        self.releases.add(copy.result.into_str(), 1);
+                    }
                 }
             }
             Ok(JournalLine::Rebind(_) | JournalLine::Refresh(_)) => {}
-            Err(unread) => self.admissions.count_unread(*unread),
+            Err(UnreadLine::Newer) => self.unread_lines.add("newer", 1),
+            Err(UnreadLine::Foreign) => self.unread_lines.add("foreign", 1),
+        }
+    }
+
+    fn created(&self, line: &CreateLine) {
+        let report = &line.report;
+        self.admission_refused
+            .inc_by(u64::from(line.refused.is_some()));
+        if let Some(unchecked) = line.unchecked {
+            self.unchecked_creates.add(unchecked.into_str(), 1);
+            return;
+        }
+        // A line with a pid is about a container after its create.
+        if line.pid.is_none() {
+            let took = report.duration_us as f64 / 1e6;
+            self.admission_seconds.observe(took);
+            self.admission_retries.inc_by(u64::from(line.attempt > 0));
+        }
+        self.unproven_binds.inc_by(report.unproven as u64);
+        self.admission_problems.inc_by(report.problems.len() as u64);
+        for bind in &report.binds {
+            count_bind(
+                &self.admission_binds,
+                bind.verdict,
+                bind.outcome.as_ref(),
+                1,
+            );
         }
     }
 
@@ -344,17 +594,33 @@ impl Metrics {
     }
 }
 
-// Checked binds, by verdict and outcome.
+impl NriMetrics {
+    /// Counts an answer to a create.
+    pub fn answered(&self, answer: NriAnswer) {
+        self.creates.add(answer, 1);
+    }
 
-/// A counter for each verdict and outcome.
-type BindCounters = Family<[(&'static str, &'static str); 2], Counter>;
+    /// Counts an answer to a start.
+    pub fn started(&self, answer: StartAnswer) {
+        self.starts.add(answer, 1);
+    }
 
-/// The labels of a bind.
-fn bind_labels(
+    /// Counts the binds of a create.
+    pub fn checked(&self, report: &Report) {
+        for bind in &report.binds {
+            count_bind(&self.binds, bind.verdict(), bind.outcome.as_ref(), 1);
+        }
+    }
+}
+
+fn count_bind(
+    counters: &BindCounters,
     verdict: VerdictName,
     outcome: Option<&Outcome>,
-) -> [(&'static str, &'static str); 2] {
-    [("verdict", verdict.as_str()), ("outcome", name_of(outcome))]
+    number: u64,
+) {
+    let labels = [("verdict", verdict.as_str()), ("outcome", name_of(outcome))];
+    counters.get_or_create(&labels).inc_by(number);
 }
 
 fn name_of(outcome: Option<&Outcome>) -> &'static str {
@@ -372,63 +638,43 @@ fn name_of(outcome: Option<&Outcome>) -> &'static str {
     }
 }
 
-// Figures of the Kubernetes events that the agent writes.
+// Prometheus' text format, for clients that do not take OpenMetrics.
+//
+// The library writes OpenMetrics alone. The two differ in the declarations: the older format
+// declares a counter by the name of its samples, and knows no units, no infos and no end.
 
-/// The figures of all events.
-#[derive(Debug)]
-pub struct EventMetrics {
-    results: Counters<EventResult>,
-    /// Requests that failed, or were answered with a request for a pause.
-    pub failures: Counter,
+/// The same figures in text format 0.0.4.
+pub fn plain_text(open_metrics: &str) -> String {
+    let samples: HashSet<&str> = open_metrics
+        .lines()
+        .filter_map(|line| line.split(['{', ' ']).next())
+        .collect();
+    let mut text = String::with_capacity(open_metrics.len());
+    for line in open_metrics.lines() {
+        if line == "# EOF" || line.starts_with("# UNIT ") {
+            continue;
+        }
+        match declaration(line) {
+            None => text.push_str(line),
+            Some((word, name, rest)) => {
+                let sample = ["_total", "_info"]
+                    .map(|suffix| format!("{name}{suffix}"))
+                    .into_iter()
+                    .find(|sample| samples.contains(sample.as_str()));
+                let rest = if rest == "info" { "gauge" } else { rest };
+                let name = sample.as_deref().unwrap_or(name);
+                text.push_str(&format!("# {word} {name} {rest}"));
+            }
+        }
+        text.push('\n');
+    }
+    text
 }
 
-/// The result of an event, as a label.
-#[allow(non_camel_case_types, reason = "the label's values")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
-pub enum EventResult {
-    /// The API server has it.
-    written,
-    /// The API server refuses it.
-    refused,
-    /// Too many events waited.
-    queue_full,
-    /// It waited too long.
-    expired,
-    /// Its pod has no sandbox, or the CRI did not answer.
-    no_pod,
-}
-
-impl EventMetrics {
-    const RESULTS: [EventResult; 5] = [
-        EventResult::written,
-        EventResult::refused,
-        EventResult::queue_full,
-        EventResult::expired,
-        EventResult::no_pod,
-    ];
-
-    fn new(registry: &mut Registry) -> Self {
-        let metrics = Self {
-            results: new(registry, "events", "Kubernetes events, by result"),
-            failures: new(
-                registry,
-                "event_request_failures",
-                "Requests for events that failed",
-            ),
-        };
-        // An alert on an increase needs the zero before the first event.
-        Self::RESULTS
-            .iter()
-            .for_each(|result| metrics.count(*result, 0));
-        metrics
-    }
-
-    /// Counts events with this result.
-    pub fn count(&self, result: EventResult, number: usize) {
-        self.results
-            .get_or_create(&[("result", result)])
-            .inc_by(number as u64);
-    }
+/// The word, the name and the rest of a line that declares a figure.
+fn declaration(line: &str) -> Option<(&str, &str, &str)> {
+    let mut words = line.strip_prefix("# ")?.splitn(3, ' ');
+    Some((words.next()?, words.next()?, words.next()?))
 }
 
 #[cfg(test)]
@@ -603,7 +849,7 @@ mod tests {
     #[test]
     fn the_page_has_the_figures_of_today() {
         let figures = documented(&with_every_figure());
-        let page = include_str!("../../../../../docs/agent.md");
+        let page = include_str!("../../../../docs/agent.md");
         assert!(page.contains(&figures), "docs/agent.md lacks:\n{figures}");
     }
 
@@ -618,17 +864,17 @@ mod tests {
         for (file, named) in [
             (
                 "rules.yaml",
-                include_str!("../../../../../config/prometheus/rules.yaml"),
+                include_str!("../../../../config/prometheus/rules.yaml"),
             ),
             (
                 "rules_test.yaml",
-                include_str!("../../../../../config/prometheus/rules_test.yaml"),
+                include_str!("../../../../config/prometheus/rules_test.yaml"),
             ),
             (
                 "dashboard.json",
-                include_str!("../../../../../config/prometheus/dashboard.json"),
+                include_str!("../../../../config/prometheus/dashboard.json"),
             ),
-            ("agent.md", include_str!("../../../../../docs/agent.md")),
+            ("agent.md", include_str!("../../../../docs/agent.md")),
         ] {
             let words = named.split(|c: char| !c.is_ascii_lowercase() && c != '_');
             let mut found = 0;
@@ -639,5 +885,20 @@ mod tests {
             }
             assert!(found > 5, "{file} names only {found} figures");
         }
+    }
+
+    #[test]
+    fn counters_and_infos_are_declared_by_their_samples() {
+        let text = plain_text(
+            "# HELP b_creates Creates.\n# TYPE b_creates counter\nb_creates_total{a=\"x\"} 1\n\
+             # HELP b_build About.\n# TYPE b_build info\nb_build_info{version=\"1\"} 1\n\
+             # HELP b_wait_seconds Time.\n# TYPE b_wait_seconds gauge\n# UNIT b_wait_seconds seconds\nb_wait_seconds 2\n# EOF\n",
+        );
+        assert_eq!(
+            text,
+            "# HELP b_creates_total Creates.\n# TYPE b_creates_total counter\nb_creates_total{a=\"x\"} 1\n\
+             # HELP b_build_info About.\n# TYPE b_build_info gauge\nb_build_info{version=\"1\"} 1\n\
+             # HELP b_wait_seconds Time.\n# TYPE b_wait_seconds gauge\nb_wait_seconds 2\n"
+        );
     }
 }
