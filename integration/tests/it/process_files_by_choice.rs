@@ -149,7 +149,7 @@ const ALLOWED: [(&str, &str, &str); 33] = [
         "a separate process reads it",
     ),
     (
-        "shim/cli/installer/src/process.rs",
+        "shim/cli/installer/src/session.rs",
         "ns",
         "of the node's first process",
     ),

@@ -25,7 +25,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use bindguard_config::{Config, Loaded, load};
-use bindguard_installer::process::enter_node;
+use bindguard_installer::session::enter_node;
 use bindguard_operator::node::is_root;
 use clap::{CommandFactory, Parser, Subcommand};
 

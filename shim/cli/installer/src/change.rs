@@ -24,16 +24,31 @@ use serde::{Deserialize, Serialize};
 use similar::TextDiff;
 use tempfile::{Builder, TempDir};
 
+use crate::options::Owner;
+
 /// The size limit of a file: a program has some megabytes.
 const MAX_SIZE: u64 = 256 << 20;
 
 /// The mode of a new folder.
 const FOLDER_MODE: u32 = 0o755;
 
+/// Names the failed action and its path in an error.
+pub trait Doing<T> {
+    fn doing(self, action: &str, path: &Path) -> Result<T>;
+}
+
+impl<T, E> Doing<T> for Result<T, E>
+where
+    Self: Context<T, E>,
+{
+    fn doing(self, action: &str, path: &Path) -> Result<T> {
+        self.with_context(|| format!("{action} {}", path.display()))
+    }
+}
+
 /// The content of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Content {
-    /// A file with these bytes.
     File(Vec<u8>),
     /// A symbolic link to this path.
     Link(PathBuf),
@@ -50,48 +65,60 @@ impl Content {
 }
 
 /// The planned change of a path.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Change {
+    pub owner: Owner,
     /// The path; of a link to an edited file, the path of that file.
     pub path: PathBuf,
     /// The current content; `None` if the file does not exist.
     pub before: Option<Content>,
     /// The planned content; `None` to remove the file.
     pub after: Option<Content>,
-    /// The attributes of the planned content.
-    pub attributes: NewAttributes,
+    /// The mode of a new file.
+    pub mode: u32,
+    /// The attributes of the file when it had the planned content. Else it keeps its present ones.
+    pub former: Option<Attributes>,
+    /// The command that activates the change.
+    pub command: Option<String>,
 }
 
-/// The attributes of a planned content.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NewAttributes {
-    /// Those of the present file; this mode for a new file.
-    Present(u32),
-    /// The attributes of the file when it had this content.
-    Former(Attributes),
+/// The planned changes to the files of a runtime.
+#[derive(Debug, Default)]
+pub struct Plan {
+    /// A change for each file; a change may be empty.
+    pub changes: Vec<Change>,
+    /// Notes for the operator.
+    pub notes: Vec<String>,
+    /// The OCI runtime that bindguard-runtime must call; `None` if bindguard's shim names it.
+    pub needs_runtime: Option<PathBuf>,
+    /// Other programs without which no container would start.
+    pub needs_programs: Vec<PathBuf>,
+    /// The command that activates the changes.
+    pub command: Option<String>,
+    /// The operator's own steps, if no file that lasts can be changed.
+    pub advice: Option<String>,
 }
 
 impl Change {
     /// The change of a file from its current content to `after`.
-    pub fn of(path: &Path, after: Option<Vec<u8>>, mode: u32) -> Result<Self> {
-        let path = resolved(path);
-        let attributes = NewAttributes::Present(mode);
-        Ok(Self {
-            before: content(&path)?,
-            path,
-            after: after.map(Content::File),
-            attributes,
-        })
+    pub fn of(owner: Owner, path: &Path, after: Option<Vec<u8>>) -> Result<Self> {
+        Self::to(owner, resolved(path), after.map(Content::File))
     }
 
     /// The change to a link that leads to `target`.
-    pub fn link(path: &Path, target: &Path) -> Result<Self> {
-        let after = Some(Content::Link(target.to_owned()));
+    pub fn link(owner: Owner, path: PathBuf, target: &Path) -> Result<Self> {
+        Self::to(owner, path, Some(Content::Link(target.to_owned())))
+    }
+
+    fn to(owner: Owner, path: PathBuf, after: Option<Content>) -> Result<Self> {
         Ok(Self {
-            before: content(path)?,
-            path: path.to_owned(),
+            owner,
+            before: content(&path)?,
+            path,
             after,
-            attributes: NewAttributes::Present(0),
+            mode: 0o644,
+            former: None,
+            command: None,
         })
     }
 
@@ -137,17 +164,14 @@ impl Change {
         if before.contains('\0') || after.contains('\0') {
             return None;
         }
-        let name = |content: &Option<Content>| {
-            content
-                .as_ref()
-                .map_or("/dev/null".into(), |_| self.path.display().to_string())
+        let name = |content: &Option<Content>| match content {
+            Some(_) => self.path.display().to_string(),
+            None => "/dev/null".to_owned(),
         };
         let diff = TextDiff::from_lines(&before, &after);
-        Some(
-            diff.unified_diff()
-                .header(&name(&self.before), &name(&self.after))
-                .to_string(),
-        )
+        let mut diff = diff.unified_diff();
+        diff.header(&name(&self.before), &name(&self.after));
+        Some(diff.to_string())
     }
 
     pub fn apply(&self) -> Result<()> {
@@ -160,11 +184,21 @@ impl Change {
             self.path.display()
         );
         match &self.after {
-            Some(Content::File(bytes)) => write(&self.path, bytes, &self.attributes),
+            Some(Content::File(bytes)) => write(&self.path, bytes, self.mode, self.former.as_ref()),
             Some(Content::Link(target)) => write_link(&self.path, target),
-            None => fs::remove_file(&self.path)
-                .with_context(|| format!("remove {}", self.path.display())),
+            None => fs::remove_file(&self.path).doing("remove", &self.path),
         }
+    }
+}
+
+/// The content that a file has after `changes`; `None` if the file is missing then.
+pub fn bytes_after(path: &Path, changes: &[Change]) -> Result<Option<Vec<u8>>> {
+    match changes.iter().find(|change| change.path == path) {
+        Some(change) => {
+            let after = change.after.as_ref();
+            Ok(after.and_then(Content::bytes).map(<[u8]>::to_vec))
+        }
+        None => read(path),
     }
 }
 
@@ -185,23 +219,19 @@ pub fn content(path: &Path) -> Result<Option<Content>> {
 /// The content of a file; `None` if there is no file. A fifo may have no writer, and a device has no
 /// end.
 pub fn read(path: &Path) -> Result<Option<Vec<u8>>> {
-    let doing = || format!("read {}", path.display());
     match fs::metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        found => check_readable(path, &found.with_context(doing)?)?,
+        found => check_readable(path, &found.doing("read", path)?)?,
     }
     let nonblock = OFlags::NONBLOCK.bits().cast_signed();
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(nonblock)
-        .open(path);
-    let file = file.with_context(doing)?;
+    let mut options = OpenOptions::new();
+    let opened = options.read(true).custom_flags(nonblock).open(path);
+    let file = opened.doing("read", path)?;
     // another file may have the name by now
-    check_readable(path, &file.metadata().with_context(doing)?)?;
+    check_readable(path, &file.metadata().doing("read", path)?)?;
     let mut bytes = Vec::new();
-    file.take(MAX_SIZE)
-        .read_to_end(&mut bytes)
-        .with_context(doing)?;
+    let read = file.take(MAX_SIZE).read_to_end(&mut bytes);
+    read.doing("read", path)?;
     Ok(Some(bytes))
 }
 
@@ -222,85 +252,82 @@ fn check_readable(path: &Path, found: &Metadata) -> Result<()> {
     Ok(())
 }
 
-/// Replaces a file in one step, and creates the missing folders above it.
-pub fn write(path: &Path, bytes: &[u8], attributes: &NewAttributes) -> Result<()> {
+/// Replaces a file in one step, and creates the missing folders above it. The new file gets the
+/// `former` attributes, those of the present file, or this mode.
+pub fn write(path: &Path, bytes: &[u8], mode: u32, former: Option<&Attributes>) -> Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
-    let doing = || format!("write {}", path.display());
-    make_folders(folder, FOLDER_MODE).with_context(|| format!("create {}", folder.display()))?;
+    make_folders(folder, FOLDER_MODE).doing("create", folder)?;
     let beside = temporary_folder(folder);
     sweep(beside);
-    let mut file = with_builder(|builder| builder.tempfile_in(beside)).with_context(doing)?;
-    file.write_all(bytes).with_context(doing)?;
-    let present = Attributes::of(path).with_context(doing)?;
-    match (attributes, present) {
-        (NewAttributes::Former(former), _) => former.give_to_restored(file.as_file()),
-        (NewAttributes::Present(_), Some(present)) => present.give_to_edited(file.as_file()),
-        (NewAttributes::Present(mode), None) => file
-            .as_file()
-            .set_permissions(Permissions::from_mode(*mode)),
-    }
-    .with_context(doing)?;
-    file.as_file().sync_all().with_context(doing)?;
-    file.persist(path)
-        .map_err(|error| error.error)
-        .with_context(doing)?;
-    Ok(())
+    let write = || -> io::Result<()> {
+        let mut file = Builder::new().prefix(&prefix()).tempfile_in(beside)?;
+        file.write_all(bytes)?;
+        match (former, Attributes::of(path)?) {
+            (Some(former), _) => former.give_to_restored(file.as_file())?,
+            (None, Some(present)) => present.without_signatures().give(file.as_file())?,
+            (None, None) => {
+                let mode = Permissions::from_mode(mode);
+                file.as_file().set_permissions(mode)?;
+            }
+        }
+        file.as_file().sync_all()?;
+        file.persist(path)?;
+        Ok(())
+    };
+    write().doing("write", path)
 }
 
 /// The folder for a new file until the rename. A runtime may read or watch every file of a folder
 /// `*.d`.
 pub fn temporary_folder(folder: &Path) -> &Path {
     let device = |folder: &Path| fs::metadata(folder).ok().map(|found| found.dev());
-    let is_read = folder.extension().is_some_and(|extension| extension == "d");
-    match folder
-        .parent()
-        .filter(|parent| is_read && device(parent).is_some() && device(parent) == device(folder))
-    {
-        Some(parent) => parent,
-        None => folder,
+    match folder.parent() {
+        Some(parent)
+            if folder.extension() == Some(OsStr::new("d"))
+                && device(parent).is_some()
+                && device(parent) == device(folder) =>
+        {
+            parent
+        }
+        _ => folder,
     }
 }
 
 /// Replaces a link in one step: a start meanwhile runs the old or the new program.
 fn write_link(path: &Path, target: &Path) -> Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
-    let doing = || format!("link {} to {}", path.display(), target.display());
-    make_folders(folder, FOLDER_MODE).with_context(|| format!("create {}", folder.display()))?;
-    let link = with_builder(|builder| builder.make_in(folder, |link| symlink(target, link)))
-        .with_context(doing)?;
-    link.persist(path)
-        .map_err(|error| error.error)
-        .with_context(doing)?;
-    Ok(())
+    make_folders(folder, FOLDER_MODE).doing("create", folder)?;
+    let prefix = prefix();
+    let made = Builder::new()
+        .prefix(&prefix)
+        .make_in(folder, |link| symlink(target, link));
+    made.and_then(|link| Ok(link.persist(path)?))
+        .with_context(|| format!("link {} to {}", path.display(), target.display()))
 }
 
 /// A link stays a link: install changes the file behind the link. A link among the folders stays in
 /// the path: MicroK8s has `current`, which leads to a new folder after an upgrade.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "a runtime's own config, not the source of a container's bind"
-)]
 pub fn resolved(path: &Path) -> PathBuf {
-    let is_link = path
-        .symlink_metadata()
-        .is_ok_and(|found| found.is_symlink());
-    if is_link {
-        path.canonicalize().unwrap_or_else(|_| path.to_owned())
-    } else {
-        path.to_owned()
+    match path.symlink_metadata() {
+        Ok(found) if found.is_symlink() => canonical(path),
+        _ => path.to_owned(),
     }
 }
 
-/// A file's name in messages.
-pub fn name(path: &Path) -> String {
-    path.display().to_string()
+/// The path without links; the path as it is if it leads nowhere.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a runtime's own config or a program, not the source of a container's bind"
+)]
+pub fn canonical(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_owned())
 }
 
 /// The note on a file that stays.
 pub fn stays(path: &Path, error: &anyhow::Error) -> String {
     format!(
         "{} stays: {error:#}; correct this, then run this again",
-        name(path)
+        path.display()
     )
 }
 
@@ -347,18 +374,14 @@ impl Attributes {
     /// The attributes for a different content.
     #[must_use]
     pub fn without_signatures(mut self) -> Self {
-        self.xattrs
-            .retain(|name, _| !SIGNATURES.contains(&name.as_str()));
+        for name in SIGNATURES {
+            self.xattrs.remove(name);
+        }
         self
     }
 
-    /// Gives the attributes to a file with a different content.
-    pub fn give_to_edited(self, file: &File) -> io::Result<()> {
-        self.without_signatures().give(file)
-    }
-
     /// Gives them to a file with the same content, times included.
-    pub fn give_to_restored(&self, file: &File) -> io::Result<()> {
+    fn give_to_restored(&self, file: &File) -> io::Result<()> {
         self.give(file)?;
         let time = |(seconds, nanoseconds): (i64, i64)| Timespec {
             tv_sec: seconds,
@@ -375,7 +398,14 @@ impl Attributes {
         fchown(file, Some(self.uid), Some(self.gid))?;
         file.set_permissions(Permissions::from_mode(self.mode))?;
         for (name, digits) in &self.xattrs {
-            fsetxattr(file, name.as_str(), &bytes_of(digits), XattrFlags::empty())?;
+            let mut value = Vec::new();
+            for at in (0..digits.len()).step_by(2) {
+                let byte = digits
+                    .get(at..at + 2)
+                    .and_then(|pair| u8::from_str_radix(pair, 16).ok());
+                value.push(byte.ok_or(ErrorKind::InvalidData)?);
+            }
+            fsetxattr(file, name.as_str(), &value, XattrFlags::empty())?;
         }
         Ok(())
     }
@@ -391,29 +421,19 @@ fn xattrs_of(file: &File) -> io::Result<BTreeMap<String, String>> {
     let mut value = vec![0; 64 << 10];
     let mut xattrs = BTreeMap::new();
     for name in names[..length].split_inclusive(|byte| *byte == 0) {
-        let Some(name) = CStr::from_bytes_until_nul(name)
-            .ok()
-            .and_then(|name| name.to_str().ok())
-        else {
-            continue;
-        };
-        let length = fgetxattr(file, name, &mut value)?;
-        xattrs.insert(
-            name.to_owned(),
-            value[..length]
-                .iter()
-                .map(|byte| format!("{byte:02x}"))
-                .collect(),
-        );
+        if let Ok(name) = CStr::from_bytes_with_nul(name)
+            && let Ok(name) = name.to_str()
+        {
+            let length = fgetxattr(file, name, &mut value)?;
+            xattrs.insert(name.to_owned(), digits_of(&value[..length]));
+        }
     }
     Ok(xattrs)
 }
 
-fn bytes_of(digits: &str) -> Vec<u8> {
-    let pairs = digits.as_bytes().chunks_exact(2);
-    pairs
-        .filter_map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok())
-        .collect()
+/// Two hexadecimal digits for each byte.
+pub fn digits_of(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The folders for root's private copies. The root of an image may lack the first ones.
@@ -422,13 +442,8 @@ const PRIVATE: [&str; 3] = ["/run", "/var/lib", "/"];
 const PREFIX: &str = ".bindguard-";
 
 /// The prefix of this process's files.
-pub fn prefix() -> String {
+fn prefix() -> String {
     format!("{PREFIX}{}-", process::id())
-}
-
-/// Calls `make` with a builder of such files.
-pub fn with_builder<T>(make: impl FnOnce(&mut Builder<'_, '_>) -> T) -> T {
-    make(Builder::new().prefix(&prefix()))
 }
 
 /// A folder of this process for copies of files that may have secrets, which no other user can
@@ -441,16 +456,14 @@ pub fn private_folder() -> io::Result<TempDir> {
         true => PRIVATE.map(PathBuf::from).to_vec(),
         false => vec![env::temp_dir()],
     };
+    let prefix = prefix();
     let mut failed = ErrorKind::NotFound.into();
     for parent in parents {
         sweep(&parent);
         let mut builder = Builder::new();
-        let private = Permissions::from_mode(0o700);
-        match builder
-            .prefix(&prefix())
-            .permissions(private)
-            .tempdir_in(parent)
-        {
+        builder.prefix(&prefix);
+        builder.permissions(Permissions::from_mode(0o700));
+        match builder.tempdir_in(parent) {
             Ok(folder) => return Ok(folder),
             Err(error) => failed = error,
         }
@@ -460,38 +473,32 @@ pub fn private_folder() -> io::Result<TempDir> {
 
 /// Removes the private copies of processes that have ended.
 pub fn sweep_private() {
-    PRIVATE.iter().for_each(|folder| sweep(Path::new(folder)));
+    for folder in PRIVATE {
+        sweep(Path::new(folder));
+    }
 }
 
 /// Removes the files and private folders of processes that have ended from a folder.
 pub fn sweep(folder: &Path) {
-    let entries = folder.read_dir().into_iter().flatten().flatten();
-    for entry in entries.filter(|entry| is_abandoned(&entry.file_name())) {
-        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+    for entry in folder.read_dir().into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let name = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
+        let Some((pid, _)) = name.and_then(|name| name.split_once('-')) else {
+            continue;
+        };
+        let Ok(pid) = pid.parse::<u32>() else {
+            continue;
+        };
+        let runs = Path::new("/proc").join(pid.to_string());
+        if pid == process::id() || runs.symlink_metadata().is_ok() {
+            continue;
+        }
         // the next sweep tries again
-        let _ = match is_folder {
-            true => fs::remove_dir_all(entry.path()),
-            false => fs::remove_file(entry.path()),
+        let _ = match entry.file_type() {
+            Ok(kind) if kind.is_dir() => fs::remove_dir_all(entry.path()),
+            _ => fs::remove_file(entry.path()),
         };
     }
-}
-
-fn is_abandoned(name: &OsStr) -> bool {
-    let pid = || {
-        name.to_str()?
-            .strip_prefix(PREFIX)?
-            .split_once('-')?
-            .0
-            .parse::<u32>()
-            .ok()
-    };
-    pid().is_some_and(|pid| {
-        pid != process::id()
-            && Path::new("/proc")
-                .join(pid.to_string())
-                .symlink_metadata()
-                .is_err()
-    })
 }
 
 #[cfg(test)]
@@ -509,7 +516,7 @@ mod tests {
         fs::write(&file, "a = 1\nb = 2\n").unwrap();
         fs::set_permissions(&file, Permissions::from_mode(0o640)).unwrap();
         symlink(&file, &link).unwrap();
-        let change = Change::of(&link, Some(b"a = 1\nb = 3\n".to_vec()), 0o644).unwrap();
+        let change = Change::of(Owner::Docker, &link, Some(b"a = 1\nb = 3\n".to_vec())).unwrap();
         let diff = change.diff().unwrap();
         assert!(
             diff.contains("\n-b = 2\n+b = 3\n") && diff.contains("+++ "),
@@ -530,7 +537,7 @@ mod tests {
     fn a_file_that_changed_meanwhile_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("config");
-        let change = Change::of(&file, Some(b"new".to_vec()), 0o600).unwrap();
+        let change = Change::of(Owner::Docker, &file, Some(b"new".to_vec())).unwrap();
         fs::write(&file, "somebody else's").unwrap();
         assert!(
             change

@@ -13,11 +13,12 @@ use bindguard_core::program_names::{AGENT, CLI, SHIM, WRAPPER};
 use bindguard_operator::drift_count::DRIFT_COUNT;
 use bindguard_operator::terminal::print_remark;
 
-use crate::change::{self, NewAttributes, name};
-use crate::options::{InstallOptions, Owner};
+use crate::change;
+use crate::options::Owner;
 use crate::programs::check_starts;
 use crate::record::{Entry, Installed, Record, hash};
-use crate::runtimes;
+use crate::runtimes::{self, recorded};
+use crate::search_path::is_gone;
 
 /// A part of an installation that is no longer as `install` left it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,17 +33,34 @@ pub struct Drift {
     pub command: String,
 }
 
+impl Drift {
+    fn of(what: String, command: String) -> Self {
+        Self {
+            what,
+            breaks_pods: false,
+            unguards: false,
+            command,
+        }
+    }
+}
+
 /// The changed parts of the node's installation, and the reasons why other parts are not checked.
 pub fn drift() -> (Vec<Drift>, Vec<String>) {
-    let record = match Record::load(runtimes::may_write) {
+    let record = match recorded() {
         Ok(record) => record,
         Err(error) => return (Vec::new(), vec![format!("{error:#}")]),
     };
-    let mut problems: Vec<String> = record.refused().collect();
+    let mut problems = record.refused();
     let mut found = broken_programs(&record);
-    match other_config(&record) {
-        Ok(other) => found.extend(other),
-        Err(error) => problems.push(format!("{error:#}")),
+    if let Some(wanted) = &record.node_config {
+        match change::read(Path::new(DEFAULT_PATH)) {
+            Ok(Some(present)) if hash(&present) == *wanted => {}
+            Ok(_) => found.push(Drift::of(
+                format!("{DEFAULT_PATH} is not the config that install was given"),
+                "bindguard install --node-config FILE --force-node-config".to_owned(),
+            )),
+            Err(error) => problems.push(format!("{error:#}")),
+        }
     }
     for installed in &record.installed {
         match changed_files(installed, &record) {
@@ -55,68 +73,37 @@ pub fn drift() -> (Vec<Drift>, Vec<String>) {
 
 /// The files of a runtime that a new installation would change.
 fn changed_files(installed: &Installed, record: &Record) -> Result<Vec<Drift>> {
-    let (owner, options) = (installed.owner, &installed.options);
-    if let Some(program) = installed.gone_program() {
-        return Ok(vec![Drift {
-            what: format!(
-                "{} of the runtime that bindguard guards cannot be run: no pod that needs it starts",
-                name(program)
-            ),
-            breaks_pods: true,
-            unguards: false,
-            command: command(owner, options),
-        }]);
-    }
-    let plan = runtimes::plan(owner, options, record)?;
     let mut drift = Vec::new();
-    if plan.advice.is_some() {
+    if let Some(program) = installed.needs_programs.iter().find(|it| is_gone(it)) {
+        let what = format!(
+            "{} of the runtime that bindguard guards cannot be run: no pod that needs it starts",
+            program.display()
+        );
         drift.push(Drift {
-            what: "containerd has no handler, and a template of the distribution has to name it: new pods may be unguarded".to_owned(),
-            breaks_pods: false,
-            unguards: false,
-            command: command(owner, options),
+            breaks_pods: true,
+            ..Drift::of(what, command(installed))
         });
+        return Ok(drift);
+    }
+    let plan = runtimes::plan(installed.owner, &installed.options, record)?;
+    if plan.advice.is_some() {
+        let what = "containerd has no handler, and a template of the distribution has to name it: new pods may be unguarded";
+        drift.push(Drift::of(what.to_owned(), command(installed)));
     }
     for change in plan.changes.iter().filter(|change| !change.is_none()) {
-        let path = name(&change.path);
-        let present = change::content(&change.path)?;
-        let is_as_written = record
-            .entry(&change.path)
-            .zip(present)
-            .is_some_and(|(entry, present)| entry.is_as_written(&present));
-        // An upgrade of containerd 1.6 allows a better handler, and the present handler works.
-        if is_as_written && plan.guards_already {
-            continue;
-        }
-        let what = match is_as_written {
-            true => format!(
-                "{path} is as install left it, but the runtime or another of its files changed: new pods may be unguarded"
-            ),
-            false => format!("{path} is not as install left it: new pods may be unguarded"),
+        let is_as_written = match (record.entry(&change.path), &change.before) {
+            (Some(entry), Some(present)) => entry.is_as_written(present),
+            _ => false,
         };
-        drift.push(Drift {
-            what,
-            breaks_pods: false,
-            unguards: false,
-            command: command(owner, options),
-        });
+        let what = match is_as_written {
+            true => "is as install left it, but the runtime or another of its files changed",
+            false => "is not as install left it",
+        };
+        let path = change.path.display();
+        let what = format!("{path} {what}: new pods may be unguarded");
+        drift.push(Drift::of(what, command(installed)));
     }
     Ok(drift)
-}
-
-/// The node's config is not the config that the installer was given.
-fn other_config(record: &Record) -> Result<Option<Drift>> {
-    let Some(wanted) = &record.node_config else {
-        return Ok(None);
-    };
-    let present = change::read(Path::new(DEFAULT_PATH))?;
-    let is_wanted = present.is_some_and(|bytes| hash(&bytes) == *wanted);
-    Ok((!is_wanted).then(|| Drift {
-        what: format!("{DEFAULT_PATH} is not the config that install was given"),
-        breaks_pods: false,
-        unguards: false,
-        command: "bindguard install --node-config FILE --force-node-config".to_owned(),
-    }))
 }
 
 /// Reports changes by other tools as they come and go.
@@ -130,9 +117,8 @@ impl DriftReporter {
         // parts that cannot be checked may have changed
         if problems.is_empty() || !drift.is_empty() {
             let count = format!("{}\n", drift.len());
-            let attributes = NewAttributes::Present(0o600);
-            if let Err(error) = change::write(Path::new(DRIFT_COUNT), count.as_bytes(), &attributes)
-            {
+            let written = change::write(Path::new(DRIFT_COUNT), count.as_bytes(), 0o600, None);
+            if let Err(error) = written {
                 problems.push(format!("{error:#}"));
             }
         }
@@ -143,9 +129,11 @@ impl DriftReporter {
         for problem in problems {
             now.push(format!("check for changes by other tools: {problem}"));
         }
-        now.iter()
-            .filter(|line| !self.0.contains(line))
-            .for_each(print_remark);
+        for line in &now {
+            if !self.0.contains(line) {
+                print_remark(line);
+            }
+        }
         if now.is_empty() && !self.0.is_empty() {
             print_remark("the installation is as install left it");
         }
@@ -156,14 +144,10 @@ impl DriftReporter {
 /// Programs that are gone, are damaged or do not run. A link to a program of a version that is gone
 /// leads nowhere.
 fn broken_programs(record: &Record) -> Vec<Drift> {
-    let options = record
-        .installed
-        .first()
-        .map(|installed| (installed.owner, installed.options.clone()));
-    let command = options.map_or_else(
-        || "bindguard install".to_owned(),
-        |(owner, options)| command(owner, &options),
-    );
+    let command = match record.installed.first() {
+        Some(installed) => command(installed),
+        None => "bindguard install".to_owned(),
+    };
     let mut found = Vec::new();
     for entry in &record.files {
         let program = entry.path.file_name().and_then(OsStr::to_str);
@@ -182,7 +166,7 @@ fn broken_programs(record: &Record) -> Vec<Drift> {
             (false, false) => "",
         };
         found.push(Drift {
-            what: format!("{} {why}{effect}", name(&entry.path)),
+            what: format!("{} {why}{effect}", entry.path.display()),
             breaks_pods,
             unguards,
             command: command.clone(),
@@ -191,13 +175,14 @@ fn broken_programs(record: &Record) -> Vec<Drift> {
     found
 }
 
-/// True if a file of a runtime names `bindguard-runtime`.
+/// True if a file of a runtime names `bindguard-runtime`, or cannot be read.
 fn is_a_runtime(record: &Record) -> bool {
-    let mut files = record.files.iter();
-    files.any(|entry| {
-        let names_it = |bytes: &[u8]| String::from_utf8_lossy(bytes).contains(WRAPPER);
-        let is_of_runtime = ![Owner::Bindguard, Owner::Agent].contains(&entry.owner);
-        is_of_runtime && !fs::read(&entry.path).is_ok_and(|bytes| !names_it(&bytes))
+    record.files.iter().any(|entry| {
+        ![Owner::Bindguard, Owner::Agent].contains(&entry.owner)
+            && match fs::read(&entry.path) {
+                Ok(bytes) => String::from_utf8_lossy(&bytes).contains(WRAPPER),
+                Err(_) => true,
+            }
     })
 }
 
@@ -217,23 +202,26 @@ fn why_broken(entry: &Entry, program: &str) -> Option<String> {
     Some(format!("does not run: {error:#}"))
 }
 
-/// The call of `install` with these options.
-fn command(owner: Owner, options: &InstallOptions) -> String {
-    let runtime = match owner {
-        Owner::Docker | Owner::Podman | Owner::Crio => format!(" {}", owner.name()),
-        Owner::Containerd | Owner::Agent | Owner::Bindguard => String::new(),
-    };
-    let flags = [
-        (options.default, " --default"),
-        (options.wrapper, " --wrapper"),
-        (owner == Owner::Agent, " --agent"),
-    ];
-    let flags: String = flags
-        .iter()
-        .filter(|(is_set, _)| *is_set)
-        .map(|(_, flag)| *flag)
-        .collect();
-    format!("bindguard install{runtime}{flags} --dry-run")
+/// The call of `install` with the same options.
+fn command(installed: &Installed) -> String {
+    let mut command = "bindguard install".to_owned();
+    match installed.owner {
+        Owner::Docker | Owner::Podman | Owner::Crio => {
+            command += " ";
+            command += installed.owner.name();
+        }
+        Owner::Containerd | Owner::Agent | Owner::Bindguard => {}
+    }
+    for (is_set, flag) in [
+        (installed.options.default, " --default"),
+        (installed.options.wrapper, " --wrapper"),
+        (installed.owner == Owner::Agent, " --agent"),
+    ] {
+        if is_set {
+            command += flag;
+        }
+    }
+    command + " --dry-run"
 }
 
 #[cfg(test)]

@@ -5,22 +5,17 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use bindguard_config::DEFAULT_PATH;
 use clap::Args;
 
 use crate::change::Content;
 use crate::drift::DriftReporter;
-use crate::options::{
-    CommonOptions, InstallOptions, InstallReport, Owner, PlannedChange, Progress,
-};
-use crate::process::{Stay, enter, lock};
+use crate::options::{CommonOptions, InstallOptions, Owner};
 use crate::programs::{Programs, remove_unneeded, store};
 use crate::record::{Installed, Record};
 use crate::removal::remember_docker_root;
-use crate::restart::{
-    self, NodeLabel, RestartSlot, SandboxFailed, run_trial_sandbox, try_restarted,
-};
+use crate::restart::{self, NodeLabel, RestartSlot, SandboxFailed, run_trial_sandbox};
 use crate::running::AGENT_RESTART;
+use crate::session::{Progress, Session, Stay, enter};
 use crate::settings::{self, NodeConfig};
 use crate::{runtimes, search_path};
 
@@ -76,19 +71,18 @@ impl Install {
         // before signals are blocked, which a child inherits
         let mut slot = RestartSlot::start(&self.common)?;
         let label = RefCell::new(NodeLabel::start(&self.common)?);
-        let stay = self.common.stay.then(Stay::prepare).transpose()?;
+        let stay = Stay::prepare(&self.common)?;
         let programs = Programs::beside_this_one()?;
         // in another root there may be no /proc
         programs.check_run(self.agent)?;
-        let prefix = self
-            .prefix
-            .clone()
-            .unwrap_or_else(|| programs.usual_prefix(self.common.root.is_some()));
-        let node_config = self
-            .node_config
-            .as_deref()
-            .map(|file| NodeConfig::read(file, self.force_node_config))
-            .transpose()?;
+        let prefix = match &self.prefix {
+            Some(prefix) => prefix.clone(),
+            None => programs.usual_prefix(self.common.root.is_some()),
+        };
+        let node_config = match &self.node_config {
+            Some(file) => Some(NodeConfig::read(file, self.force_node_config)?),
+            None => None,
+        };
         enter(self.common.root.as_deref())?;
         let options = InstallOptions {
             prefix,
@@ -126,127 +120,92 @@ impl Install {
         node_config: Option<&NodeConfig>,
         slot: Option<&mut RestartSlot>,
     ) -> Result<Progress> {
-        programs.check_folder(&options.prefix, self.agent)?;
-        programs.check_folder(&store(&options.prefix), self.agent)?;
-        let owners = if self.runtimes.is_empty() {
-            &[Owner::Containerd][..]
-        } else {
-            &self.runtimes
-        };
-        let _lock = if self.common.dry_run {
-            None
-        } else {
-            Some(lock()?)
-        };
-        let mut record = Record::load(runtimes::may_write)?;
+        let prefix = &options.prefix;
+        programs.check_folder(prefix, self.agent)?;
+        programs.check_folder(&store(prefix), self.agent)?;
+        let mut owners = self.runtimes.clone();
+        if owners.is_empty() {
+            owners.push(Owner::Containerd);
+        }
+        if self.agent {
+            owners.push(Owner::Agent);
+        }
+        let mut session = Session::begin(&self.common)?;
+        let (record, report) = (&mut session.record, &mut session.report);
         // a version without its program would end the agent
         let with_agent = self.agent || record.has_files_of(Owner::Agent);
-        let mut report = InstallReport::default();
-        record.refused().for_each(|refused| report.note(refused));
-        let mut work = Vec::new();
+        report.notes.extend(record.refused());
+        let mut changes = Vec::new();
         let mut done = Vec::new();
-        for owner in owners
-            .iter()
-            .copied()
-            .chain(self.agent.then_some(Owner::Agent))
-        {
-            let plan = runtimes::plan(owner, options, &record)?;
+        for owner in owners {
+            let plan = runtimes::plan(owner, options, record)?;
             report.take(&plan);
             done.push(Installed::planned(owner, options, &plan));
-            work.extend(plan.into_steps(owner));
+            changes.extend(plan.changes);
         }
-        let planned = done
-            .iter()
-            .filter_map(|new| Some((new.owner, new.needs_runtime.as_deref()?)));
-        let recorded = record
-            .installed
-            .iter()
-            .filter(|old| done.iter().all(|new| new.owner != old.owner))
-            .filter_map(|old| Some((old.owner, old.needs_runtime.as_deref()?)));
-        let runtime = runtime_of_all(planned, recorded)?;
-        let settings = settings::plan(runtime, node_config, &record)?;
-        settings
-            .mistakes
-            .into_iter()
-            .for_each(|mistake| report.note(mistake));
+        let runtime = runtime_of_all(&done, record)?;
+        let settings = settings::plan(runtime, node_config, record)?;
+        report.notes.extend(settings.mistakes);
         if let Some(kept) = settings.kept {
             report.unfinished(kept);
         }
-        let own = programs
-            .in_prefix(&options.prefix, with_agent)?
-            .into_iter()
-            .chain(settings.change)
-            .map(PlannedChange::own);
-        let own: Vec<PlannedChange> = own.collect();
-        let has_new_programs = own
-            .iter()
-            .any(|step| !step.change.is_none() && step.change.path != Path::new(DEFAULT_PATH));
+        let mut work = programs.in_prefix(prefix, with_agent)?;
+        let has_new_programs = work.iter().any(|change| !change.is_none());
         let restarts_agent = with_agent && has_new_programs;
         if restarts_agent {
             report.command(Some(AGENT_RESTART));
         }
-        let work: Vec<PlannedChange> = own
-            .into_iter()
-            .chain(work)
-            .filter(|step| !step.change.is_none())
-            .collect();
-        if self.common.dry_run && !has_new_programs {
-            programs.check_installed(&options.prefix, with_agent)?;
-        }
+        work.extend(settings.change);
+        work.extend(changes);
+        work.retain(|change| !change.is_none());
         if !self.common.dry_run {
-            work.iter()
-                .try_for_each(|step| step.change.check_writable())?;
+            for change in &work {
+                change.check_writable()?;
+            }
             if restarts_agent {
                 record.owe(Owner::Agent, Some(AGENT_RESTART))?;
             }
-            let is_file = |step: &&PlannedChange| {
-                step.owner == Owner::Bindguard
-                    && matches!(step.change.after, Some(Content::File(_)))
-            };
-            let files = work.iter().take_while(is_file).count();
-            for step in &work[..files] {
-                runtimes::put(&mut record, step)?;
+            let files = work.iter().take_while(|change| {
+                change.owner == Owner::Bindguard && matches!(change.after, Some(Content::File(_)))
+            });
+            let (files, others) = work.split_at(files.count());
+            for change in files {
+                runtimes::put(record, change)?;
             }
             // before a link selects them, or a runtime's file names them
-            programs.check_installed(&options.prefix, with_agent)?;
-            for step in &work[files..] {
-                runtimes::put(&mut record, step)?;
+            programs.check_installed(prefix, with_agent)?;
+            for change in others {
+                runtimes::put(record, change)?;
             }
             record.removal = None;
-            remember_docker_root(&mut record, &self.common)?;
-            remove_unneeded(&mut record, &options.prefix)?;
+            remember_docker_root(record, &self.common)?;
+            remove_unneeded(record, prefix)?;
             settings::keep()?;
             record.node_config = settings.wanted;
             for planned in done {
                 record.verify(planned);
             }
             record.save()?;
+        } else if !has_new_programs {
+            programs.check_installed(prefix, with_agent)?;
         }
-        let installed = record.verified(Owner::Containerd);
+        session.work = work;
+        let installed = session.record.verified(Owner::Containerd);
         let installed = installed.map(|installed| installed.options.clone());
-        let restarted = restart::restart(
-            &mut record,
-            &mut report,
-            &self.common,
-            installed.as_ref(),
-            slot,
-        );
-        let restarted =
-            match (restarted, installed) {
-                (Err(error), Some(installed))
-                    if installed.default && error.is::<SandboxFailed>() =>
-                {
-                    match take_default_back(installed, &mut record, &mut report) {
-                    Ok(()) => Err(error.context("the former default runtime is back")),
-                    Err(stays) => Err(error.context(format!(
-                        "the default runtime starts no pod, and stays: {stays:#}; run bindguard uninstall --restart"
-                    ))),
-                }
-                }
-                (restarted, _) => restarted,
-            };
-        let progress = report.finish(&work, &self.common)?;
-        restart::progress_after(restarted, progress, &self.common)
+        let mut restarted = restart::restart(&mut session, installed.as_ref(), slot);
+        if let (Err(error), Some(installed)) = (&restarted, installed)
+            && installed.default
+            && error.is::<SandboxFailed>()
+        {
+            let back = take_default_back(installed, &mut session);
+            restarted = restarted.context(match back {
+                Ok(()) => "the former default runtime is back".to_owned(),
+                Err(stays) => format!(
+                    "the default runtime starts no pod, and stays: {stays:#}; run bindguard uninstall --restart"
+                ),
+            });
+        }
+        session.finish(restarted)
     }
 }
 
@@ -255,39 +214,29 @@ impl Install {
 /// # Errors
 /// If no pod of the handler starts.
 fn try_sandbox() -> Result<()> {
-    let record = Record::load(runtimes::may_write)?;
-    match record.verified(Owner::Containerd) {
-        Some(installed) => {
-            let mut report = InstallReport::default();
-            try_restarted(&[], &installed.options, &record, &mut report)
-        }
-        None => Ok(()),
+    let record = runtimes::recorded()?;
+    if let Some(installed) = record.verified(Owner::Containerd) {
+        restart::try_restarted(&[], &installed.options, &record)?;
     }
+    Ok(())
 }
 
 /// Makes the former default runtime the default again, and keeps the handler: a node must not have
 /// a default under which no pod starts.
-fn take_default_back(
-    installed: InstallOptions,
-    record: &mut Record,
-    report: &mut InstallReport,
-) -> Result<()> {
+fn take_default_back(installed: InstallOptions, session: &mut Session) -> Result<()> {
     let options = InstallOptions {
         default: false,
         ..installed
     };
+    let record = &mut session.record;
     let plan = runtimes::plan(Owner::Containerd, &options, record)?;
-    report.take(&plan);
-    let command = plan.command.clone();
-    let planned = Installed::planned(Owner::Containerd, &options, &plan);
-    for step in plan.into_steps(Owner::Containerd) {
-        if !step.change.is_none() {
-            runtimes::put(record, &step)?;
-        }
+    session.report.take(&plan);
+    for change in plan.changes.iter().filter(|change| !change.is_none()) {
+        runtimes::put(record, change)?;
     }
-    record.verify(planned);
+    record.verify(Installed::planned(Owner::Containerd, &options, &plan));
     record.save()?;
-    if let Some(command) = command {
+    if let Some(command) = plan.command {
         restart::run(&command).with_context(|| format!("run {command}"))?;
         record.restarted(&command)?;
     }
@@ -296,25 +245,29 @@ fn take_default_back(
 
 /// The OCI runtime of the planned installations. bindguard-runtime calls one runtime for all of
 /// them, and for the recorded ones.
-fn runtime_of_all<'p>(
-    mut planned: impl Iterator<Item = (Owner, &'p Path)>,
-    recorded: impl Iterator<Item = (Owner, &'p Path)>,
-) -> Result<Option<&'p Path>> {
-    let Some((owner, runtime)) = planned.next() else {
+fn runtime_of_all<'p>(planned: &'p [Installed], record: &Record) -> Result<Option<&'p Path>> {
+    let replaced = |old: &&Installed| planned.iter().any(|new| new.owner == old.owner);
+    let recorded = record.installed.iter().filter(|old| !replaced(old));
+    let program = |runtime: &Path| search_path::find(runtime).unwrap_or_else(|| runtime.to_owned());
+    let mut first = planned
+        .iter()
+        .filter_map(|new| Some((new.owner, new.needs_runtime.as_deref()?)));
+    let Some((owner, runtime)) = first.next() else {
         return Ok(None);
     };
-    let program = |runtime: &Path| search_path::find(runtime).unwrap_or_else(|| runtime.to_owned());
-    if let Some((other, another)) = planned
-        .chain(recorded)
-        .find(|(_, another)| program(another) != program(runtime))
-    {
-        bail!(
-            "bindguard-runtime would call one OCI runtime for both: {} uses {}, and {} uses {}; install for one of them",
-            owner.name(),
-            runtime.display(),
-            other.name(),
-            another.display()
-        );
+    for installed in planned.iter().chain(recorded) {
+        let Some(another) = installed.needs_runtime.as_deref() else {
+            continue;
+        };
+        if program(another) != program(runtime) {
+            bail!(
+                "bindguard-runtime would call one OCI runtime for both: {} uses {}, and {} uses {}; install for one of them",
+                owner.name(),
+                runtime.display(),
+                installed.owner.name(),
+                another.display()
+            );
+        }
     }
     Ok(Some(runtime))
 }

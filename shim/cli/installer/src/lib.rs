@@ -14,7 +14,6 @@ mod change;
 pub mod drift;
 mod install;
 mod options;
-pub mod process;
 mod programs;
 pub mod record;
 pub mod removal;
@@ -22,19 +21,12 @@ mod restart;
 pub mod running;
 mod runtimes;
 mod search_path;
+pub mod session;
 mod settings;
 mod toml_text;
 mod uninstall;
 
 pub use self::change::private_folder;
 pub use self::install::Install;
-pub use self::runtimes::agent::has_agent_unit;
+pub use self::runtimes::{has_agent_unit, recorded};
 pub use self::uninstall::Uninstall;
-
-/// The record of the node's installation.
-///
-/// # Errors
-/// If the record cannot be read, or is not root's.
-pub fn recorded() -> anyhow::Result<record::Record> {
-    record::Record::load(runtimes::may_write)
-}

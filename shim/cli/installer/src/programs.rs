@@ -12,7 +12,7 @@
 //! `--root` their folder is out of reach afterwards.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -23,14 +23,16 @@ use std::{env, fs, io};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use bindguard_core::program_names::{AGENT, CLI, SHIM, WRAPPER, self_test_of};
-use bindguard_operator::root_program::{Failed, RootProgram, check_folders_of_root, output_of};
+use bindguard_operator::root_program::{
+    Failed, PROGRAM_FOLDERS, RootProgram, check_folders_of_root, output_of,
+};
 use rustix::fs::{Access, StatVfsMountFlags, access};
 use sha2::{Digest, Sha256};
 
-use crate::change::{Change, identity, nearest};
-use crate::record::{Entry, Record, there_or_not};
+use crate::change::{Change, Doing, digits_of, identity, nearest};
+use crate::options::Owner;
+use crate::record::{Record, there_or_not};
 use crate::running::{daemon_that_names, users_of};
-use crate::search_path::is_searched;
 
 #[derive(Debug)]
 pub struct Programs {
@@ -63,13 +65,16 @@ impl Programs {
         Ok(files)
     }
 
-    /// Runs each program, before any file is changed.
+    /// Runs each open file, before any file is changed: a truncated program, or a program of another
+    /// architecture, would make each create fail.
     ///
     /// # Errors
     /// If a program does not run.
     pub fn check_run(&self, with_agent: bool) -> Result<()> {
         for program in self.files(with_agent)? {
-            program.check_runs()?;
+            let opened = format!("/proc/self/fd/{}", program.file.as_raw_fd());
+            check_runs(program.name, Command::new(opened))
+                .with_context(|| format!("run {}, which is to be installed", program.name))?;
         }
         Ok(())
     }
@@ -81,15 +86,17 @@ impl Programs {
     /// If one does not.
     pub fn check_installed(&self, prefix: &Path, with_agent: bool) -> Result<()> {
         let programs = self.files(with_agent)?;
-        let folder = if self.identity.is_some() && identity(prefix) == self.identity {
-            prefix.to_owned()
-        } else {
-            folder_for(prefix, &programs)?
+        let folder = match self.are_in(prefix) {
+            true => prefix.to_owned(),
+            false => folder_for(prefix, &programs)?,
         };
         for program in programs {
-            let path = folder.join(program.name());
-            check_installed(program.name(), &path)
-                .with_context(|| format!("run {}, which was installed", path.display()))?;
+            let path = folder.join(program.name);
+            let check = || {
+                let installed = RootProgram::open(&path)?.context("there is no such file")?;
+                check_runs(program.name, installed.command())
+            };
+            check().with_context(|| format!("run {}, which was installed", path.display()))?;
         }
         Ok(())
     }
@@ -97,10 +104,15 @@ impl Programs {
     /// The default prefix: the prefix of this program's version, or this program's folder if
     /// services search it for programs, else /usr/local/bin. In a `--root` it is /usr/local/bin.
     pub fn usual_prefix(&self, in_another_root: bool) -> PathBuf {
-        let own = prefix_of(&self.folder)
-            .or_else(|| is_searched(&self.folder).then(|| self.folder.clone()));
-        own.filter(|_| !in_another_root)
-            .unwrap_or_else(|| PathBuf::from("/usr/local/bin"))
+        if !in_another_root {
+            if let Some(prefix) = prefix_of(&self.folder) {
+                return prefix;
+            }
+            if PROGRAM_FOLDERS.map(Path::new).contains(&&*self.folder) {
+                return self.folder.clone();
+            }
+        }
+        PathBuf::from("/usr/local/bin")
     }
 
     /// Checks, before any file is changed, that services can run programs in this folder.
@@ -124,66 +136,66 @@ impl Programs {
             "{}: its file system is mounted noexec; {ADVICE}",
             doing()
         );
-        let has_all = self
-            .files(with_agent)?
-            .iter()
-            .all(|program| program.is_at(&folder.join(program.name())));
-        if has_all {
+        if are_all_in(&self.files(with_agent)?, folder) {
             return Ok(());
         }
-        access(existing, Access::WRITE_OK)
-            .map_err(io::Error::from)
-            .map_err(|error| {
-                anyhow!(
-                    "{}: {} is not writable: {error}; {ADVICE}",
-                    doing(),
-                    existing.display()
-                )
-            })
+        let written = access(existing, Access::WRITE_OK).map_err(io::Error::from);
+        written.map_err(|error| {
+            let existing = existing.display();
+            anyhow!("{}: {existing} is not writable: {error}; {ADVICE}", doing())
+        })
+    }
+
+    /// True if these programs, as a package's, are in the prefix themselves.
+    fn are_in(&self, prefix: &Path) -> bool {
+        self.identity.is_some() && identity(prefix) == self.identity
     }
 
     /// The changes after which services find these programs in `prefix`: the files of this version,
     /// the link that selects it, and the programs' links in the prefix. A package's own programs
     /// stay where they are.
     pub fn in_prefix(&self, prefix: &Path, with_agent: bool) -> Result<Vec<Change>> {
-        if self.identity.is_some() && identity(prefix) == self.identity {
-            return Ok(Vec::new());
+        let mut changes = Vec::new();
+        if self.are_in(prefix) {
+            return Ok(changes);
         }
         let programs = self.files(with_agent)?;
         let version = folder_for(prefix, &programs)?;
-        let current = current(prefix);
-        let missing = programs
-            .iter()
-            .filter(|program| !program.is_at(&version.join(program.name())));
-        let files = missing.map(|program| {
-            Change::of(&version.join(program.name()), Some(program.bytes()?), 0o755)
-        });
-        let link = |program: &&OwnProgram| {
-            Change::link(&prefix.join(program.name()), &current.join(program.name()))
-        };
-        let selection = Change::link(&current, Path::new(version.file_name().unwrap_or_default()));
-        files
-            .chain([selection])
-            .chain(programs.iter().map(link))
-            .collect()
+        let current = store(prefix).join(CURRENT);
+        for program in &programs {
+            let path = version.join(program.name);
+            if !program.is_at(&path) {
+                let change = Change::of(Owner::Bindguard, &path, Some(program.bytes()?))?;
+                changes.push(Change {
+                    mode: 0o755,
+                    ..change
+                });
+            }
+        }
+        let name = Path::new(version.file_name().unwrap_or_default());
+        changes.push(Change::link(Owner::Bindguard, current.clone(), name)?);
+        for program in programs {
+            let (link, target) = (prefix.join(program.name), current.join(program.name));
+            changes.push(Change::link(Owner::Bindguard, link, &target)?);
+        }
+        Ok(changes)
     }
 }
 
 /// The shim and the wrapper beside this program, from any installer.
 pub fn beside_this_one() -> Vec<PathBuf> {
-    let own = env::current_exe().ok();
-    let folder = own.as_deref().and_then(Path::parent);
-    folder
-        .into_iter()
-        .flat_map(|folder| [SHIM, WRAPPER].map(|name| folder.join(name)))
-        .collect()
+    let own = env::current_exe().unwrap_or_default();
+    match own.parent() {
+        Some(folder) => [SHIM, WRAPPER].map(|name| folder.join(name)).to_vec(),
+        None => Vec::new(),
+    }
 }
 
 /// The size of the parts that are compared.
 const PART_SIZE: usize = 64 << 10;
 
 #[derive(Debug)]
-pub struct OwnProgram {
+struct OwnProgram {
     name: &'static str,
     file: File,
     size: u64,
@@ -192,14 +204,11 @@ pub struct OwnProgram {
 }
 
 impl OwnProgram {
-    /// Opens it: with `--root` its folder is out of reach afterwards.
-    pub fn open(name: &'static str, path: &Path) -> Result<Self> {
+    fn open(name: &'static str, path: &Path) -> Result<Self> {
         let opened = File::open(path).and_then(|file| Ok((file.metadata()?, file)));
         let (found, file) = opened.with_context(|| {
-            format!(
-                "read {}, which has to be beside this program",
-                path.display()
-            )
+            let path = path.display();
+            format!("read {path}, which has to be beside this program")
         })?;
         let itself = HashMap::from([((found.dev(), found.ino()), true)]);
         Ok(Self {
@@ -210,44 +219,31 @@ impl OwnProgram {
         })
     }
 
-    pub fn name(&self) -> &'static str {
-        self.name
-    }
-
-    /// Runs the open file: a truncated program, or a program of another architecture, would make
-    /// each create fail.
-    pub fn check_runs(&self) -> Result<()> {
-        let opened = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        check_runs(self.name, Command::new(opened))
-            .with_context(|| format!("run {}, which is to be installed", self.name))
-    }
-
-    pub fn bytes(&self) -> Result<Vec<u8>> {
+    fn bytes(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0; usize::try_from(self.size).context("hold a program in memory")?];
-        self.file
-            .read_exact_at(&mut bytes, 0)
-            .with_context(|| format!("read {}", self.name))?;
+        let read = self.file.read_exact_at(&mut bytes, 0);
+        read.doing("read", Path::new(self.name))?;
         Ok(bytes)
     }
 
     /// True if the file at a path has this content.
-    pub fn is_at(&self, path: &Path) -> bool {
-        let Ok(found) = fs::metadata(path) else {
+    fn is_at(&self, path: &Path) -> bool {
+        let Some(identity) = identity(path) else {
             return false;
         };
-        let identity = (found.dev(), found.ino());
         let known = self.compared.borrow().get(&identity).copied();
         known.unwrap_or_else(|| {
-            let same = found.size() == self.size
-                && File::open(path)
-                    .and_then(|file| self.equals(&file))
-                    .unwrap_or(false);
+            let same = self.equals(path).unwrap_or(false);
             self.compared.borrow_mut().insert(identity, same);
             same
         })
     }
 
-    fn equals(&self, other: &File) -> io::Result<bool> {
+    fn equals(&self, path: &Path) -> io::Result<bool> {
+        let other = File::open(path)?;
+        if other.metadata()?.size() != self.size {
+            return Ok(false);
+        }
         let (mut mine, mut theirs) = (vec![0; PART_SIZE], vec![0; PART_SIZE]);
         let mut at = 0;
         while at < self.size {
@@ -263,11 +259,13 @@ impl OwnProgram {
     }
 }
 
-/// Checks that a program of bindguard runs.
-///
-/// # Errors
-/// If the program cannot be started, fails, or is another program.
-pub fn check_runs(name: &str, mut command: Command) -> Result<()> {
+fn are_all_in(programs: &[&OwnProgram], folder: &Path) -> bool {
+    let mut programs = programs.iter();
+    programs.all(|program| program.is_at(&folder.join(program.name)))
+}
+
+/// Checks that a program of bindguard starts, and is not another program.
+fn check_runs(name: &str, mut command: Command) -> Result<()> {
     command.arg(self_test_of(name));
     let said = output_of(command)?;
     ensure!(
@@ -275,15 +273,6 @@ pub fn check_runs(name: &str, mut command: Command) -> Result<()> {
         "it is another program: it prints {said:?}"
     );
     Ok(())
-}
-
-/// Checks that an installed program runs, and is the program that was installed.
-///
-/// # Errors
-/// If it is not.
-pub fn check_installed(name: &str, path: &Path) -> Result<()> {
-    let program = RootProgram::open(path)?.context("there is no such file")?;
-    check_runs(name, program.command())
 }
 
 /// Checks that the kernel runs an installed program, whose bytes are as installed. A program of another
@@ -307,62 +296,49 @@ pub const CURRENT: &str = "current";
 
 /// The folder of all versions: beside a prefix `bin`, or below any other prefix.
 pub fn store(prefix: &Path) -> PathBuf {
-    let above = if prefix.file_name() == Some(OsStr::new("bin")) {
-        prefix.parent()
-    } else {
-        None
+    let above = match prefix.parent() {
+        Some(parent) if prefix.file_name() == Some(OsStr::new("bin")) => parent,
+        _ => prefix,
     };
-    above.unwrap_or(prefix).join("lib/bindguard")
-}
-
-/// The link that selects a version.
-pub fn current(prefix: &Path) -> PathBuf {
-    store(prefix).join(CURRENT)
+    above.join("lib/bindguard")
 }
 
 /// The folder for programs with these contents. A build that differs from the present one of its
 /// version gets its own folder: the files of a running shim are never replaced.
-pub fn folder_for(prefix: &Path, files: &[&OwnProgram]) -> Result<PathBuf> {
+fn folder_for(prefix: &Path, files: &[&OwnProgram]) -> Result<PathBuf> {
     let usual = store(prefix).join(VERSION);
     let is_other = |program: &&OwnProgram| {
-        let path = usual.join(program.name());
+        let path = usual.join(program.name);
         path.symlink_metadata().is_ok() && !program.is_at(&path)
     };
     if !files.iter().any(is_other) {
         return Ok(usual);
     }
     // the selected version first, without a hash of every program
-    let selected = fs::read_link(current(prefix)).map(|version| store(prefix).join(version));
-    if let Some(selected) = selected
-        .ok()
-        .filter(|folder| files.iter().all(|one| one.is_at(&folder.join(one.name()))))
-    {
-        return Ok(selected);
+    if let Ok(selected) = fs::read_link(store(prefix).join(CURRENT)) {
+        let selected = store(prefix).join(selected);
+        if are_all_in(files, &selected) {
+            return Ok(selected);
+        }
     }
     let mut hash = Sha256::new();
     for program in files {
         hash.update(program.bytes()?);
     }
-    let digits: String = hash
-        .finalize()
-        .iter()
-        .take(4)
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let digits = digits_of(&hash.finalize()[..4]);
     Ok(store(prefix).join(format!("{VERSION}-{digits}")))
 }
 
 /// The prefix of an installed version, whose programs are in `folder`.
-pub fn prefix_of(folder: &Path) -> Option<PathBuf> {
+fn prefix_of(folder: &Path) -> Option<PathBuf> {
     let above = folder.parent()?.parent()?.parent()?;
+    let is_prefix = |prefix: &PathBuf| {
+        let store = store(prefix);
+        let link = fs::read_link(prefix.join(CLI));
+        folder.starts_with(&store) && link.is_ok_and(|to| to.starts_with(store.join(CURRENT)))
+    };
     let candidates = [above.join("bin"), above.to_owned()];
-    candidates
-        .into_iter()
-        .find(|prefix| folder.starts_with(store(prefix)) && is_linked(prefix))
-}
-
-fn is_linked(prefix: &Path) -> bool {
-    fs::read_link(prefix.join(CLI)).is_ok_and(|to| to.starts_with(current(prefix)))
+    candidates.into_iter().find(is_prefix)
 }
 
 /// Removes the versions that are not selected, and that no process and no running runtime's
@@ -372,24 +348,24 @@ pub fn remove_unneeded(record: &mut Record, prefix: &Path) -> Result<()> {
     let Ok(selected) = fs::read_link(store.join(CURRENT)) else {
         return Ok(());
     };
-    let is_old = |entry: &&Entry| {
-        let folder = entry
-            .path
-            .parent()
-            .filter(|folder| folder.parent() == Some(&store));
-        folder.is_some_and(|folder| folder.file_name() != Some(selected.as_os_str()))
-    };
-    let old: Vec<Entry> = record.files.iter().filter(is_old).cloned().collect();
-    let folder_of = |entry: &Entry| entry.path.parent().map(Path::to_owned);
-    let is_needed = |folder: Option<PathBuf>| {
-        let files = old.iter().filter(|entry| folder_of(entry) == folder);
-        let files: Vec<PathBuf> = files.map(|entry| entry.path.clone()).collect();
-        !users_of(&files).is_empty() || daemon_that_names(&files).map_or(true, |it| it.is_some())
-    };
-    for entry in old.iter().filter(|entry| !is_needed(folder_of(entry))) {
-        there_or_not(fs::remove_file(&entry.path))
-            .with_context(|| format!("remove {}", entry.path.display()))?;
-        record.forget(&entry.path)?;
+    let selected = store.join(selected);
+    let mut versions: BTreeMap<PathBuf, Vec<PathBuf>> = BTreeMap::new();
+    for entry in &record.files {
+        if let Some(folder) = entry.path.parent()
+            && folder.parent() == Some(&store)
+            && folder != selected
+        {
+            let files = versions.entry(folder.to_owned()).or_default();
+            files.push(entry.path.clone());
+        }
+    }
+    for files in versions.into_values() {
+        let is_needed = !users_of(&files).is_empty()
+            || daemon_that_names(&files).map_or(true, |daemon| daemon.is_some());
+        for file in files.iter().filter(|_| !is_needed) {
+            there_or_not(fs::remove_file(file)).doing("remove", file)?;
+            record.forget(file)?;
+        }
     }
     Ok(())
 }

@@ -15,13 +15,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::change::{self, Attributes, Content, NewAttributes, sweep};
-use crate::options::{InstallOptions, Owner, PlannedChange, TargetPlan};
+use crate::change::{self, Attributes, Change, Content, Doing, Plan, digits_of, sweep};
+use crate::options::{InstallOptions, Owner};
 use crate::running::{self, Daemon};
-use crate::search_path::is_gone;
 
 /// The folder of a node's record.
 pub const FOLDER: &str = "/var/lib/bindguard";
+const FILE: &str = "/var/lib/bindguard/install.json";
+const ORIGINALS: &str = "/var/lib/bindguard/originals";
 
 /// The first line of a file that is bindguard's own.
 pub const HEADING: &str = "# Written by `bindguard install`; `bindguard uninstall` removes it.\n";
@@ -73,17 +74,10 @@ pub struct Record {
     /// Docker's data root, as the running dockerd named it last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub docker_root: Option<PathBuf>,
-    /// The parts that are not used. They stay in the record.
+    /// The parts that no install could have written: their list, the part, and why. They stay in the
+    /// file, and are not used.
     #[serde(skip)]
-    refused: Vec<RefusedPart>,
-}
-
-/// A part of the record that no install could have written.
-#[derive(Debug)]
-struct RefusedPart {
-    list: &'static str,
-    part: Value,
-    why: String,
+    refused: Vec<(&'static str, Value, String)>,
 }
 
 /// An uninstall that is not complete. The node agent reads the counts, too.
@@ -98,13 +92,6 @@ pub struct PendingRemoval {
     /// Files of other tools that name bindguard's programs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub named_in: Vec<PathBuf>,
-}
-
-impl PendingRemoval {
-    /// True if it concerns all runtimes, and an uninstall for these does not.
-    pub fn is_wider(&self, runtimes: &[Owner]) -> bool {
-        self.runtimes.is_empty() && !runtimes.is_empty()
-    }
 }
 
 /// The number of pods for which an uninstall keeps files.
@@ -130,21 +117,13 @@ pub struct Installed {
 
 impl Installed {
     /// The installation of a plan.
-    pub fn planned(owner: Owner, options: &InstallOptions, plan: &TargetPlan) -> Self {
+    pub fn planned(owner: Owner, options: &InstallOptions, plan: &Plan) -> Self {
         Self {
             owner,
             options: options.clone(),
             needs_runtime: plan.needs_runtime.clone(),
             needs_programs: plan.needs_programs.clone(),
         }
-    }
-
-    /// A program that has gone, or cannot be executed any more, since the installation.
-    pub fn gone_program(&self) -> Option<&Path> {
-        let programs = self.needs_programs.iter();
-        programs
-            .map(PathBuf::as_path)
-            .find(|program| is_gone(program))
     }
 }
 
@@ -160,18 +139,12 @@ pub struct OwedRestart {
     daemon: Option<Daemon>,
 }
 
-impl OwedRestart {
-    fn is_done(&self, record: &Record) -> bool {
-        match &self.daemon {
-            Some(daemon) => !daemon.still_runs() || running::is_reloaded(self.owner, &self.command),
-            None => !record.has_files_of(self.owner) || running::daemon_of(self.owner).is_some(),
-        }
-    }
-}
-
 const VERSION: u32 = 1;
 /// The begin of [`Entry::written`] for a link, instead of a hash.
 const LINK: &str = "link to ";
+
+/// True if an install can write this file of this owner.
+pub type MayWrite = fn(Owner, &Path) -> bool;
 
 impl Record {
     /// The node's record; empty if nothing is installed.
@@ -179,9 +152,9 @@ impl Record {
     /// # Errors
     /// If the record cannot be read, or another user than root could have written it.
     pub fn load(may_write: MayWrite) -> Result<Self> {
-        let path = file();
-        open_of_root(&path).context("read the record of the installation")?;
-        let Some(bytes) = change::read(&path)? else {
+        let path = Path::new(FILE);
+        open_of_root(path).context("read the record of the installation")?;
+        let Some(bytes) = change::read(path)? else {
             return Ok(Self {
                 version: VERSION,
                 ..Self::default()
@@ -189,14 +162,12 @@ impl Record {
         };
         let record = Self::from_json(&bytes, may_write).map_err(|error| {
             anyhow!(
-                "parse {}: {error:#}; move the file away, then run `bindguard install` with the same options, or `bindguard uninstall --by-content`",
-                path.display()
+                "parse {FILE}: {error:#}; move the file away, then run `bindguard install` with the same options, or `bindguard uninstall --by-content`"
             )
         })?;
         ensure!(
             record.version == VERSION,
-            "{} is of version {}, this program knows {VERSION}",
-            path.display(),
+            "{FILE} is of version {}, this program knows {VERSION}",
             record.version
         );
         Ok(record)
@@ -213,11 +184,7 @@ impl Record {
             for part in mem::take(parts) {
                 match check_part(list, &part, may_write) {
                     Ok(()) => parts.push(part),
-                    Err(error) => refused.push(RefusedPart {
-                        list,
-                        part,
-                        why: format!("{error:#}"),
-                    }),
+                    Err(error) => refused.push((list, part, format!("{error:#}"))),
                 }
             }
         }
@@ -226,24 +193,24 @@ impl Record {
     }
 
     /// A line for each part of the record that is not used.
-    pub fn refused(&self) -> impl Iterator<Item = String> {
-        self.refused.iter().map(|refused| {
-            format!(
-                "ignoring an entry of {}: {}; undo the change by hand, then delete the entry from {:?} there",
-                file().display(),
-                refused.why,
-                refused.list
-            )
-        })
+    pub fn refused(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        for (list, _, why) in &self.refused {
+            lines.push(format!(
+                "ignoring an entry of {FILE}: {why}; undo the change by hand, then delete the entry from {list:?} there"
+            ));
+        }
+        lines
     }
 
     /// The restarts that were not done yet.
     pub fn owed(&self) -> Vec<OwedRestart> {
-        self.owed
-            .iter()
-            .filter(|owed| !owed.is_done(self))
-            .cloned()
-            .collect()
+        let mut left = self.owed.clone();
+        left.retain(|owed| match &owed.daemon {
+            Some(daemon) => daemon.still_runs() && !running::is_reloaded(owed.owner, &owed.command),
+            None => self.has_files_of(owed.owner) && running::daemon_of(owed.owner).is_none(),
+        });
+        left
     }
 
     /// Records, before a file is changed, that the daemon that runs now has to be restarted.
@@ -278,9 +245,7 @@ impl Record {
 
     /// The last installation of a runtime.
     pub fn verified(&self, owner: Owner) -> Option<&Installed> {
-        self.installed
-            .iter()
-            .find(|installed| installed.owner == owner)
+        self.installed.iter().find(|it| it.owner == owner)
     }
 
     /// Replaces the last installation of a runtime.
@@ -324,56 +289,57 @@ impl Record {
             Content::File(bytes) => bytes,
             Content::Link(_) => return Ok(Some(present.clone())),
         };
-        let before = original.as_ref().and_then(Content::bytes);
         // of an original that does not exist, the empty text
-        let before = entry.map(|_| before.unwrap_or_default());
-        let before = before.map(text_of).transpose()?;
+        let before = original.as_ref().and_then(Content::bytes);
+        let before = match entry {
+            Some(_) => Some(text_of(before.unwrap_or_default())?),
+            None => None,
+        };
         let text = cleaned(text_of(bytes)?, before)?;
         Ok(Some(Content::File(text.into_bytes())))
     }
 
     /// Records a planned change. `original` is the content that an uninstall restores.
-    pub fn note(&mut self, step: &PlannedChange, original: Option<&Content>) -> Result<()> {
-        let PlannedChange {
-            owner,
-            change,
-            command,
-        } = step;
+    pub fn note(&mut self, change: &Change, original: Option<&Content>) -> Result<()> {
         let Some(after) = &change.after else {
             return Ok(());
         };
-        let bytes = original.and_then(Content::bytes);
-        if let Some(bytes) = bytes {
-            let place = originals().join(hash(bytes));
-            if change::read(&place)?.is_none() {
-                change::write(&place, bytes, &NewAttributes::Present(0o600))?;
-            }
-        }
-        let original_link = match original {
-            Some(Content::Link(to)) => Some(to.clone()),
-            Some(Content::File(_)) | None => None,
-        };
         let mut entry = Entry {
-            attributes: None,
-            owner: *owner,
+            owner: change.owner,
             path: change.path.clone(),
-            original: bytes.map(hash),
-            original_link,
+            original: None,
+            original_link: None,
+            attributes: None,
             written: hash_of(after),
             written_before: None,
-            command: command.clone(),
+            command: change.command.clone(),
         };
-        if let (Some(former), Some(before)) = (self.entry(&change.path), &change.before) {
+        match original {
+            Some(Content::File(bytes)) => {
+                let name = hash(bytes);
+                let place = Path::new(ORIGINALS).join(&name);
+                if change::read(&place)?.is_none() {
+                    change::write(&place, bytes, 0o600, None)?;
+                }
+                entry.original = Some(name);
+            }
+            Some(Content::Link(to)) => entry.original_link = Some(to.clone()),
+            None => {}
+        }
+        let former = self.entry(&change.path);
+        if let (Some(former), Some(before)) = (former, &change.before) {
             entry.written_before = former.is_as_written(before).then(|| hash_of(before));
         }
-        let former = self
-            .entry(&change.path)
-            .filter(|former| former.has_original_of(&entry));
         entry.attributes = match former {
-            Some(former) => former.attributes.clone(),
-            None => {
-                let present = Attributes::of(&change.path)
-                    .with_context(|| format!("read the attributes of {}", change.path.display()))?;
+            Some(former)
+                if former.original == entry.original
+                    && former.original_link == entry.original_link =>
+            {
+                former.attributes.clone()
+            }
+            _ => {
+                let present = Attributes::of(&change.path);
+                let present = present.doing("read the attributes of", &change.path)?;
                 if original == change.before.as_ref() {
                     present
                 } else {
@@ -419,32 +385,26 @@ impl Record {
 
     /// Removes an empty record, also if an earlier process began the removal.
     pub fn remove_if_empty(&self) -> Result<()> {
-        if self.is_empty() {
-            sweep(Path::new(FOLDER));
-            there_or_not(fs::remove_dir_all(originals()))
-                .with_context(|| format!("remove {}", originals().display()))?;
-            there_or_not(fs::remove_file(KEPT_PATH))
-                .with_context(|| format!("remove {KEPT_PATH}"))?;
-            there_or_not(fs::remove_file(file()))
-                .with_context(|| format!("remove {}", file().display()))?;
-            // the folder may contain files that this record does not list
-            let _ = fs::remove_dir(FOLDER);
+        if !self.is_empty() {
+            return Ok(());
         }
+        sweep(Path::new(FOLDER));
+        there_or_not(fs::remove_dir_all(ORIGINALS)).doing("remove", Path::new(ORIGINALS))?;
+        for file in [KEPT_PATH, FILE] {
+            there_or_not(fs::remove_file(file)).doing("remove", Path::new(file))?;
+        }
+        // the folder may contain files that this record does not list
+        let _ = fs::remove_dir(FOLDER);
         Ok(())
     }
 
     /// Removes the folders that an install made and that are empty now. A folder with any file is
     /// in use, and stays.
     fn remove_empty_folders(&mut self) {
-        let mut stay: Vec<PathBuf> = self
-            .folders
-            .iter()
-            .rev()
-            .filter(|folder| there_or_not(fs::remove_dir(folder)).is_err())
-            .cloned()
-            .collect();
-        stay.reverse();
-        self.folders = stay;
+        self.folders.reverse();
+        self.folders
+            .retain(|folder| there_or_not(fs::remove_dir(folder)).is_err());
+        self.folders.reverse();
     }
 
     /// Writes the record, if it differs from the written one.
@@ -452,21 +412,23 @@ impl Record {
     /// # Errors
     /// If it cannot be written.
     pub fn save(&self) -> Result<()> {
-        let mut json = serde_json::to_value(self)?;
-        for RefusedPart { list, part, .. } in &self.refused {
-            match json.get_mut(*list).and_then(Value::as_array_mut) {
-                Some(parts) => parts.push(part.clone()),
-                None => json[*list] = Value::from(vec![part.clone()]),
+        let mut text = serde_json::to_string_pretty(self)?;
+        if !self.refused.is_empty() {
+            let mut json = serde_json::to_value(self)?;
+            for (list, part, _) in &self.refused {
+                match json.get_mut(*list).and_then(Value::as_array_mut) {
+                    Some(parts) => parts.push(part.clone()),
+                    None => json[*list] = Value::from(vec![part.clone()]),
+                }
             }
+            text = serde_json::to_string_pretty(&json)?;
         }
-        let text = match self.refused.is_empty() {
-            true => serde_json::to_string_pretty(self)?,
-            false => serde_json::to_string_pretty(&json)?,
-        } + "\n";
-        if change::read(&file())?.as_deref() == Some(text.as_bytes()) {
+        text.push('\n');
+        let path = Path::new(FILE);
+        if change::read(path)?.as_deref() == Some(text.as_bytes()) {
             return Ok(());
         }
-        change::write(&file(), text.as_bytes(), &NewAttributes::Present(0o600))
+        change::write(path, text.as_bytes(), 0o600, None)
     }
 }
 
@@ -479,19 +441,13 @@ impl Entry {
         let Some(name) = &self.original else {
             return Ok(None);
         };
-        let place = originals().join(name);
-        let bytes = change::read(&place)?.with_context(|| {
-            format!(
-                "read {}, which {} was: no such file",
-                place.display(),
-                self.path.display()
-            )
-        })?;
+        let (place, path) = (Path::new(ORIGINALS).join(name), self.path.display());
+        let bytes = change::read(&place)?
+            .with_context(|| format!("read {}, which {path} was: no such file", place.display()))?;
         ensure!(
             hash(&bytes) == *name,
-            "{} is not what was kept there: {} stays as it is",
-            place.display(),
-            self.path.display()
+            "{} is not what was kept there: {path} stays as it is",
+            place.display()
         );
         Ok(Some(Content::File(bytes)))
     }
@@ -501,19 +457,12 @@ impl Entry {
         self.written.starts_with(LINK)
     }
 
-    fn has_original_of(&self, other: &Self) -> bool {
-        (&self.original, &self.original_link) == (&other.original, &other.original_link)
-    }
-
     /// True if a path still has the content that install wrote.
     pub fn is_as_written(&self, content: &Content) -> bool {
         let hash = hash_of(content);
         hash == self.written || Some(hash) == self.written_before
     }
 }
-
-/// True if an install can write this file of this owner.
-pub type MayWrite = fn(Owner, &Path) -> bool;
 
 /// Checks that an install could have written a part of the record.
 fn check_part(list: &str, part: &Value, may_write: MayWrite) -> Result<()> {
@@ -531,37 +480,28 @@ fn check_part(list: &str, part: &Value, may_write: MayWrite) -> Result<()> {
         "owed" => Some(OwedRestart::deserialize(part)?.command),
         _ => return Ok(Installed::deserialize(part).map(drop)?),
     };
-    let is_known = |command: &str| match command.split(' ').collect::<Vec<_>>()[..] {
+    let Some(command) = command else {
+        return Ok(());
+    };
+    let is_known = match command.split(' ').collect::<Vec<_>>()[..] {
         ["systemctl", "restart" | "reload" | "stop", unit] => !unit.starts_with('-'),
         _ => false,
     };
-    ensure!(
-        command.as_deref().is_none_or(is_known),
-        "`install` needs no command {:?}",
-        command.unwrap_or_default()
-    );
+    ensure!(is_known, "`install` needs no command {command:?}");
     Ok(())
 }
 
 /// The missing folders above a file, the uppermost first.
 fn missing_above(path: &Path) -> Vec<PathBuf> {
-    let is_missing = |folder: &&Path| {
-        folder
-            .symlink_metadata()
-            .is_err_and(|error| error.kind() == ErrorKind::NotFound)
-    };
-    let missing = path.ancestors().skip(1).take_while(is_missing);
-    let mut missing: Vec<PathBuf> = missing.map(Path::to_owned).collect();
+    let mut missing = Vec::new();
+    for folder in path.ancestors().skip(1) {
+        match folder.symlink_metadata() {
+            Err(error) if error.kind() == ErrorKind::NotFound => missing.push(folder.to_owned()),
+            _ => break,
+        }
+    }
     missing.reverse();
     missing
-}
-
-fn file() -> PathBuf {
-    Path::new(FOLDER).join("install.json")
-}
-
-fn originals() -> PathBuf {
-    Path::new(FOLDER).join("originals")
 }
 
 /// The text of a file's content.
@@ -574,13 +514,10 @@ pub fn text_of(bytes: &[u8]) -> Result<&str> {
 
 /// Success for a path that was removed, or is not there.
 pub fn there_or_not(removed: io::Result<()>) -> io::Result<()> {
-    removed.or_else(|error| {
-        if error.kind() == ErrorKind::NotFound {
-            Ok(())
-        } else {
-            Err(error)
-        }
-    })
+    match removed {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
 }
 
 fn hash_of(content: &Content) -> String {
@@ -592,10 +529,7 @@ fn hash_of(content: &Content) -> String {
 
 /// SHA-256, as text.
 pub fn hash(bytes: &[u8]) -> String {
-    Sha256::digest(bytes)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    digits_of(&Sha256::digest(bytes))
 }
 
 #[cfg(test)]

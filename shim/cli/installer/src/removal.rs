@@ -15,17 +15,15 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow};
 use bindguard_config::{DEFAULT_PATH, KEPT_PATH, Loaded};
 use bindguard_core::program_names::{RUNTIME, SHIM};
 use bindguard_operator::cri::of_node;
 use bindguard_operator::pods::Pods;
 use bindguard_operator::terminal::print_remark;
 
-use crate::change::{self, Change, Content, name, stays};
-use crate::options::{
-    CommonOptions, InstallOptions, InstallReport, Owner, PlannedChange, USUAL_RUNTIME,
-};
+use crate::change::{self, Change, Content, Doing, stays};
+use crate::options::{CommonOptions, InstallOptions, Owner, USUAL_RUNTIME};
 use crate::programs::beside_this_one;
 use crate::record::{Entry, Installed, Record, Removal};
 use crate::running::{
@@ -33,7 +31,8 @@ use crate::running::{
 };
 use crate::runtimes;
 use crate::search_path::find;
-use crate::settings::{self, RUNTIME_KEY, SettingsPlan};
+use crate::session::{InstallReport, Progress, Session};
+use crate::settings::{self, RUNTIME_KEY};
 
 /// The names that a message lists.
 const MAX_NAMES: usize = 3;
@@ -44,44 +43,39 @@ pub struct KeptHandler {
     /// The runtime that has it.
     pub owner: Owner,
     /// The pods, or why they are not known.
-    pub pods: Result<Vec<String>, anyhow::Error>,
+    pub pods: Result<Vec<String>>,
 }
 
 /// The runtimes' handlers that pods need. If a runtime does not answer, its handler is kept.
 pub fn kept_handlers(owners: impl Iterator<Item = Owner>) -> Vec<KeptHandler> {
-    let mut owners: Vec<Owner> = owners.collect();
-    owners.sort();
-    owners.dedup();
-    owners
-        .into_iter()
-        .map(|owner| KeptHandler {
-            owner,
-            pods: pods_with_handler(owner),
-        })
-        .filter(|kept| kept.pods.as_ref().map_or(true, |pods| !pods.is_empty()))
-        .collect()
+    let mut kept = Vec::new();
+    for owner in owners.collect::<BTreeSet<Owner>>() {
+        let pods = pods_with_handler(owner);
+        if pods.as_ref().map_or(true, |pods| !pods.is_empty()) {
+            kept.push(KeptHandler { owner, pods });
+        }
+    }
+    kept
 }
 
 impl KeptHandler {
     /// Removes the default and keeps the handler, as after an installation without `--default`.
-    pub fn without_default(
-        &self,
-        record: &mut Record,
-        report: &mut InstallReport,
-        common: &CommonOptions,
-    ) -> Result<Vec<PlannedChange>> {
+    pub fn without_default(&self, session: &mut Session) -> Result<()> {
+        let (record, report) = (&mut session.record, &mut session.report);
         match &self.pods {
-            Ok(pods) => report.kept_for_pods(format!(
-                "handler {RUNTIME} kept for {}: no container of such a pod could start without it; run this again later",
-                counted(pods, "pod")
-            )),
+            Ok(pods) => {
+                let pods = counted(pods, "pod");
+                report.left(Progress::KeptForPods, format!(
+                    "handler {RUNTIME} kept for {pods}: no container of such a pod could start without it; run this again later"
+                ));
+            }
             Err(error) => report.unfinished(format!(
                 "the handler {RUNTIME} stays: {error:#}; start or restart the daemon, then run this again"
             )),
         }
         // An installation that was killed half-way has no pods of this handler.
         let Some(installed) = record.verified(self.owner) else {
-            return Ok(Vec::new());
+            return Ok(());
         };
         let options = InstallOptions {
             default: false,
@@ -91,32 +85,27 @@ impl KeptHandler {
             Ok(plan) => plan,
             Err(error) => {
                 report.unfinished(format!("{error:#}"));
-                return Ok(Vec::new());
+                return Ok(());
             }
         };
         report.take(&plan);
         let planned = Installed::planned(self.owner, &options, &plan);
-        let settings = match settings::plan(planned.needs_runtime.as_deref(), None, record) {
-            Ok(settings) => settings,
+        let mut changes = plan.changes;
+        match settings::plan(planned.needs_runtime.as_deref(), None, record) {
+            Ok(settings) => changes.extend(settings.change),
             // a config that is not valid must not keep the default on the node
-            Err(error) => {
-                report.note(format!("{error:#}"));
-                SettingsPlan::default()
+            Err(error) => report.notes.push(format!("{error:#}")),
+        }
+        changes.retain(|change| !change.is_none());
+        if !session.common.dry_run {
+            for change in &changes {
+                runtimes::put(record, change)?;
             }
-        };
-        let steps: Vec<_> = plan
-            .into_steps(self.owner)
-            .chain(settings.change.map(PlannedChange::own))
-            .filter(|step| !step.change.is_none())
-            .collect();
-        if !common.dry_run {
-            steps
-                .iter()
-                .try_for_each(|step| runtimes::put(record, step))?;
             record.verify(planned);
             record.save()?;
         }
-        Ok(steps)
+        session.work.extend(changes);
+        Ok(())
     }
 }
 
@@ -136,12 +125,15 @@ pub fn is_meant(runtimes: &[Owner], owner: Owner) -> bool {
 /// bindguard's own files that are removed with these runtimes. A record without programs belongs to
 /// a package: the package's programs are removed later, for the same reasons.
 pub fn programs_to_go(runtimes: &[Owner], record: &Record) -> Vec<PathBuf> {
+    let mut files = Vec::new();
     if !is_meant(runtimes, Owner::Bindguard) {
-        return Vec::new();
+        return files;
     }
-    let of_bindguard = |entry: &&Entry| entry.owner == Owner::Bindguard;
-    let recorded = record.files.iter().filter(of_bindguard);
-    let mut files: Vec<PathBuf> = recorded.map(|entry| entry.path.clone()).collect();
+    for entry in &record.files {
+        if entry.owner == Owner::Bindguard {
+            files.push(entry.path.clone());
+        }
+    }
     if !files.iter().any(|file| file.ends_with(SHIM)) {
         files.extend(beside_this_one());
     }
@@ -151,40 +143,30 @@ pub fn programs_to_go(runtimes: &[Owner], record: &Record) -> Vec<PathBuf> {
 impl Removal {
     /// Counts the pods that need the handlers or the programs.
     pub fn of(handlers: &[KeptHandler], programs: &[PathBuf]) -> Self {
+        let pods = handlers.iter().flat_map(|kept| &kept.pods);
         Self {
-            handler_kept_for_pods: handlers
-                .iter()
-                .flat_map(|kept| &kept.pods)
-                .map(Vec::len)
-                .sum(),
+            handler_kept_for_pods: pods.map(Vec::len).sum(),
             programs_kept_for_pods: pods_of(&users_of(programs)).len(),
         }
     }
 }
 
-/// The pods among the users of programs.
+/// The names of the pods among the users of programs.
 pub fn pods_of(users: &[ProgramUser]) -> Vec<String> {
     let ids: BTreeSet<&str> = users.iter().filter_map(ProgramUser::id).collect();
     if ids.is_empty() {
-        Vec::new()
-    } else {
-        names_of(&ids)
+        return Vec::new();
     }
-}
-
-/// The names of the pods of these sandboxes and containers.
-fn names_of(ids: &BTreeSet<&str>) -> Vec<String> {
     let pods = of_node::pods(None).unwrap_or_else(|error| {
         print_remark(format_args!("the names of pods are not known: {error:#}"));
         Pods::default()
     });
-    let meant = pods
-        .containers
-        .iter()
-        .filter(|container| ids.contains(container.id.as_str()));
-    let names: BTreeSet<String> = meant
-        .filter_map(|container| container.pod.display_name())
-        .collect();
+    let mut names = BTreeSet::new();
+    for container in &pods.containers {
+        if ids.contains(container.id.as_str()) {
+            names.extend(container.pod.display_name());
+        }
+    }
     names.into_iter().collect()
 }
 
@@ -202,7 +184,7 @@ pub fn counted(all: &[String], noun: &str) -> String {
 #[derive(Debug)]
 pub struct KeptName {
     pub owner: Owner,
-    path: PathBuf,
+    pub path: PathBuf,
     /// The containers, or why they are not known.
     containers: Result<Vec<String>>,
 }
@@ -212,19 +194,15 @@ impl KeptName {
     ///
     /// # Errors
     /// If the record cannot be written.
-    pub fn of(
-        owner: Owner,
-        path: &Path,
-        record: &mut Record,
-        common: &CommonOptions,
-    ) -> Result<Option<Self>> {
+    pub fn of(owner: Owner, path: &Path, session: &mut Session) -> Result<Option<Self>> {
         let containers = match owner {
             Owner::Docker => {
-                remember_docker_root(record, common)?;
-                docker_containers(record.docker_root.as_deref(), &runtimes::docker_root())
+                remember_docker_root(&mut session.record, session.common)?;
+                let recorded = session.record.docker_root.as_deref();
+                docker_containers(recorded, &runtimes::docker_root())
             }
             // Podman is a program of the image, or of the node
-            Owner::Podman if common.root.is_some() => {
+            Owner::Podman if session.common.root.is_some() => {
                 Err(anyhow!("with --root, Podman's containers are not listed"))
             }
             Owner::Podman => podman_containers(),
@@ -237,16 +215,12 @@ impl KeptName {
         }))
     }
 
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// True if no container has the name. Podman's list is never complete.
     pub fn can_go(&self) -> bool {
         self.owner == Owner::Docker && self.containers.as_ref().is_ok_and(Vec::is_empty)
     }
 
-    /// The step after which the name is that of the real runtime. `None` if the file does not have
+    /// The change after which the name is that of the real runtime. `None` if the file does not have
     /// the name.
     ///
     /// # Errors
@@ -255,27 +229,25 @@ impl KeptName {
         &self,
         original: Option<&[u8]>,
         record: &Record,
-    ) -> Result<Option<PlannedChange>> {
+    ) -> Result<Option<Change>> {
         let Some(before) = change::read(&self.path)? else {
             return Ok(None);
         };
         let runtime = runtime_of_containers(self.owner, record);
         let after = runtimes::with_name_only(self.owner, &before, original, &runtime);
-        let Some(after) = after.with_context(|| format!("edit {}", name(&self.path)))? else {
+        let Some(after) = after.doing("edit", &self.path)? else {
             return Ok(None);
         };
-        let change = Change::of(&self.path, Some(after), 0o644)?;
-        let command = runtimes::removal_command(self.owner, None, Some(&before));
-        Ok(Some(PlannedChange {
-            owner: self.owner,
-            command: command.filter(|_| !change.is_none()),
-            change,
-        }))
+        let mut change = Change::of(self.owner, &self.path, Some(after))?;
+        if !change.is_none() {
+            change.command = runtimes::removal_command(self.owner, None, Some(&before));
+        }
+        Ok(Some(change))
     }
 
     /// Reports that the name stays, and for which containers.
     pub fn report(&self, report: &mut InstallReport) {
-        let stays = format!("the name {RUNTIME} stays in {}", name(&self.path));
+        let stays = format!("the name {RUNTIME} stays in {}", self.path.display());
         let rootless = "users without root";
         let known = match (self.owner, &self.containers) {
             (_, Err(error)) => format!("{stays}: {error:#}"),
@@ -296,81 +268,60 @@ impl KeptName {
         } else {
             "when no container has the name, run bindguard uninstall again, or remove the name from the file"
         };
-        let note = format!("{known}; {advice}");
-        if report.waits_for_a_restart() {
-            report.unfinished(note);
-        } else {
-            report.name_kept(note);
-        }
+        let progress = match report.waits_for_a_restart() {
+            true => Progress::Unfinished,
+            false => Progress::NameKept,
+        };
+        report.left(progress, format!("{known}; {advice}"));
     }
 
     fn report_forgotten(&self, report: &mut InstallReport) {
         let advice = "remove and create such containers again";
         match &self.containers {
             Ok(containers) if containers.is_empty() => {}
-            Ok(containers) => report.note(format!(
+            Ok(containers) => report.notes.push(format!(
                 "the runtime {RUNTIME} of {} is gone; {advice}",
                 counted(containers, "container")
             )),
-            Err(error) => report.note(format!(
+            Err(error) => report.notes.push(format!(
                 "the runtime {RUNTIME} is gone, and containers may have it: {error:#}; {advice}"
             )),
         }
     }
 }
 
-/// The names that stay in these files, each with the step that removes the programs from the file.
+/// The names that stay in these files, each with the change that removes the programs from the file.
 /// `unread` gets the files that stay because they cannot be edited.
 /// With `forgets` no name stays, and the report has the containers.
 pub fn kept_names(
     entries: &[Entry],
     forgets: bool,
-    record: &mut Record,
-    report: &mut InstallReport,
-    common: &CommonOptions,
+    session: &mut Session,
     unread: &mut Vec<PathBuf>,
-) -> Result<Vec<(KeptName, PlannedChange)>> {
+) -> Result<Vec<(KeptName, Change)>> {
     let mut kept = Vec::new();
     for entry in entries {
-        let Some(found) = KeptName::of(entry.owner, &entry.path, record, common)? else {
+        let Some(found) = KeptName::of(entry.owner, &entry.path, session)? else {
             continue;
         };
         if forgets {
-            found.report_forgotten(report);
+            found.report_forgotten(&mut session.report);
             continue;
         }
-        let step = entry.original().and_then(|original| {
+        let change = entry.original().and_then(|original| {
             let original = original.as_ref().and_then(Content::bytes);
-            found.without_programs(original, record)
+            found.without_programs(original, &session.record)
         });
-        match step {
-            Ok(Some(step)) if !found.can_go() => kept.push((found, step)),
+        match change {
+            Ok(Some(change)) if !found.can_go() => kept.push((found, change)),
             Ok(_) => {}
             Err(error) => {
-                report.unfinished(stays(&entry.path, &error));
+                session.report.unfinished(stays(&entry.path, &error));
                 unread.push(entry.path.clone());
             }
         }
     }
     Ok(kept)
-}
-
-/// Makes a kept name that of the real runtime.
-pub fn keep(
-    step: &PlannedChange,
-    record: &mut Record,
-    report: &mut InstallReport,
-    common: &CommonOptions,
-) -> Result<()> {
-    report.command(step.command.as_deref());
-    if common.dry_run {
-        return Ok(());
-    }
-    record
-        .installed
-        .retain(|installed| installed.owner != step.owner);
-    record.save()?;
-    runtimes::put(record, step)
 }
 
 /// Records the data root of a running dockerd: nothing else names the data root once dockerd has
@@ -379,16 +330,14 @@ pub fn keep(
 /// # Errors
 /// If the record cannot be written.
 pub fn remember_docker_root(record: &mut Record, common: &CommonOptions) -> Result<()> {
-    if common.dry_run || !record.has_files_of(Owner::Docker) {
-        return Ok(());
+    if !common.dry_run
+        && record.has_files_of(Owner::Docker)
+        && let Ok(Some(root)) = docker_root()
+    {
+        record.docker_root = Some(root);
+        record.save()?;
     }
-    match docker_root() {
-        Ok(Some(root)) => {
-            record.docker_root = Some(root);
-            record.save()
-        }
-        Ok(None) | Err(_) => Ok(()),
-    }
+    Ok(())
 }
 
 /// The runtime that bindguard-runtime called. The engines do not hand on an environment that names
@@ -396,11 +345,10 @@ pub fn remember_docker_root(record: &mut Record, common: &CommonOptions) -> Resu
 fn runtime_of_containers(owner: Owner, record: &Record) -> PathBuf {
     let loaded = Loaded::from_file(Path::new(DEFAULT_PATH));
     let loaded = loaded.or_else(|_| Loaded::from_file(Path::new(KEPT_PATH)));
-    let named = loaded.ok().filter(|it| it.set.contains(&RUNTIME_KEY));
     let installed = record.verified(owner);
-    let runtime = match named {
-        Some(loaded) => Some(loaded.config.runtime().to_owned()),
-        None => installed.and_then(|installed| installed.needs_runtime.clone()),
+    let runtime = match loaded {
+        Ok(loaded) if loaded.set.contains(&RUNTIME_KEY) => Some(loaded.config.runtime().to_owned()),
+        _ => installed.and_then(|installed| installed.needs_runtime.clone()),
     };
     let runtime = runtime.unwrap_or_else(|| USUAL_RUNTIME.into());
     find(&runtime).unwrap_or(runtime)

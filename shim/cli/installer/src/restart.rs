@@ -16,12 +16,14 @@ use bindguard_operator::terminal::print_remark;
 use bindguard_sys::write_new_file;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::options::{CommonOptions, InstallOptions, InstallReport, Owner, Progress};
+use crate::change::Doing;
+use crate::options::{CommonOptions, InstallOptions, Owner};
 use crate::record::Record;
 use crate::running::{
     AGENT_RESTART, Daemon, active_config, containerds, has_handler, socket_of, wait_until_healthy,
 };
-use crate::runtimes::{agent, sandbox_image};
+use crate::runtimes::{RELOAD_UNITS, sandbox_image};
+use crate::session::Session;
 
 /// The time limit for a command: systemd waits longer for a service that never reports its start, and
 /// another installer waits for the lock meanwhile.
@@ -34,96 +36,76 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(300);
 /// # Errors
 /// If a command or the sandbox fails. The restart stays owed, so print the report before the error.
 pub fn restart(
-    record: &mut Record,
-    report: &mut InstallReport,
-    common: &CommonOptions,
+    session: &mut Session,
     installed: Option<&InstallOptions>,
     slot: Option<&mut RestartSlot>,
 ) -> Result<()> {
-    record
-        .owed()
-        .iter()
-        .for_each(|owed| report.command(Some(&owed.command)));
-    let restarts_agent = |command: &String| command == AGENT_RESTART;
-    if report.commands().iter().any(restarts_agent) {
-        report.command_before(agent::RELOAD);
+    let (common, report) = (session.common, &mut session.report);
+    for owed in session.record.owed() {
+        report.command(Some(&owed.command));
     }
-    if common.dry_run && common.restart && !report.commands().is_empty() {
+    let has = |command: &str| report.commands.iter().any(|it| it == command);
+    if has(AGENT_RESTART) && !has(RELOAD_UNITS) {
+        report.commands.insert(0, RELOAD_UNITS.to_owned());
+    }
+    let is_needed = !report.commands.is_empty();
+    if common.dry_run && common.restart && is_needed {
         report.unfinished("a restart is owed: a daemon has not read its changed file".to_owned());
     }
     if !common.restart || common.dry_run {
         return Ok(());
     }
     let Some(slot) = slot else {
-        return run_all(record, report, installed);
+        return run_all(session, installed);
     };
-    if report.commands().is_empty() {
-        // an earlier process of this node may have left the slot
-        return after_restart(slot, report);
-    }
-    if let Some(reason) = slot.take()? {
-        report.unfinished(format!("the restart waits for a slot: {reason}"));
-        return Ok(());
-    }
-    if let Err(error) = run_all(record, report, installed).and_then(|()| wait_until_healthy()) {
-        return match slot.fail() {
-            Ok(()) => Err(error),
-            Err(unmarked) => Err(error.context(unmarked)),
-        };
-    }
-    after_restart(slot, report)
-}
-
-/// The state after the restarts. The process of a pod tries again after a failure, with longer and
-/// longer pauses: a new container would start at once.
-///
-/// # Errors
-/// If a restart failed, without `--stay`.
-pub fn progress_after(
-    restarted: Result<()>,
-    progress: Progress,
-    common: &CommonOptions,
-) -> Result<Progress> {
-    match restarted {
-        Ok(()) => Ok(progress),
-        Err(error) if common.stay => {
-            print_remark(format_args!("{error:#}"));
-            Ok(Progress::Unfinished)
+    // without a command: an earlier process of this node may have left the slot
+    if is_needed {
+        slot.is_freed = false;
+        if let Some(reason) = slot.helper.refusal("take", "granted")? {
+            report.unfinished(format!("the restart waits for a slot: {reason}"));
+            return Ok(());
         }
-        Err(error) => Err(error),
+        let restarted = run_all(session, installed).and_then(|()| wait_until_healthy());
+        if let Err(error) = restarted {
+            // the slot is kept, and marked
+            return Err(match slot.helper.refusal("failed", "ok") {
+                Ok(None) => error,
+                Ok(Some(reason)) => error.context(format!("mark the restart slot: {reason}")),
+                Err(unmarked) => error.context(unmarked),
+            });
+        }
     }
-}
-
-fn after_restart(slot: &mut RestartSlot, report: &mut InstallReport) -> Result<()> {
     wait_until_healthy()?;
-    if let Some(reason) = slot.free()? {
-        report.unfinished(format!("the slot of this node is not free yet: {reason}"));
+    if !slot.is_freed {
+        let refusal = slot.helper.refusal("done", "ok")?;
+        slot.is_freed = refusal.is_none();
+        if let Some(reason) = refusal {
+            let note = format!("the slot of this node is not free yet: {reason}");
+            session.report.unfinished(note);
+        }
     }
     Ok(())
 }
 
-fn run_all(
-    record: &mut Record,
-    report: &mut InstallReport,
-    installed: Option<&InstallOptions>,
-) -> Result<()> {
-    let owed = record.owed();
-    let of_containerd = owed.iter().find(|owed| owed.owner == Owner::Containerd);
+fn run_all(session: &mut Session, installed: Option<&InstallOptions>) -> Result<()> {
+    let owed = session.record.owed();
+    let owed = owed.iter().find(|owed| owed.owner == Owner::Containerd);
     let former = containerds();
-    for command in report.commands().to_vec() {
-        run(&command).with_context(|| {
+    for command in &session.report.commands {
+        run(command).with_context(|| {
             format!("activate the changes: {command}; run it, or this command again")
         })?;
-        record.restarted(&command)?;
+        session.record.restarted(command)?;
     }
-    report.ran_commands();
-    if let (Some(owed), Some(options)) = (of_containerd, installed)
+    session.report.restarted = !session.report.commands.is_empty();
+    if let (Some(owed), Some(options)) = (owed, installed)
         && former.iter().any(|daemon| !daemon.still_runs())
     {
         // until a sandbox ran: this process may be killed, or the sandbox may fail
-        record.owe(Owner::Containerd, Some(&owed.command))?;
-        try_restarted(&former, options, record, report)?;
-        record.restarted(&owed.command)?;
+        session.record.owe(Owner::Containerd, Some(&owed.command))?;
+        let notes = &mut session.report.notes;
+        notes.extend(try_restarted(&former, options, &session.record)?);
+        session.record.restarted(&owed.command)?;
     }
     Ok(())
 }
@@ -165,33 +147,6 @@ impl RestartSlot {
             is_freed: false,
         }))
     }
-
-    /// Takes a slot. Returns why there is none.
-    pub fn take(&mut self) -> Result<Option<String>> {
-        self.is_freed = false;
-        let answer = self.helper.answer("take")?;
-        Ok((answer != "granted").then(|| reason(&answer)))
-    }
-
-    /// Frees the slot. Returns why it is not free.
-    pub fn free(&mut self) -> Result<Option<String>> {
-        if self.is_freed {
-            return Ok(None);
-        }
-        let answer = self.helper.answer("done")?;
-        self.is_freed = answer == "ok";
-        Ok((!self.is_freed).then(|| reason(&answer)))
-    }
-
-    /// Keeps the slot, and marks it.
-    pub fn fail(&mut self) -> Result<()> {
-        let answer = self.helper.answer("failed")?;
-        if answer == "ok" {
-            Ok(())
-        } else {
-            bail!("mark the restart slot: {}", reason(&answer))
-        }
-    }
 }
 
 /// The time limit for an answer of the helper, which calls the API server: another installer waits
@@ -201,42 +156,45 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 /// The time that the helper has to end.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// A program of the image that calls the API server: started before the root changes.
 #[derive(Debug)]
-pub struct Helper {
+struct Helper {
     process: Child,
     stdin: Option<ChildStdin>,
     stdout: ChildStdout,
 }
 
 impl Helper {
-    /// Starts the helper: before the root changes.
-    pub fn start(line: &str) -> Result<Self> {
+    fn start(line: &str) -> Result<Self> {
         let mut words = line.split(' ');
         let name = Path::new(words.next().unwrap_or_default());
         let program = RootProgram::find(name, None)?;
         let program = program.with_context(|| format!("find {}", name.display()))?;
-        let mut process = program
-            .command()
+        let mut command = program.command();
+        command
             .args(words)
             .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("start {line}"))?;
-        let stdin = process.stdin.take();
-        let stdout = process.stdout.take().context("the helper's stdout")?;
+            .stdout(Stdio::piped());
+        let mut process = command.spawn().with_context(|| format!("start {line}"))?;
         Ok(Self {
+            stdin: process.stdin.take(),
+            stdout: process.stdout.take().context("the helper's stdout")?,
             process,
-            stdin,
-            stdout,
         })
     }
 
-    /// The answer to a request.
-    pub fn answer(&mut self, request: &str) -> Result<String> {
+    /// The reason in an answer that is not the expected one.
+    fn refusal(&mut self, request: &str, expected: &str) -> Result<Option<String>> {
         let stdin = self.stdin.as_mut().context("the helper's stdin")?;
         writeln!(stdin, "{request}").context("write to the installer's helper")?;
         let line = self.line().context("read from the installer's helper")?;
-        Ok(String::from_utf8_lossy(&line).trim_end().to_owned())
+        let line = String::from_utf8_lossy(&line);
+        let answer = line.trim_end();
+        if answer == expected {
+            return Ok(None);
+        }
+        let reason = answer.strip_prefix("wait ").unwrap_or(answer);
+        Ok(Some(reason.to_owned()))
     }
 
     fn line(&mut self) -> Result<Vec<u8>> {
@@ -270,26 +228,15 @@ impl Drop for Helper {
     }
 }
 
-/// The reason in an answer that is not the expected one.
-pub fn reason(answer: &str) -> String {
-    answer.strip_prefix("wait ").unwrap_or(answer).to_owned()
-}
-
 /// The line of node-feature-discovery's file, which is the label.
 const FEATURE: &str = "feature.node.kubernetes.io/bindguard=true\n";
 
-#[derive(Debug)]
-enum Way {
-    /// A helper that patches the node.
-    Helper(Helper),
-    /// A file that node-feature-discovery reads.
-    Feature(PathBuf),
-}
-
-/// The label of this node.
+/// The label of this node, by a helper that patches the node, or by a file that
+/// node-feature-discovery reads.
 #[derive(Debug)]
 pub struct NodeLabel {
-    way: Way,
+    helper: Option<Helper>,
+    file: PathBuf,
     /// `None` until this process has set or removed the label.
     is_set: Option<bool>,
 }
@@ -297,13 +244,15 @@ pub struct NodeLabel {
 impl NodeLabel {
     /// The label that the options name. Starts the helper: before the root changes.
     pub fn start(common: &CommonOptions) -> Result<Option<Self>> {
-        let way = match (&common.node_label, &common.node_feature) {
-            _ if common.dry_run => return Ok(None),
-            (Some(line), _) => Way::Helper(Helper::start(line)?),
-            (None, Some(file)) => Way::Feature(file.clone()),
-            (None, None) => return Ok(None),
-        };
-        Ok(Some(Self { way, is_set: None }))
+        let (line, file) = (&common.node_label, &common.node_feature);
+        if common.dry_run || line.is_none() && file.is_none() {
+            return Ok(None);
+        }
+        Ok(Some(Self {
+            helper: line.as_deref().map(Helper::start).transpose()?,
+            file: file.clone().unwrap_or_default(),
+            is_set: None,
+        }))
     }
 
     /// Sets or removes the label by the running daemon's active configuration, and by a sandbox before
@@ -323,21 +272,17 @@ impl NodeLabel {
         }
     }
 
-    pub fn remove(&mut self) -> Result<()> {
-        self.set(false)
-    }
-
-    fn set(&mut self, is_active: bool) -> Result<()> {
+    pub fn set(&mut self, is_active: bool) -> Result<()> {
         if self.is_set == Some(is_active) {
             return Ok(());
         }
         let doing = if is_active { "set" } else { "remove" };
-        let done = match &mut self.way {
-            Way::Helper(helper) => helper.answer(doing).and_then(|answer| match &*answer {
-                "ok" => Ok(()),
-                other => bail!("{}", reason(other)),
-            }),
-            Way::Feature(file) => write_feature(file, is_active),
+        let done = match &mut self.helper {
+            Some(helper) => match helper.refusal(doing, "ok") {
+                Ok(Some(reason)) => Err(anyhow::Error::msg(reason)),
+                other => other.map(drop),
+            },
+            None => write_feature(&self.file, is_active),
         };
         done.with_context(|| format!("{doing} the node's label for the handler {RUNTIME}"))?;
         self.is_set = Some(is_active);
@@ -347,27 +292,24 @@ impl NodeLabel {
 
 fn write_feature(file: &Path, is_active: bool) -> Result<()> {
     match fs::remove_file(file) {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            return Err(error).with_context(|| format!("remove {}", file.display()));
-        }
-        Ok(()) | Err(_) => {}
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        removed => removed.doing("remove", file)?,
     }
     if is_active {
-        write_new_file(file, FEATURE.as_bytes(), 0o644)
-            .with_context(|| format!("write {}", file.display()))?;
+        write_new_file(file, FEATURE.as_bytes(), 0o644).doing("write", file)?;
     }
     Ok(())
 }
 
 /// The hidden option of the process that runs the sandbox.
-pub const OPTION: &str = "try-sandbox";
+const OPTION: &str = "try-sandbox";
 
 /// No pod starts through the handler.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}; no pod starts through the handler {RUNTIME}")]
 pub struct SandboxFailed(String);
 
-/// Tries a sandbox in each containerd that is not one of `former`.
+/// Tries a sandbox in each containerd that is not one of `former`. Returns why none was tried.
 ///
 /// # Errors
 /// If no pod starts ([`SandboxFailed`]), or containerd does not answer.
@@ -375,9 +317,9 @@ pub fn try_restarted(
     former: &[Daemon],
     options: &InstallOptions,
     record: &Record,
-    report: &mut InstallReport,
-) -> Result<()> {
+) -> Result<Vec<String>> {
     wait_until_healthy()?;
+    let mut notes = Vec::new();
     for containerd in containerds() {
         if former.contains(&containerd) {
             continue;
@@ -388,35 +330,34 @@ pub fn try_restarted(
         };
         let handler = &config["containerd"]["runtimes"][RUNTIME];
         let untried = if handler.is_null() {
-            Some(format!(
-                "containerd, process {}, has no such handler",
-                containerd.pid
-            ))
+            let pid = containerd.pid;
+            format!("containerd, process {pid}, has no such handler")
         } else {
             // runc refuses a cgroup that is in no slice
             let is_systemd = handler["options"]["SystemdCgroup"] == true;
             let parent = if is_systemd { "system.slice" } else { "" };
             match sandbox_image(options, record) {
                 Ok(Some(image)) => try_sandbox(&socket_of(&containerd), &image, parent)?,
-                Ok(None) => Some("containerd's config names no image of a sandbox".to_owned()),
-                Err(error) => Some(format!("{error:#}")),
+                Ok(None) => "containerd's config names no image of a sandbox".to_owned(),
+                Err(error) => format!("{error:#}"),
             }
         };
-        if let Some(why) = untried {
-            report.note(format!(
-                "a sandbox of the handler {RUNTIME} was not tried: {why}"
+        if !untried.is_empty() {
+            notes.push(format!(
+                "a sandbox of the handler {RUNTIME} was not tried: {untried}"
             ));
         }
     }
-    Ok(())
+    Ok(notes)
 }
 
-fn try_sandbox(socket: &Path, image: &str, parent: &str) -> Result<Option<String>> {
+/// Runs a sandbox in a separate process, which prints why the sandbox was not tried.
+fn try_sandbox(socket: &Path, image: &str, parent: &str) -> Result<String> {
     let mut command = Command::new("/proc/self/exe");
     command.args(["install", &format!("--{OPTION}")]);
     command.arg(socket).args([image, parent]);
     match output_within(LIMIT, command) {
-        Ok(said) => Ok(Some(said.trim_end().to_owned()).filter(|said| !said.is_empty())),
+        Ok(said) => Ok(said.trim_end().to_owned()),
         Err(error) => Err(SandboxFailed(format!("{error:#}")).into()),
     }
 }
@@ -424,7 +365,7 @@ fn try_sandbox(socket: &Path, image: &str, parent: &str) -> Result<Option<String
 /// Runs the sandbox, and removes it: the separate process.
 pub fn run_trial_sandbox(words: &[String]) -> Result<()> {
     let [socket, image, parent] = words else {
-        anyhow::bail!("--{OPTION} needs SOCKET IMAGE CGROUP");
+        bail!("--{OPTION} needs SOCKET IMAGE CGROUP");
     };
     let untried = trial::try_sandbox(Path::new(socket), RUNTIME, image, parent)
         .with_context(|| format!("try a sandbox by {socket}"))?;

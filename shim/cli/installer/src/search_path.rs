@@ -1,18 +1,12 @@
 //! Programs as services find them: on `PATH`, or in systemd's default folders.
 
 use std::ffi::{OsStr, OsString};
+use std::io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
 use bindguard_operator::root_program::{PROGRAM_FOLDERS, RootProgram};
 use rustix::fs::{Access, access};
-
-/// True if services search this folder.
-pub fn is_searched(folder: &Path) -> bool {
-    PROGRAM_FOLDERS
-        .iter()
-        .any(|searched| folder == Path::new(searched))
-}
 
 /// A program of root's on `PATH`, or in a default folder.
 pub fn find(name: impl AsRef<OsStr>) -> Option<PathBuf> {
@@ -50,12 +44,11 @@ impl SearchPath {
     /// folder is searched, too, as containerd's.
     pub fn of(path: Option<OsString>, beside: Option<&Path>) -> Self {
         let is_complete = path.is_some();
-        let mut folders = match path {
-            Some(path) => env::split_paths(&path).collect(),
-            None => env::split_paths(&env::var_os("PATH").unwrap_or_default())
-                .chain(PROGRAM_FOLDERS.iter().map(PathBuf::from))
-                .collect::<Vec<_>>(),
-        };
+        let path = path.or_else(|| env::var_os("PATH")).unwrap_or_default();
+        let mut folders: Vec<PathBuf> = env::split_paths(&path).collect();
+        if !is_complete {
+            folders.extend(PROGRAM_FOLDERS.map(PathBuf::from));
+        }
         folders.extend(beside.and_then(Path::parent).map(Path::to_owned));
         Self {
             folders,
@@ -69,33 +62,35 @@ impl SearchPath {
     /// If the program is missing or not executable. Other errors, such as those of a file system
     /// that does not answer, say nothing about the program.
     pub fn program_of(&self, runtime: &str, name: &str) -> Result<Option<PathBuf>, Unusable> {
-        let unusable = |source: io::Error| Unusable::Program {
+        let path = Path::new(name);
+        let source = if path.is_absolute() {
+            match runnable(path) {
+                Ok(()) => return Ok(Some(path.to_owned())),
+                Err(error) => error,
+            }
+        } else {
+            if name.contains('/') {
+                return Ok(None);
+            }
+            for folder in &self.folders {
+                let program = folder.join(name);
+                if runnable(&program).is_ok() {
+                    return Ok(Some(program));
+                }
+            }
+            if !self.is_complete {
+                return Ok(None);
+            }
+            io::Error::new(NotFound, "it is not on the daemon's PATH")
+        };
+        if !is_definite(&source) {
+            return Ok(None);
+        }
+        Err(Unusable::Program {
             runtime: runtime.to_owned(),
             program: name.to_owned(),
             source,
-        };
-        let path = Path::new(name);
-        if path.is_absolute() {
-            return match runnable(path) {
-                Ok(()) => Ok(Some(path.to_owned())),
-                Err(error) if is_definite(&error) => Err(unusable(error)),
-                Err(_) => Ok(None),
-            };
-        }
-        if name.contains('/') {
-            return Ok(None);
-        }
-        for folder in &self.folders {
-            let program = folder.join(name);
-            if runnable(&program).is_ok() {
-                return Ok(Some(program));
-            }
-        }
-        if self.is_complete {
-            let error = io::Error::new(io::ErrorKind::NotFound, "it is not on the daemon's PATH");
-            return Err(unusable(error));
-        }
-        Ok(None)
+        })
     }
 }
 
@@ -106,14 +101,13 @@ pub fn is_gone(program: &Path) -> bool {
 
 fn runnable(program: &Path) -> io::Result<()> {
     if !fs::metadata(program)?.is_file() {
-        return Err(io::ErrorKind::PermissionDenied.into());
+        return Err(PermissionDenied.into());
     }
     // refused also on a file system that is mounted noexec
     Ok(access(program, Access::EXEC_OK)?)
 }
 
 fn is_definite(error: &io::Error) -> bool {
-    use io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
     matches!(error.kind(), NotFound | NotADirectory | PermissionDenied)
 }
 

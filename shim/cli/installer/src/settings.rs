@@ -7,13 +7,13 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use bindguard_config::{Config, DEFAULT_PATH, Loaded, SHIPPED, keep_valid};
 use bindguard_core::error_chain;
 use bindguard_operator::root_program::open_of_root;
 
 use crate::change::{self, Change, Content};
-use crate::options::USUAL_RUNTIME;
+use crate::options::{Owner, USUAL_RUNTIME};
 use crate::record::{self, Record};
 use crate::search_path::is_gone;
 use crate::toml_text::with_value;
@@ -32,14 +32,11 @@ impl NodeConfig {
     /// # Errors
     /// If it cannot be read, or is not TOML.
     pub fn read(file: &Path, is_forced: bool) -> Result<Self> {
-        let text = change::read_text(file)?;
-        let text = text.with_context(|| format!("read {}: no such file", file.display()))?;
+        let (text, file) = (change::read_text(file)?, file.display());
+        let text = text.with_context(|| format!("read {file}: no such file"))?;
         Config::parse(&text).map_err(|mistake| {
-            anyhow::anyhow!(
-                "parse {}, line {}: {mistake}; nothing was changed",
-                file.display(),
-                mistake.line
-            )
+            let line = mistake.line;
+            anyhow!("parse {file}, line {line}: {mistake}; nothing was changed")
         })?;
         Ok(Self { text, is_forced })
     }
@@ -75,10 +72,7 @@ pub fn plan(
     let unusual = runtime.filter(|runtime| *runtime != Path::new(USUAL_RUNTIME));
     match (node_config, present) {
         (Some(config), present) => of_the_fleet(config, present, unusual, record),
-        (None, None) => Ok(SettingsPlan {
-            change: Some(written(with_runtime(SHIPPED, unusual)?)?),
-            ..SettingsPlan::default()
-        }),
+        (None, None) => written(with_runtime(SHIPPED, unusual)?),
         (None, Some(present)) => of_the_node(present, runtime),
     }
 }
@@ -102,10 +96,7 @@ fn of_the_fleet(
     if !mistakes.is_empty() && !was_valid {
         let mut plan = match (present, runtime) {
             // The defaults would repair. With a mistake the text repairs nothing.
-            (None, _) => SettingsPlan {
-                change: Some(written(text)?),
-                ..SettingsPlan::default()
-            },
+            (None, _) => written(text)?,
             (Some(present), Some(runtime)) => of_the_node(present, Some(runtime))?,
             (Some(_), None) => SettingsPlan::default(),
         };
@@ -116,73 +107,70 @@ fn of_the_fleet(
         ));
         return Ok(plan);
     }
-    let mut plan = SettingsPlan {
-        mistakes: mistakes
-            .iter()
-            .map(|mistake| format!("the config of the fleet, {mistake}"))
-            .collect(),
-        wanted: Some(hash),
-        ..SettingsPlan::default()
-    };
-    let is_own = |present: &Vec<u8>| {
-        let entry = record.entry(&change::resolved(Path::new(DEFAULT_PATH)));
-        present == SHIPPED.as_bytes()
-            || entry.is_some_and(|entry| entry.is_as_written(&Content::File(present.clone())))
-    };
+    let mut plan = SettingsPlan::default();
+    let entry = record.entry(&change::resolved(Path::new(DEFAULT_PATH)));
     match present {
         Some(present) if present == text.as_bytes() => {}
-        Some(present) if !config.is_forced && !is_own(&present) => {
+        Some(present)
+            if !config.is_forced
+                && present != SHIPPED.as_bytes()
+                && !entry.is_some_and(|it| it.is_as_written(&Content::File(present.clone()))) =>
+        {
             plan.kept = Some(format!(
                 "{DEFAULT_PATH} was edited on this node and stays; to replace the file, use --force-node-config"
             ));
         }
-        _ => plan.change = Some(written(text)?),
+        _ => plan = written(text)?,
+    }
+    plan.wanted = Some(hash);
+    for mistake in mistakes {
+        plan.mistakes
+            .push(format!("the config of the fleet, {mistake}"));
     }
     Ok(plan)
 }
 
 fn of_the_node(present: Vec<u8>, runtime: Option<&Path>) -> Result<SettingsPlan> {
-    let loaded = Loaded::from_file(Path::new(DEFAULT_PATH)).map_err(|error| {
-        anyhow::anyhow!("{}; correct it, then run this again", error_chain(&error))
-    })?;
-    let mut plan = SettingsPlan {
-        mistakes: loaded.warnings.iter().map(ToString::to_string).collect(),
-        ..SettingsPlan::default()
-    };
+    let loaded = Loaded::from_file(Path::new(DEFAULT_PATH))
+        .map_err(|error| anyhow!("{}; correct it, then run this again", error_chain(&error)))?;
+    let mut plan = SettingsPlan::default();
     let named = loaded.config.runtime();
-    let Some(runtime) = runtime.filter(|runtime| named != *runtime) else {
-        return Ok(plan);
-    };
-    let text = String::from_utf8(present).with_context(|| format!("read {DEFAULT_PATH}"))?;
-    if !loaded.set.contains(&RUNTIME_KEY) {
-        plan.change = Some(written(with_runtime(&text, Some(runtime))?)?);
-    } else if named.is_absolute() && is_gone(named) {
-        // an earlier install named the runtime behind the default, and that is gone
-        plan.mistakes.push(format!(
-            "{DEFAULT_PATH} names {}, which cannot be run: {} takes its place",
-            named.display(),
-            runtime.display()
-        ));
-        let literal = toml::Value::String(runtime.display().to_string()).to_string();
-        let text = with_value(&text, &["runtime", "path"], &literal)?;
-        plan.change = Some(written(text)?);
-    } else {
-        ensure!(
-            runtime == Path::new(USUAL_RUNTIME),
-            "{DEFAULT_PATH} has to say [runtime] path = \"{}\", because that is what creates containers now: nothing was changed",
-            runtime.display()
-        );
+    let mut mistakes: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
+    if let Some(runtime) = runtime.filter(|runtime| named != *runtime) {
+        let text = String::from_utf8(present).with_context(|| format!("read {DEFAULT_PATH}"))?;
+        if !loaded.set.contains(&RUNTIME_KEY) {
+            plan = written(with_runtime(&text, Some(runtime))?)?;
+        } else if named.is_absolute() && is_gone(named) {
+            // an earlier install named the runtime behind the default, and that is gone
+            let (named, new) = (named.display(), runtime.display());
+            mistakes.push(format!(
+                "{DEFAULT_PATH} names {named}, which cannot be run: {new} takes its place"
+            ));
+            plan = written(with_path(&text, runtime)?)?;
+        } else {
+            ensure!(
+                runtime == Path::new(USUAL_RUNTIME),
+                "{DEFAULT_PATH} has to say [runtime] path = \"{}\", because that is what creates containers now: nothing was changed",
+                runtime.display()
+            );
+        }
     }
+    plan.mistakes = mistakes;
     Ok(plan)
 }
 
-fn written(text: String) -> Result<Change> {
-    Change::of(Path::new(DEFAULT_PATH), Some(text.into_bytes()), 0o644)
+fn written(text: String) -> Result<SettingsPlan> {
+    let path = Path::new(DEFAULT_PATH);
+    let change = Change::of(Owner::Bindguard, path, Some(text.into_bytes()))?;
+    Ok(SettingsPlan {
+        change: Some(change),
+        ..SettingsPlan::default()
+    })
 }
 
 /// Keeps the config for a time in which an edit has broken it.
 pub fn keep() -> Result<()> {
-    keep_valid().map_err(|error| anyhow::anyhow!(error_chain(&error)))
+    keep_valid().map_err(|error| anyhow!(error_chain(&error)))
 }
 
 /// The key of the OCI runtime that bindguard-runtime calls.
@@ -194,22 +182,24 @@ fn with_runtime(text: &str, runtime: Option<&Path>) -> Result<String> {
         return Ok(text.to_owned());
     };
     let present: toml::Table = toml::from_str(text)?;
+    let named = present.get("runtime").and_then(|table| table.get("path"));
     ensure!(
-        present
-            .get("runtime")
-            .and_then(|table| table.get("path"))
-            .is_none(),
+        named.is_none(),
         "[runtime] path has to be \"{}\"",
         runtime.display()
     );
-    let literal = toml::Value::String(runtime.display().to_string()).to_string();
-    let text = with_value(text, &["runtime", "path"], &literal)?;
+    let text = with_path(text, runtime)?;
     let config = Config::from_toml(&text).context("parse the config to write")?;
     ensure!(
         config.runtime() == runtime,
         "the config has no place for the runtime's path"
     );
     Ok(text)
+}
+
+fn with_path(text: &str, runtime: &Path) -> Result<String> {
+    let literal = toml::Value::from(runtime.display().to_string()).to_string();
+    with_value(text, &["runtime", "path"], &literal)
 }
 
 #[cfg(test)]

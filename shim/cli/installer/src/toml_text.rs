@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 
+use anyhow::{Result, anyhow, bail};
 use toml::Value;
 use toml_edit::{Document, Item, Key, Table};
 
@@ -19,24 +20,6 @@ pub struct Place {
     pub runtimes: &'static str,
     /// The key of the default runtime's name.
     pub default: &'static str,
-}
-
-/// Why a text was not edited.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum NotEdited {
-    /// Not TOML.
-    #[error("line {line} is not TOML: {what}")]
-    Foreign {
-        /// Counted from 1.
-        line: usize,
-        what: String,
-    },
-    /// A value that is not a table, where a table is required.
-    #[error("{0} is not a table")]
-    Occupied(String),
-    /// A table in a form to which nothing can be added.
-    #[error("nothing can be added to {0}: {1}")]
-    Closed(String, String),
 }
 
 impl Place {
@@ -52,12 +35,7 @@ impl Place {
     ///
     /// # Errors
     /// If the text cannot be edited, or has a value that is no table on the path to the runtimes.
-    pub fn with_runtime(
-        &self,
-        text: &str,
-        name: &str,
-        runtime: &Value,
-    ) -> Result<String, NotEdited> {
+    pub fn with_runtime(&self, text: &str, name: &str, runtime: &Value) -> Result<String> {
         if self.runtime_in(text, name)?.as_ref() == Some(runtime) {
             return Ok(text.to_owned());
         }
@@ -79,7 +57,7 @@ impl Place {
     ///
     /// # Errors
     /// As [`Place::with_runtime`].
-    pub fn with_default(&self, text: &str, name: &str) -> Result<String, NotEdited> {
+    pub fn with_default(&self, text: &str, name: &str) -> Result<String> {
         with_value(text, &self.default(), &Value::from(name).to_string())
     }
 
@@ -87,7 +65,7 @@ impl Place {
     ///
     /// # Errors
     /// If the text is not TOML.
-    pub fn default_in(&self, text: &str) -> Result<Option<String>, NotEdited> {
+    pub fn default_in(&self, text: &str) -> Result<Option<String>> {
         let document = parse(text)?;
         let named = find(&document, &self.default()).and_then(Item::as_str);
         Ok(named.map(str::to_owned))
@@ -97,7 +75,7 @@ impl Place {
     ///
     /// # Errors
     /// If the text is not TOML.
-    pub fn runtime_in(&self, text: &str, name: &str) -> Result<Option<Value>, NotEdited> {
+    pub fn runtime_in(&self, text: &str, name: &str) -> Result<Option<Value>> {
         parse(text)?;
         let mut value = toml::from_str(text).ok().map(Value::Table);
         for key in self.runtime(name) {
@@ -110,7 +88,7 @@ impl Place {
     ///
     /// # Errors
     /// As [`Place::with_runtime`].
-    pub fn without_default(&self, text: &str) -> Result<String, NotEdited> {
+    pub fn without_default(&self, text: &str) -> Result<String> {
         without_value(text, &self.default())
     }
 
@@ -119,12 +97,7 @@ impl Place {
     ///
     /// # Errors
     /// If a text cannot be edited.
-    pub fn without_runtime(
-        &self,
-        text: &str,
-        name: &str,
-        original: &str,
-    ) -> Result<String, NotEdited> {
+    pub fn without_runtime(&self, text: &str, name: &str, original: &str) -> Result<String> {
         let text = without_value(text, &self.runtime(name))?;
         if self.default_in(&text)?.as_deref() != Some(name) {
             return Ok(text);
@@ -134,9 +107,10 @@ impl Place {
         }
         let mut text = self.without_default(&text)?;
         // the header came with the default, if nothing else is below it
-        let had_header = header_of(original, &parse(original)?, self.section).is_some();
         let header = header_of(&text, &parse(&text)?, self.section);
-        if let Some(header) = header.filter(|_| !had_header) {
+        if let Some(header) = header
+            && header_of(original, &parse(original)?, self.section).is_none()
+        {
             let after = text[header.end..].trim_start();
             if after.is_empty() || after.starts_with('[') {
                 text.replace_range(header, "");
@@ -150,13 +124,12 @@ impl Place {
 ///
 /// # Errors
 /// If the text is not TOML, with the line.
-pub fn parse(text: &str) -> Result<Document<&str>, NotEdited> {
+pub fn parse(text: &str) -> Result<Document<&str>> {
     Document::parse(text).map_err(|error| {
         let before = &text.as_bytes()[..error.span().map_or(0, |span| span.start)];
-        NotEdited::Foreign {
-            line: 1 + before.iter().filter(|byte| **byte == b'\n').count(),
-            what: error.message().replace('\n', ", "),
-        }
+        let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
+        let what = error.message().replace('\n', ", ");
+        anyhow!("line {line} is not TOML: {what}")
     })
 }
 
@@ -170,17 +143,14 @@ pub fn find<'d>(document: &'d Document<&str>, path: &[&str]) -> Option<&'d Item>
 }
 
 /// The number of the path's names that exist as tables, the last name aside, and the deepest table.
-fn deepest<'d>(
-    document: &'d Document<&str>,
-    path: &[&str],
-) -> Result<(usize, &'d Item), NotEdited> {
+fn deepest<'d>(document: &'d Document<&str>, path: &[&str]) -> Result<(usize, &'d Item)> {
     let mut item = document.as_item();
     for (depth, name) in path[..path.len() - 1].iter().enumerate() {
         let Some(inner) = item.as_table_like().and_then(|table| table.get(name)) else {
             return Ok((depth, item));
         };
         if !inner.is_table_like() {
-            return Err(NotEdited::Occupied(path[..=depth].join(".")));
+            bail!("{} is not a table", path[..=depth].join("."));
         }
         item = inner;
     }
@@ -191,13 +161,12 @@ fn deepest<'d>(
 ///
 /// # Errors
 /// As [`Place::with_runtime`].
-pub fn with_value(text: &str, path: &[&str], literal: &str) -> Result<String, NotEdited> {
+pub fn with_value(text: &str, path: &[&str], literal: &str) -> Result<String> {
     let document = parse(text)?;
     if let Some(place) = find(&document, path).and_then(Item::span) {
         return Ok(spliced(text, place, literal));
     }
     let (depth, above) = deepest(&document, path)?;
-    let parent = &path[..path.len() - 1];
     if let Some(inline) = above.as_inline_table() {
         let mut value = literal.to_owned();
         for name in path[depth + 1..].iter().rev() {
@@ -214,11 +183,14 @@ pub fn with_value(text: &str, path: &[&str], literal: &str) -> Result<String, No
         });
     }
     // behind the last key before the first header
-    let values = document.iter().filter(|(_, item)| item.is_value());
-    let ends = values.filter_map(|(_, item)| item.span());
-    let last = ends.map(|span| line_end(text, span.end)).max();
-    let root = last.unwrap_or(line_start(text, 0));
-    let line = format!("{} = {literal}\n", spelled(&path[path.len() - 1..]));
+    let mut root = line_start(text, 0);
+    for (_, item) in document.iter() {
+        if let Some(span) = item.span().filter(|_| item.is_value()) {
+            root = root.max(line_end(text, span.end));
+        }
+    }
+    let (parent, name) = path.split_at(path.len() - 1);
+    let line = format!("{} = {literal}\n", spelled(name));
     if parent.is_empty() {
         return Ok(with_line(text, root, &line));
     }
@@ -226,15 +198,14 @@ pub fn with_value(text: &str, path: &[&str], literal: &str) -> Result<String, No
         return Ok(with_line(text, header.end, &line));
     }
     let added = appended(text, &format!("[{}]\n{line}", spelled(parent)));
-    added.or_else(|closed| {
+    if added.is_err() {
         // dotted keys before the first header define the table
         let dotted = with_line(text, root, &format!("{} = {literal}\n", spelled(path)));
         if parse(&dotted).is_ok() {
-            Ok(dotted)
-        } else {
-            Err(closed)
+            return Ok(dotted);
         }
-    })
+    }
+    added
 }
 
 fn with_line(text: &str, at: usize, line: &str) -> String {
@@ -247,7 +218,7 @@ fn with_line(text: &str, at: usize, line: &str) -> String {
 ///
 /// # Errors
 /// If the text is not TOML.
-pub fn without_value(text: &str, path: &[&str]) -> Result<String, NotEdited> {
+pub fn without_value(text: &str, path: &[&str]) -> Result<String> {
     let document = parse(text)?;
     let (Some(item), Some((name, parent))) = (find(&document, path), path.split_last()) else {
         return Ok(text.to_owned());
@@ -274,11 +245,9 @@ pub fn without_value(text: &str, path: &[&str]) -> Result<String, NotEdited> {
         };
         return Ok(spliced(text, place, ""));
     }
-    let key = above
-        .and_then(Item::as_table)
-        .and_then(|table| table.key(name));
+    let above = above.and_then(Item::as_table);
     let mut lines = Vec::new();
-    add_lines(text, key, item, &mut lines);
+    add_lines(text, above.and_then(|it| it.key(name)), item, &mut lines);
     lines.sort_by_key(|line| line.start);
     let mut text = text.to_owned();
     for line in lines.into_iter().rev() {
@@ -315,14 +284,12 @@ fn header_lines(text: &str, table: &Table) -> Option<Range<usize>> {
     let span = table
         .span()
         .filter(|span| text[span.start..].starts_with('['))?;
-    let start = line_start(text, span.start);
+    let mut start = line_start(text, span.start);
     let empty = with_eol(text, "\n\n");
-    let above = if text[..start].ends_with(&empty) {
-        empty.len() / 2
-    } else {
-        0
-    };
-    Some(start - above..line_end(text, span.end))
+    if text[..start].ends_with(&empty) {
+        start -= empty.len() / 2;
+    }
+    Some(start..line_end(text, span.end))
 }
 
 fn header_of(text: &str, document: &Document<&str>, path: &[&str]) -> Option<Range<usize>> {
@@ -330,18 +297,15 @@ fn header_of(text: &str, document: &Document<&str>, path: &[&str]) -> Option<Ran
 }
 
 /// The text with a block at its end, an empty line before it.
-fn appended(text: &str, block: &str) -> Result<String, NotEdited> {
-    let cut = if text.is_empty() || text.ends_with('\n') {
-        ""
-    } else {
-        "\n"
-    };
+fn appended(text: &str, block: &str) -> Result<String> {
+    let is_cut = !text.is_empty() && !text.ends_with('\n');
+    let cut = if is_cut { "\n" } else { "" };
     let is_empty = text.trim_start_matches('\u{feff}').is_empty();
     let empty = if is_empty { "" } else { "\n" };
     let edited = text.to_owned() + &with_eol(text, &format!("{cut}{empty}{block}"));
     if let Err(error) = parse(&edited) {
         let header = block.lines().next().unwrap_or_default();
-        return Err(NotEdited::Closed(header.to_owned(), error.to_string()));
+        bail!("nothing can be added to {header}: {error}");
     }
     Ok(edited)
 }
@@ -362,9 +326,10 @@ fn write_table(out: &mut String, path: &str, table: &toml::Table) {
 
 /// A dotted key, with quotes where they are necessary.
 fn spelled(path: &[&str]) -> String {
-    let names: Vec<_> = path.iter().map(|name| Key::new(*name)).collect();
-    let names: Vec<_> = names.iter().map(Key::display_repr).collect();
-    names.join(".")
+    let names = path
+        .iter()
+        .map(|name| Key::new(*name).display_repr().into_owned());
+    names.collect::<Vec<_>>().join(".")
 }
 
 fn spliced(text: &str, place: Range<usize>, new: &str) -> String {
@@ -373,11 +338,9 @@ fn spliced(text: &str, place: Range<usize>, new: &str) -> String {
 
 /// Lines with the line end of a text's first line.
 fn with_eol(text: &str, lines: &str) -> String {
-    let first = text.split_inclusive('\n').next().unwrap_or_default();
-    if first.ends_with("\r\n") {
-        lines.replace('\n', "\r\n")
-    } else {
-        lines.to_owned()
+    match text.split_once('\n') {
+        Some((first, _)) if first.ends_with('\r') => lines.replace('\n', "\r\n"),
+        _ => lines.to_owned(),
     }
 }
 
@@ -393,6 +356,7 @@ fn line_end(text: &str, at: usize) -> usize {
     let newline = text[at..].find('\n');
     newline.map_or(text.len(), |newline| at + newline + 1)
 }
+
 #[cfg(test)]
 mod tests {
     use super::*;

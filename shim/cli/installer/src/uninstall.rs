@@ -7,27 +7,25 @@
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::slice;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use bindguard_core::program_names::CLI;
 use bindguard_operator::terminal::print_remark;
 use clap::Args;
 
-use crate::change::{self, Change, Content, NewAttributes, name, stays, sweep};
-use crate::options::{CommonOptions, InstallReport, Owner, PlannedChange, Progress, bytes_after};
-use crate::process::{Stay, enter, lock};
+use crate::change::{self, Change, Content, Doing, bytes_after, stays, sweep};
+use crate::options::{CommonOptions, Owner};
 use crate::programs::CURRENT;
 use crate::record::{Entry, PendingRemoval, Record, Removal};
 use crate::removal::{
-    KeptHandler, KeptName, counted, is_meant, keep, kept_handlers, kept_names, pods_of,
-    programs_to_go,
+    KeptHandler, KeptName, counted, is_meant, kept_handlers, kept_names, pods_of, programs_to_go,
 };
 use crate::restart::{self, NodeLabel, RestartSlot};
 use crate::running::{
     ProgramUser, daemon_that_names, is_in_text, leave_own_sandbox, sees_processes, users_of,
 };
 use crate::runtimes;
+use crate::session::{InstallReport, Progress, Session, Stay, enter};
 
 /// Arguments of `uninstall`.
 #[derive(Debug, Args)]
@@ -59,19 +57,22 @@ impl Uninstall {
     pub fn run(self) -> Result<ExitCode> {
         let mut slot = RestartSlot::start(&self.common)?;
         let mut label = NodeLabel::start(&self.common)?;
-        let stay = self.common.stay.then(Stay::prepare).transpose()?;
+        let stay = Stay::prepare(&self.common)?;
         enter(self.common.root.as_deref())?;
         let mut uninstall = || {
             // or the cluster would go on to send pods of the handler here
-            if let Some(Err(error)) = label.as_mut().map(NodeLabel::remove) {
+            if let Some(label) = &mut label
+                && let Err(error) = label.set(false)
+            {
                 print_remark(format_args!("nothing is removed yet: {error:#}"));
                 return Ok(Progress::Unfinished);
             }
-            if self.common.stay {
-                self.uninstall_from_a_pod(slot.as_mut())
-            } else {
-                self.uninstall(slot.as_mut())
+            let progress = self.uninstall(slot.as_mut())?;
+            // a pod that was created while bindguard was the default needs the programs itself
+            if self.common.stay && progress == Progress::KeptForPods {
+                leave_own_sandbox()?;
             }
+            Ok(progress)
         };
         let progress = match stay {
             Some(stay) => stay.after(uninstall, || ()),
@@ -80,274 +81,237 @@ impl Uninstall {
         Ok(progress.exit_code(self.common.dry_run && !self.complete || self.pending))
     }
 
-    /// A pod that was created while bindguard was the default needs the programs itself.
-    fn uninstall_from_a_pod(&self, slot: Option<&mut RestartSlot>) -> Result<Progress> {
-        let progress = self.uninstall(slot)?;
-        if progress == Progress::KeptForPods {
-            leave_own_sandbox()?;
-        }
-        Ok(progress)
-    }
-
     fn uninstall(&self, slot: Option<&mut RestartSlot>) -> Result<Progress> {
-        let _lock = if self.common.dry_run {
-            None
-        } else {
-            Some(lock()?)
-        };
-        let mut record = Record::load(runtimes::may_write)?;
-        let mut report = InstallReport::default();
-        record
-            .refused()
-            .for_each(|refused| report.unfinished(refused));
-        let runtimes = match &record.removal {
+        let common = &self.common;
+        let session = &mut Session::begin(common)?;
+        for refused in session.record.refused() {
+            session.report.unfinished(refused);
+        }
+        let runtimes = match &session.record.removal {
             _ if !self.pending => self.runtimes.clone(),
             Some(removal) => removal.runtimes.clone(),
-            None => return report.finish(&[], &self.common),
+            None => return session.finish(Ok(())),
         };
-        let (mut programs, files): (Vec<_>, Vec<_>) = record
-            .files
-            .iter()
-            .filter(|entry| is_meant(&runtimes, entry.owner))
-            .cloned()
-            .partition(|entry| entry.owner == Owner::Bindguard);
+        let mut files = session.record.files.clone();
+        files.retain(|entry| is_meant(&runtimes, entry.owner));
+        let is_own = |entry: &Entry| entry.owner == Owner::Bindguard;
+        let (mut programs, mut files): (Vec<_>, Vec<_>) = files.into_iter().partition(is_own);
         programs.sort_by_key(removal_rank);
         let handlers = kept_handlers(files.iter().map(|entry| entry.owner));
-        let has_kept = |entry: &Entry| handlers.iter().any(|kept| kept.owner == entry.owner);
-        let mut files: Vec<_> = files.into_iter().filter(|entry| !has_kept(entry)).collect();
+        files.retain(|entry| handlers.iter().all(|kept| kept.owner != entry.owner));
         // containerd's main file before the drop-in that it imports: the former default is effective at
         // once, and healed
         files.reverse();
         let mut unread = Vec::new();
-        let kept = kept_names(
-            &files,
-            self.forget_name,
-            &mut record,
-            &mut report,
-            &self.common,
-            &mut unread,
-        )?;
-        let (names, mut kept_steps): (Vec<_>, Vec<_>) = kept.into_iter().unzip();
+        let kept = kept_names(&files, self.forget_name, session, &mut unread)?;
+        let (names, mut kept): (Vec<_>, Vec<_>) = kept.into_iter().unzip();
         files.retain(|entry| {
-            names.iter().all(|kept| kept.path() != entry.path) && !unread.contains(&entry.path)
+            names.iter().all(|kept| kept.path != entry.path) && !unread.contains(&entry.path)
         });
         let mut read: Vec<PathBuf> = Vec::new();
-        for (_, file, _) in runtimes::files(&record) {
+        for (_, file, _) in runtimes::files(&session.record) {
             read.push(file);
         }
-        read.extend(
-            record
-                .removal
-                .as_ref()
-                .map(|old| old.named_in.clone())
-                .unwrap_or_default(),
-        );
-        let mut work = removals(&files, &record, &mut report);
-        work.extend(self.unrecorded(&runtimes, &mut record, &mut report)?);
-        keep_defaults(&mut work, &record, &mut report)?;
-        take_off(&work, &mut record, &mut report, &self.common)?;
-        kept_steps.retain(|step| !step.change.is_none());
-        keep_defaults(&mut kept_steps, &record, &mut report)?;
-        for step in kept_steps {
-            if names.iter().any(|kept| kept.path() == step.change.path) {
-                keep(&step, &mut record, &mut report, &self.common)?;
+        if let Some(old) = &session.record.removal {
+            read.extend(old.named_in.iter().cloned());
+        }
+        let mut changes = removals(&files, session);
+        changes.extend(self.unrecorded(&runtimes, session)?);
+        keep_defaults(&mut changes, session)?;
+        take_off(changes, session)?;
+        kept.retain(|change| !change.is_none());
+        keep_defaults(&mut kept, session)?;
+        for change in kept {
+            if names.iter().any(|kept| kept.path == change.path) {
+                keep(change, session)?;
             } else {
                 // a default in another file of the engine
-                take_off(
-                    slice::from_ref(&step),
-                    &mut record,
-                    &mut report,
-                    &self.common,
-                )?;
+                take_off(vec![change], session)?;
             }
-            work.push(step);
         }
         for kept in &handlers {
-            match kept.without_default(&mut record, &mut report, &self.common) {
-                Ok(steps) => work.extend(steps),
-                Err(error) => report.unfinished(format!(
+            if let Err(error) = kept.without_default(session) {
+                session.report.unfinished(format!(
                     "{} keeps its default runtime: {error:#}",
                     kept.owner.name()
-                )),
+                ));
             }
         }
-        let is_left = |entry: &Entry| record.entry(&entry.path).is_some();
-        let is_left = !unread.is_empty() || !self.common.dry_run && files.iter().any(is_left);
-        let restarted = restart::restart(&mut record, &mut report, &self.common, None, slot);
+        let is_left = |entry: &Entry| session.record.entry(&entry.path).is_some();
+        let is_left = !unread.is_empty() || !common.dry_run && files.iter().any(is_left);
+        let restarted = restart::restart(session, None, slot);
         for kept in names {
-            work.extend(self.finish_name(kept, &mut record, &mut report)?);
+            finish_name(kept, session)?;
         }
         let mut named_in = Vec::new();
         if is_left {
-            report.note("the programs stay: a runtime's file that stays may name them".to_owned());
+            let note = "the programs stay: a runtime's file that stays may name them";
+            session.report.notes.push(note.to_owned());
         } else if restarted.is_ok() {
             // all programs or none: a second run of uninstall needs this very program
-            let paths = programs_to_go(&runtimes, &record);
-            let can_go = are_unused(&paths, &handlers, &mut report);
-            named_in = files_that_name(&paths, &read, &work);
+            let paths = programs_to_go(&runtimes, &session.record);
+            let can_go = are_unused(&paths, &handlers, &mut session.report);
+            named_in = files_that_name(&paths, &read, &session.work);
             if let Some(file) = named_in.first().filter(|_| can_go) {
-                report.unfinished(format!(
+                session.report.unfinished(format!(
                     "the programs stay: {} names one of them, or cannot be read; remove the runtime with this program from the file, then run this again",
-                    name(file)
+                    file.display()
                 ));
             } else if can_go {
-                let steps = removals(&programs, &record, &mut report);
-                take_off(&steps, &mut record, &mut report, &self.common)?;
-                work.extend(steps);
+                let changes = removals(&programs, session);
+                take_off(changes, session)?;
             }
-            if self.common.root.is_some() && !sees_processes() {
-                report.note(
-                    "this root has no /proc: only its files were checked, not running daemons"
-                        .to_owned(),
-                );
+            if common.root.is_some() && !sees_processes() {
+                let note =
+                    "this root has no /proc: only its files were checked, not running daemons";
+                session.report.notes.push(note.to_owned());
             }
         }
-        if !self.common.dry_run {
-            let is_pending = match report.progress() {
+        if !common.dry_run {
+            let record = &mut session.record;
+            let is_pending = match session.report.progress {
                 Progress::Done | Progress::NameKept => restarted.is_err(),
                 Progress::KeptForPods => true,
                 // entries of a lost record are not in this record
                 Progress::Unfinished => !record.is_empty() || !named_in.is_empty(),
             };
             let pending = is_pending.then(|| PendingRemoval {
-                kept: Removal::of(&handlers, &programs_to_go(&runtimes, &record)),
+                kept: Removal::of(&handlers, &programs_to_go(&runtimes, record)),
                 runtimes: runtimes.clone(),
                 named_in,
             });
-            let is_wider = |old: &PendingRemoval| old.is_wider(&runtimes);
-            if record.removal != pending && !record.removal.as_ref().is_some_and(is_wider) {
+            // a removal of all runtimes goes on after that of some
+            let is_wider = match &record.removal {
+                Some(old) => old.runtimes.is_empty() && !runtimes.is_empty(),
+                None => false,
+            };
+            if record.removal != pending && !is_wider {
                 record.removal = pending;
                 record.save()?;
             }
             record.remove_if_empty()?;
         }
-        work.retain(|step| !step.change.is_none());
-        let progress = report.finish(&work, &self.common)?;
-        restart::progress_after(restarted, progress, &self.common)
+        session.finish(restarted)
     }
 
     /// The removal of entries without a record, or the names of such entries. A node image or a
     /// separate `/var` may lose the record.
-    fn unrecorded(
-        &self,
-        runtimes: &[Owner],
-        record: &mut Record,
-        report: &mut InstallReport,
-    ) -> Result<Vec<PlannedChange>> {
-        let mut steps = Vec::new();
-        for step in runtimes::unrecorded(record) {
-            if !is_meant(runtimes, step.owner) {
+    fn unrecorded(&self, runtimes: &[Owner], session: &mut Session) -> Result<Vec<Change>> {
+        let mut changes = Vec::new();
+        for change in runtimes::unrecorded(&session.record) {
+            if !is_meant(runtimes, change.owner) {
                 continue;
             }
-            let kept = KeptName::of(step.owner, &step.change.path, record, &self.common)?;
+            let kept = KeptName::of(change.owner, &change.path, session)?;
             let Some(kept) = kept.filter(|kept| !self.forget_name && !kept.can_go()) else {
-                steps.push(step);
+                changes.push(change);
                 continue;
             };
-            let step = kept.without_programs(None, record)?.unwrap_or(step);
-            let is_done = step.change.is_none();
+            let with_name = kept.without_programs(None, &session.record)?;
+            let change = with_name.unwrap_or(change);
+            let is_done = change.is_none();
             if is_done || self.by_content {
-                kept.report(report);
+                kept.report(&mut session.report);
             }
             if !is_done {
-                steps.push(step);
+                changes.push(change);
             }
         }
         if !self.by_content {
-            for step in steps.drain(..) {
-                let path = name(&step.change.path);
-                report.unfinished(format!(
+            for change in changes.drain(..) {
+                let path = change.path.display();
+                session.report.unfinished(format!(
                     "{path} has entries of bindguard's, and the record of the installation is lost; remove them with bindguard uninstall --by-content"
                 ));
             }
         }
-        Ok(steps)
+        Ok(changes)
     }
+}
 
-    /// Reports a name that stays. Until its restart, dockerd gave the name to each new container:
-    /// afterwards the name may go.
-    fn finish_name(
-        &self,
-        mut kept: KeptName,
-        record: &mut Record,
-        report: &mut InstallReport,
-    ) -> Result<Vec<PlannedChange>> {
-        if kept.owner == Owner::Docker
-            && report.has_restarted()
-            && let Some(now) = KeptName::of(kept.owner, kept.path(), record, &self.common)?
-        {
-            kept = now;
-        }
-        let entry = record.entry(kept.path()).filter(|_| kept.can_go());
-        let Some(entry) = entry.cloned() else {
-            kept.report(report);
-            return Ok(Vec::new());
-        };
-        let mut steps = removals(&[entry], record, report);
-        keep_defaults(&mut steps, record, report)?;
-        take_off(&steps, record, report, &self.common)?;
-        Ok(steps)
+/// Makes a kept name that of the real runtime.
+fn keep(change: Change, session: &mut Session) -> Result<()> {
+    let record = &mut session.record;
+    session.report.command(change.command.as_deref());
+    if !session.common.dry_run {
+        record.installed.retain(|it| it.owner != change.owner);
+        record.save()?;
+        runtimes::put(record, &change)?;
     }
+    session.work.push(change);
+    Ok(())
+}
+
+/// Reports a name that stays. Until its restart, dockerd gave the name to each new container:
+/// afterwards the name may go.
+fn finish_name(mut kept: KeptName, session: &mut Session) -> Result<()> {
+    if kept.owner == Owner::Docker
+        && session.report.restarted
+        && let Some(now) = KeptName::of(kept.owner, &kept.path, session)?
+    {
+        kept = now;
+    }
+    let entry = session.record.entry(&kept.path).filter(|_| kept.can_go());
+    let Some(entry) = entry.cloned() else {
+        kept.report(&mut session.report);
+        return Ok(());
+    };
+    let mut changes = removals(&[entry], session);
+    keep_defaults(&mut changes, session)?;
+    take_off(changes, session)
 }
 
 /// Adds edits after which the defaults of these runtimes start containers. Of a runtime without
 /// such an edit nothing is removed.
-fn keep_defaults(
-    steps: &mut Vec<PlannedChange>,
-    record: &Record,
-    report: &mut InstallReport,
-) -> Result<()> {
+fn keep_defaults(changes: &mut Vec<Change>, session: &mut Session) -> Result<()> {
     for owner in [Owner::Containerd, Owner::Docker, Owner::Podman, Owner::Crio] {
-        let Some(step) = steps.iter().find(|step| step.owner == owner) else {
+        let Some(first) = changes.iter().find(|change| change.owner == owner) else {
             continue;
         };
-        let command = step.command.clone();
-        let healing = match runtimes::default_after_removal(owner, steps, record) {
+        let command = first.command.clone();
+        let healing = match runtimes::default_after_removal(owner, changes, &session.record) {
             Ok(healing) => healing,
             Err(error) => {
-                report.unfinished(format!("{error:#}"));
-                steps.retain(|step| step.owner != owner);
+                session.report.unfinished(format!("{error:#}"));
+                changes.retain(|change| change.owner != owner);
                 continue;
             }
         };
-        healing.notes.into_iter().for_each(|note| report.note(note));
-        for (path, text) in healing.edits {
-            let edit = Change::of(&path, Some(text.into_bytes()), 0o644)?;
-            match steps.iter_mut().find(|step| step.change.path == edit.path) {
-                Some(step) => step.change = edit,
+        session.report.notes.extend(healing.notes);
+        for mut edit in healing.changes {
+            match changes.iter_mut().find(|change| change.path == edit.path) {
+                Some(change) => {
+                    edit.command = change.command.take();
+                    *change = edit;
+                }
                 // before the default that takes its place for now is removed
-                None => steps.insert(
-                    0,
-                    PlannedChange {
-                        owner,
-                        change: edit,
-                        command: command.clone(),
-                    },
-                ),
+                None => {
+                    edit.command.clone_from(&command);
+                    changes.insert(0, edit);
+                }
             }
         }
     }
     Ok(())
 }
 
-/// The files among `read` that name one of these programs after `steps`. Another tool may have
+/// The files among `read` that name one of these programs after `changes`. Another tool may have
 /// copied bindguard's runtime into one of its own: without the programs no container of that runtime
 /// would start.
-fn files_that_name(
-    programs: &[PathBuf],
-    read: &[PathBuf],
-    steps: &[PlannedChange],
-) -> Vec<PathBuf> {
+fn files_that_name(programs: &[PathBuf], read: &[PathBuf], changes: &[Change]) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for file in read {
         let file = change::resolved(file);
-        let Ok(bytes) = bytes_after(&file, steps) else {
+        let names_one = match bytes_after(&file, changes) {
+            Ok(bytes) => {
+                let bytes = bytes.unwrap_or_default();
+                let text = String::from_utf8_lossy(&bytes);
+                programs.iter().any(|program| is_in_text(&text, program))
+            }
             // the file may name a program
-            found.push(file);
-            continue;
+            Err(_) => true,
         };
-        let text = String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned();
-        if programs.iter().any(|program| is_in_text(&text, program)) && !found.contains(&file) {
+        if names_one && !found.contains(&file) {
             found.push(file);
         }
     }
@@ -360,17 +324,26 @@ fn are_unused(programs: &[PathBuf], handlers: &[KeptHandler], report: &mut Insta
     if programs.is_empty() {
         return true;
     }
-    // a handler that is kept for pods names them, and no restart changes that
-    let is_kept = handlers.iter().any(|kept| kept.pods.is_ok());
     let waits = if report.waits_for_a_restart() {
-        Some(
-            "they are needed until a restarted service names them no more; run this again then"
-                .to_owned(),
-        )
-    } else if is_kept {
+        let why =
+            "they are needed until a restarted service names them no more; run this again then";
+        Some(why.to_owned())
+    } else if handlers.iter().any(|kept| kept.pods.is_ok()) {
+        // a handler that is kept for pods names them, and no restart changes that
         None
     } else {
-        needed_by_a_daemon(programs)
+        match daemon_that_names(programs) {
+            Ok(None) => None,
+            Ok(Some((daemon, program))) => {
+                let program = program.display();
+                Some(format!(
+                    "the active configuration of {daemon} names {program}; restart {daemon}, then run this again"
+                ))
+            }
+            Err(error) => Some(format!(
+                "{error:#}; start or restart the daemon, then run this again"
+            )),
+        }
     };
     if let Some(why) = waits {
         report.unfinished(format!("the programs stay: {why}"));
@@ -380,18 +353,8 @@ fn are_unused(programs: &[PathBuf], handlers: &[KeptHandler], report: &mut Insta
     if users.is_empty() && handlers.is_empty() {
         return true;
     }
-    report.kept_for_pods(needed_by(&users));
+    report.left(Progress::KeptForPods, needed_by(&users));
     false
-}
-
-fn needed_by_a_daemon(programs: &[PathBuf]) -> Option<String> {
-    match daemon_that_names(programs) {
-        Ok(found) => found.map(|(daemon, program)| {
-            let program = name(program);
-            format!("the active configuration of {daemon} names {program}; restart {daemon}, then run this again")
-        }),
-        Err(error) => Some(format!("{error:#}; start or restart the daemon, then run this again")),
-    }
 }
 
 /// Names the pods that need the programs; containers outside pods, and a shim that is about to end,
@@ -417,52 +380,39 @@ fn needed_by(users: &[ProgramUser]) -> String {
 
 /// The changes that undo the entries. If an entry cannot be undone, the report names the entry and
 /// the other entries are still undone.
-fn removals(entries: &[Entry], record: &Record, report: &mut InstallReport) -> Vec<PlannedChange> {
-    let mut steps = Vec::new();
+fn removals(entries: &[Entry], session: &mut Session) -> Vec<Change> {
+    let mut changes = Vec::new();
     for entry in entries {
-        let change = match backwards(entry, record, report) {
-            Ok(change) => change,
-            Err(error) => {
-                report.unfinished(stays(&entry.path, &error));
-                continue;
-            }
-        };
-        let before = change.before.as_ref().and_then(Content::bytes);
-        steps.push(PlannedChange {
-            owner: entry.owner,
-            command: runtimes::removal_command(entry.owner, entry.command.as_deref(), before),
-            change,
-        });
+        match backwards(entry, &session.record, &mut session.report) {
+            Ok(change) => changes.push(change),
+            Err(error) => session.report.unfinished(stays(&entry.path, &error)),
+        }
     }
-    steps
+    changes
 }
 
 /// Makes these changes, and forgets their entries.
-fn take_off(
-    steps: &[PlannedChange],
-    record: &mut Record,
-    report: &mut InstallReport,
-    common: &CommonOptions,
-) -> Result<()> {
-    if !common.dry_run {
+fn take_off(changes: Vec<Change>, session: &mut Session) -> Result<()> {
+    let is_dry = session.common.dry_run;
+    if !is_dry {
         // a folder with the file of a killed installer would stay
-        steps
-            .iter()
-            .filter_map(|step| step.change.path.parent())
-            .for_each(|folder| sweep(change::temporary_folder(folder)));
+        for folder in changes.iter().filter_map(|change| change.path.parent()) {
+            sweep(change::temporary_folder(folder));
+        }
     }
-    for step in steps {
-        let command = step.command.as_deref().filter(|_| !step.change.is_none());
-        if !common.dry_run {
-            record.owe(step.owner, command)?;
-            if let Err(error) = step.change.apply() {
-                report.unfinished(stays(&step.change.path, &error));
+    for change in &changes {
+        let command = change.command.as_deref().filter(|_| !change.is_none());
+        if !is_dry {
+            session.record.owe(change.owner, command)?;
+            if let Err(error) = change.apply() {
+                session.report.unfinished(stays(&change.path, &error));
                 continue;
             }
-            record.forget(&step.change.path)?;
+            session.record.forget(&change.path)?;
         }
-        report.command(command);
+        session.report.command(command);
     }
+    session.work.extend(changes);
     Ok(())
 }
 
@@ -478,36 +428,34 @@ fn removal_rank(entry: &Entry) -> u8 {
 
 /// The change that undoes an entry of the record.
 fn backwards(entry: &Entry, record: &Record, report: &mut InstallReport) -> Result<Change> {
-    let (original, now) = (entry.original()?, change::content(&entry.path)?);
-    let path = name(&entry.path);
-    let after = match &now {
-        None => {
-            report.note(format!("{path} is gone already"));
-            None
+    let (original, before) = (entry.original()?, change::content(&entry.path)?);
+    let path = entry.path.display();
+    let mut after = None;
+    match &before {
+        None => report.notes.push(format!("{path} is gone already")),
+        Some(present) => {
+            after = runtimes::without_bindguard(entry.owner, &entry.path, present, record)
+                .doing("remove bindguard from", &entry.path)?;
+            if after != original {
+                report.notes.push(if entry.is_as_written(present) {
+                    format!("{path} keeps the import of a folder in which other tools have files")
+                } else if after == before {
+                    format!("{path} was changed since the install: it stays")
+                } else {
+                    format!("{path} was changed since the install: only bindguard's own lines are removed")
+                });
+            }
         }
-        Some(present) => runtimes::without_bindguard(entry.owner, &entry.path, present, record)
-            .with_context(|| format!("remove bindguard from {path}"))?,
-    };
-    let is_original = after == original;
-    if let Some(present) = now.as_ref().filter(|_| !is_original) {
-        let was_edited = !entry.is_as_written(present);
-        report.note(match was_edited {
-            true if after == now => format!("{path} was changed since the install: it stays"),
-            true => format!(
-                "{path} was changed since the install: only bindguard's own lines are removed"
-            ),
-            false => format!("{path} keeps the import of a folder in which other tools have files"),
-        });
     }
-    let attributes = match entry.attributes.clone().filter(|_| is_original) {
-        Some(attributes) => NewAttributes::Former(attributes),
-        None => NewAttributes::Present(0o644),
-    };
+    let bytes = before.as_ref().and_then(Content::bytes);
     Ok(Change {
+        owner: entry.owner,
         path: entry.path.clone(),
-        before: now,
+        command: runtimes::removal_command(entry.owner, entry.command.as_deref(), bytes),
+        former: entry.attributes.clone().filter(|_| after == original),
+        mode: 0o644,
+        before,
         after,
-        attributes,
     })
 }
 

@@ -11,7 +11,6 @@
 //! command line. So no file below a root directory is read. Only the command line of a conmon is read,
 //! with a time limit.
 
-use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::parent_id;
 use std::path::{Path, PathBuf};
@@ -30,13 +29,13 @@ use bindguard_sys::enter::HeldProcess;
 use bindguard_sys::process_files::{ProcessFile, arguments_of, links};
 use bindguard_sys::read_mount_table;
 use rustix::process::{Pid, Signal, kill_process};
-use serde::Deserialize;
+use serde_json::Value;
 
-use crate::change::read;
+use crate::change::{Doing, canonical, read};
 use crate::options::Owner;
 use crate::running::{
-    CRIO, DOCKER, Daemon, containerds, crio_socket, docker_info, info_of_sandbox, option,
-    pid_of_sandbox, place_of, sandboxes_of,
+    CRIO, DOCKER, Daemon, containerds, crio_socket, docker_info, info_of_sandbox, option, place_of,
+    sandboxes_of, socket_of, unless_it_starts,
 };
 
 /// The annotation of a sandbox's spec with its handler; empty for the node's default runtime.
@@ -47,56 +46,49 @@ const CRIO_HANDLER: &str = "io.kubernetes.cri-o.RuntimeHandler";
 /// # Errors
 /// If the daemon runs and does not list its sandboxes.
 pub fn pods_with_handler(owner: Owner) -> Result<Vec<String>> {
-    let mut names: Vec<String> = sandboxes(owner)?
-        .into_iter()
-        .filter(|sandbox| sandbox.runtime_handler == RUNTIME)
-        .map(|sandbox| {
+    let mut names = Vec::new();
+    for sandbox in sandboxes(owner)? {
+        if sandbox.runtime_handler == RUNTIME {
             let pod = sandbox.metadata;
-            format!("{}/{}", pod.namespace, pod.name)
-        })
-        .collect();
+            names.push(format!("{}/{}", pod.namespace, pod.name));
+        }
+    }
     names.sort();
     names.dedup();
     Ok(names)
 }
 
 fn sandboxes(owner: Owner) -> Result<Vec<PodSandbox>> {
+    let mut found = Vec::new();
     match owner {
         Owner::Containerd => {
-            let mut found = Vec::new();
             for containerd in containerds() {
                 found.extend(sandboxes_of(&containerd).with_context(|| {
                     format!("list the pods of containerd, process {}", containerd.pid)
                 })?);
             }
-            Ok(found)
         }
-        Owner::Crio if Daemon::named(CRIO).is_empty() => Ok(Vec::new()),
-        Owner::Crio => {
+        Owner::Crio if !Daemon::named(CRIO).is_empty() => {
             let socket = crio_socket();
-            let listed = query(&socket, async |cri| cri.sandboxes().await)
+            found = query(&socket, async |cri| cri.sandboxes().await)
                 .context("list the pods of CRI-O")?;
-            let with_handler = |sandbox: PodSandbox| {
-                let runtime_handler = crio_handler(&socket, &sandbox.id)
+            for sandbox in &mut found {
+                let handler = crio_handler(&socket, &sandbox.id);
+                sandbox.runtime_handler = handler
                     .with_context(|| format!("find the handler of CRI-O's pod {}", sandbox.id))?;
-                Ok(PodSandbox {
-                    runtime_handler,
-                    ..sandbox
-                })
-            };
-            listed.into_iter().map(with_handler).collect()
+            }
         }
-        Owner::Docker | Owner::Podman | Owner::Agent | Owner::Bindguard => Ok(Vec::new()),
+        Owner::Crio | Owner::Docker | Owner::Podman | Owner::Agent | Owner::Bindguard => {}
     }
+    Ok(found)
 }
 
 /// CRI-O leaves the handler out of its list and its status, and records it in the sandbox's spec.
 fn crio_handler(socket: &Path, sandbox: &str) -> Result<String> {
     let info = info_of_sandbox(socket, sandbox)?;
-    info["runtimeSpec"]["annotations"][CRIO_HANDLER]
-        .as_str()
-        .map(str::to_owned)
-        .context("its spec names no handler")
+    let handler = info["runtimeSpec"]["annotations"][CRIO_HANDLER].as_str();
+    let handler = handler.context("its spec names no handler")?;
+    Ok(handler.to_owned())
 }
 
 /// The sandbox of this process's container, if bindguard's shim supervises the container. In a pod
@@ -124,9 +116,14 @@ pub fn leave_own_sandbox() -> Result<()> {
     print_remark(
         "this pod runs under bindguard's shim: ending its sandbox; the kubelet makes another one",
     );
-    let pid = pid_of_sandbox(&containerd, &sandbox)
-        .and_then(|pid| Pid::from_raw(pid).context("it has no process"))
-        .with_context(|| format!("find the process of the sandbox {sandbox}"))?;
+    let socket = socket_of(&containerd);
+    let find = || {
+        let info = unless_it_starts(|| info_of_sandbox(&socket, &sandbox))?;
+        let pid = info["pid"].as_i64().context("the info has no pid")?;
+        let pid = i32::try_from(pid).context("the pid is too large")?;
+        Pid::from_raw(pid).context("it has no process")
+    };
+    let pid = find().with_context(|| format!("find the process of the sandbox {sandbox}"))?;
     kill_process(pid, Signal::KILL).with_context(|| format!("end the sandbox {sandbox}"))
 }
 
@@ -134,18 +131,6 @@ pub fn leave_own_sandbox() -> Result<()> {
 const CONTAINERS: &str = "containers";
 /// The length of an id in Docker's own output.
 const SHORT_ID: usize = 12;
-
-#[derive(Deserialize)]
-struct HostConfig {
-    #[serde(default, rename = "Runtime")]
-    runtime: String,
-}
-
-#[derive(Deserialize)]
-struct ContainerConfig {
-    #[serde(rename = "Name")]
-    name: String,
-}
 
 /// The data root that the running dockerd uses; `None` if no dockerd runs.
 ///
@@ -155,10 +140,13 @@ pub fn docker_root() -> Result<Option<PathBuf>> {
     if Daemon::named(DOCKER).is_empty() {
         return Ok(None);
     }
-    let info = docker_info()?;
+    root_of(&docker_info()?).map(Some)
+}
+
+fn root_of(info: &Value) -> Result<PathBuf> {
     let root = info["DockerRootDir"].as_str();
     let root = root.context("read dockerd's answer: it names no data root")?;
-    Ok(Some(root.into()))
+    Ok(PathBuf::from(root))
 }
 
 /// The names of Docker's containers with the runtime `bindguard`. Without dockerd: `recorded` is the
@@ -167,37 +155,33 @@ pub fn docker_root() -> Result<Option<PathBuf>> {
 /// # Errors
 /// If they are not known, or if the running dockerd still gives the name to new containers.
 pub fn docker_containers(recorded: Option<&Path>, usual: &Path) -> Result<Vec<String>> {
-    if Daemon::named(DOCKER).is_empty() {
-        let Some(root) = recorded else {
-            let never_ran = fs::symlink_metadata(usual.join(CONTAINERS))
-                .is_err_and(|error| error.kind() == ErrorKind::NotFound);
-            return if never_ran {
-                Ok(Vec::new())
-            } else {
-                containers_below(usual)
-            };
-        };
-        return containers_below(root);
+    if !Daemon::named(DOCKER).is_empty() {
+        let info = docker_info()?;
+        // a container that is made after the database was read is not in the answer
+        ensure!(
+            info["DefaultRuntime"] != RUNTIME,
+            "dockerd gives the name to each new container until it is restarted"
+        );
+        return containers_below(&root_of(&info)?);
     }
-    let info = docker_info()?;
-    // a container that is made after the database was read is not in the answer
-    ensure!(
-        info["DefaultRuntime"] != RUNTIME,
-        "dockerd gives the name to each new container until it is restarted"
-    );
-    let root = info["DockerRootDir"].as_str();
-    containers_below(Path::new(
-        root.context("read dockerd's answer: it names no data root")?,
-    ))
+    let never_ran = || {
+        let folder = fs::symlink_metadata(usual.join(CONTAINERS));
+        folder.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
+    };
+    match recorded {
+        Some(root) => containers_below(root),
+        None if never_ran() => Ok(Vec::new()),
+        None => containers_below(usual),
+    }
 }
 
 fn containers_below(root: &Path) -> Result<Vec<String>> {
     let folder = root.join(CONTAINERS);
-    let doing = || format!("list Docker's containers in {}", folder.display());
+    let listing = "list Docker's containers in";
     let mut names = Vec::new();
-    for entry in fs::read_dir(&folder).with_context(doing)? {
-        let entry = entry.with_context(doing)?;
-        if !entry.file_type().with_context(doing)?.is_dir() {
+    for entry in fs::read_dir(&folder).doing(listing, &folder)? {
+        let entry = entry.doing(listing, &folder)?;
+        if !entry.file_type().doing(listing, &folder)?.is_dir() {
             continue;
         }
         let file = entry.path().join("hostconfig.json");
@@ -205,8 +189,7 @@ fn containers_below(root: &Path) -> Result<Vec<String>> {
         let Some(bytes) = read(&file)? else {
             continue;
         };
-        let config: HostConfig =
-            serde_json::from_slice(&bytes).with_context(|| format!("parse {}", file.display()))?;
+        let config: HostConfig = serde_json::from_slice(&bytes).doing("parse", &file)?;
         if config.runtime == RUNTIME {
             names.push(name_of(&entry.path()));
         }
@@ -215,10 +198,17 @@ fn containers_below(root: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
+#[derive(serde::Deserialize)]
+struct HostConfig {
+    #[serde(default, rename = "Runtime")]
+    runtime: String,
+}
+
 fn name_of(container: &Path) -> String {
     let bytes = fs::read(container.join("config.v2.json")).unwrap_or_default();
-    if let Ok(config) = serde_json::from_slice::<ContainerConfig>(&bytes) {
-        return config.name.trim_start_matches('/').to_owned();
+    let config: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+    if let Some(name) = config["Name"].as_str() {
+        return name.trim_start_matches('/').to_owned();
     }
     let id = container.file_name().unwrap_or_default().to_string_lossy();
     id.chars().take(SHORT_ID).collect()
@@ -232,16 +222,15 @@ pub fn podman_containers() -> Result<Vec<String>> {
     let found = RootProgram::find(Path::new("podman"), None)?;
     let podman = found.context("find podman: it is not on PATH")?;
     let listed = podman.output(&["ps", "--all", "--quiet", "--no-trunc"])?;
-    let ids: Vec<&str> = listed.split_whitespace().collect();
-    if ids.is_empty() {
-        return Ok(Vec::new());
+    let mut names = Vec::new();
+    if listed.trim().is_empty() {
+        return Ok(names);
     }
     let format = "{{.OCIRuntime}} {{.Name}}";
     let mut inspect = podman.command();
     inspect.args(["container", "inspect", "--format", format]);
-    inspect.args(ids);
+    inspect.args(listed.split_whitespace());
     let inspected = output_of(inspect).context("run podman container inspect")?;
-    let mut names = Vec::new();
     for line in inspected.lines() {
         if let Some((RUNTIME, name)) = line.split_once(' ') {
             names.push(name.to_owned());
@@ -287,90 +276,74 @@ impl fmt::Display for ProgramUser {
 
 /// The users of these programs; empty if there are none.
 pub fn users_of(programs: &[PathBuf]) -> Vec<ProgramUser> {
+    let mut names = Vec::new();
     // no container needs the command line
-    let programs = programs.iter().filter(|program| !program.ends_with(CLI));
-    // /proc/PID/exe has no links, arguments may have links
-    let resolved = programs.clone().map(|program| resolved(program));
-    let names: Vec<PathBuf> = programs.cloned().chain(resolved).collect();
-    let is_named = |bytes: &[u8]| {
-        names
+    for program in programs.iter().filter(|program| !program.ends_with(CLI)) {
+        // /proc/PID/exe has no links, arguments may have links
+        names.extend([program.clone(), canonical(program)]);
+    }
+    let mut users = Vec::new();
+    for bundle in tasks(Path::new("/")) {
+        // containerd's shim records its runtime's path in the bundle, and calls it until the container
+        // is deleted
+        let runtime = read(&bundle.join("runtime")).ok().flatten();
+        let runtime = runtime.unwrap_or_default();
+        if names
             .iter()
-            .any(|name| name.as_os_str().as_bytes() == bytes)
-    };
-    // containerd's shim records its runtime's path in the bundle, and calls it until the container
-    // is deleted
-    let is_user = |bundle: &PathBuf| {
-        read(&bundle.join("runtime")).is_ok_and(|it| it.is_some_and(|it| is_named(&it)))
-    };
-    let containers = tasks(Path::new("/"))
-        .filter(is_user)
-        .map(ProgramUser::Container);
-    let found = processes_that_name(&names);
-    let ids = arguments_of(&found)
-        .into_iter()
-        .map(|words| option(&words.ok()?, &["id", "c", "cid"]));
-    let processes = found
-        .iter()
-        .zip(ids)
-        .map(|(pid, id)| ProgramUser::Process(*pid, id));
-    containers.chain(processes).collect()
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "a program, not the source of a container's bind"
-)]
-fn resolved(path: &Path) -> PathBuf {
-    path.canonicalize().unwrap_or_else(|_| path.to_owned())
+            .any(|name| name.as_os_str().as_bytes() == runtime)
+        {
+            users.push(ProgramUser::Container(bundle));
+        }
+    }
+    let processes = processes_that_name(&names);
+    for (pid, words) in processes.iter().zip(arguments_of(&processes)) {
+        let id = words
+            .ok()
+            .and_then(|words| option(&words, &["id", "c", "cid"]));
+        users.push(ProgramUser::Process(*pid, id));
+    }
+    users
 }
 
 /// The processes that run one of these programs, or are a conmon with its path as an argument. A
 /// user may run any program; only a shim or a conmon of a user can supervise a rootless container.
 fn processes_that_name(names: &[PathBuf]) -> Vec<u32> {
     let table = read_mount_table().ok();
-    let is_user = |pid: u32, named: &dyn Fn(&[u8]) -> bool| {
-        names
-            .iter()
-            .filter(|name| named(name.as_os_str().as_bytes()))
-            .any(|name| has_this_program(pid, name, table.as_ref()))
-    };
-    let others = |pids: Vec<u32>| {
-        pids.into_iter()
-            .filter(|pid| *pid != process::id())
-            .collect()
-    };
-    let pids: Vec<u32> = others(pids());
+    let mut found = Vec::new();
+    let mut pids = pids();
+    pids.retain(|pid| *pid != process::id());
     let programs: Vec<_> = pids
         .iter()
         .map(|pid| ProcessFile::of(*pid, "exe"))
         .collect();
-    let mut found: Vec<u32> = pids
-        .into_iter()
-        .zip(links(&programs))
-        .filter(|(pid, program)| {
-            let program = program
-                .as_ref()
-                .map_or(&b""[..], |it| it.as_os_str().as_bytes());
-            // The kernel marks the link of a process whose program an upgrade replaced.
-            let program = program.strip_suffix(b" (deleted)").unwrap_or(program);
-            is_user(*pid, &|name| {
-                name == program && (name.ends_with(SHIM.as_bytes()) || uid_of(*pid) == Some(0))
-            })
-        })
-        .map(|(pid, _)| pid)
-        .collect();
-    let mut conmons: Vec<u32> = others(pids_named(CONMON));
-    conmons.retain(|pid| !found.contains(pid));
-    let words = arguments_of(&conmons);
-    let users = conmons.into_iter().zip(words).filter(|(pid, words)| {
-        // a process that does not answer may name each program
-        is_user(*pid, &|name| {
-            words.as_ref().map_or(true, |words| {
-                words.iter().any(|word| word.as_bytes() == name)
-            })
-        })
-    });
-    found.extend(users.map(|(pid, _)| pid));
+    for (pid, program) in pids.into_iter().zip(links(&programs)) {
+        let program = program.unwrap_or_default();
+        let program = program.as_os_str().as_bytes();
+        // The kernel marks the link of a process whose program an upgrade replaced.
+        let program = program.strip_suffix(b" (deleted)").unwrap_or(program);
+        let is_user = names.iter().any(|name| {
+            name.as_os_str().as_bytes() == program
+                && (program.ends_with(SHIM.as_bytes()) || uid_of(pid) == Some(0))
+                && has_this_program(pid, name, table.as_ref())
+        });
+        if is_user {
+            found.push(pid);
+        }
+    }
+    let mut conmons = pids_named(CONMON);
+    conmons.retain(|pid| *pid != process::id() && !found.contains(pid));
+    for (pid, words) in conmons.iter().zip(arguments_of(&conmons)) {
+        let is_user = names.iter().any(|name| {
+            // a process that does not answer may name each program
+            let is_named = words.as_ref().map_or(true, |words| {
+                words.iter().any(|word| Path::new(word).as_os_str() == name)
+            });
+            is_named && has_this_program(*pid, name, table.as_ref())
+        });
+        if is_user {
+            found.push(*pid);
+        }
+    }
     found
 }
 

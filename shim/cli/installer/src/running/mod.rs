@@ -63,27 +63,25 @@ const CRIO_SOCKET: &str = "/run/crio/crio.sock";
 
 /// The running daemon that reads the files of a runtime.
 pub fn daemon_of(owner: Owner) -> Option<Daemon> {
-    match owner {
-        Owner::Containerd => containerds().into_iter().next(),
-        Owner::Docker => Daemon::named(DOCKER).into_iter().next(),
-        Owner::Crio => Daemon::named(CRIO).into_iter().next(),
-        Owner::Agent => Daemon::named(AGENT).into_iter().next(),
-        Owner::Podman | Owner::Bindguard => None,
-    }
+    let daemons = match owner {
+        Owner::Containerd => containerds(),
+        Owner::Docker => Daemon::named(DOCKER),
+        Owner::Crio => Daemon::named(CRIO),
+        Owner::Agent => Daemon::named(AGENT),
+        Owner::Podman | Owner::Bindguard => Vec::new(),
+    };
+    daemons.into_iter().next()
 }
 
 /// The containerds that serve pods. dockerd may start a containerd with a file below `docker/`,
 /// which serves no pods.
 pub fn containerds() -> Vec<Daemon> {
-    let is_dockers = |daemon: &Daemon| {
-        daemon
-            .config()
-            .is_some_and(|config| config.to_string_lossy().contains("/docker/"))
-    };
-    Daemon::named(CONTAINERD)
-        .into_iter()
-        .filter(|daemon| !is_dockers(daemon))
-        .collect()
+    let mut found = Daemon::named(CONTAINERD);
+    found.retain(|daemon| {
+        let config = daemon.config().unwrap_or_default();
+        !config.to_string_lossy().contains("/docker/")
+    });
+    found
 }
 
 /// Waits until each containerd, or CRI-O, answers.
@@ -106,16 +104,12 @@ fn check_health() -> Result<()> {
     for containerd in &containerds {
         active_config(containerd)?;
     }
-    match Daemon::named(CRIO).is_empty() {
-        false => crio_config().map(drop),
-        true if containerds.is_empty() => bail!("neither containerd nor CRI-O runs"),
-        true => Ok(()),
+    if !Daemon::named(CRIO).is_empty() {
+        crio_config()?;
+    } else if containerds.is_empty() {
+        bail!("neither containerd nor CRI-O runs");
     }
-}
-
-/// True if a daemon runs that only root can inspect.
-pub fn is_hidden(name: &str) -> bool {
-    Daemon::is_hidden(name)
+    Ok(())
 }
 
 /// A running daemon whose active configuration names one of these programs, and that program.
@@ -125,8 +119,7 @@ pub fn is_hidden(name: &str) -> bool {
 pub fn daemon_that_names(programs: &[PathBuf]) -> Result<Option<(&'static str, &Path)>> {
     for (daemon, config) in active_configs() {
         let config = config?;
-        let named = programs.iter().find(|program| is_in(&config, program));
-        if let Some(program) = named {
+        if let Some(program) = programs.iter().find(|program| is_in(&config, program)) {
             return Ok(Some((daemon, program)));
         }
     }
@@ -136,18 +129,18 @@ pub fn daemon_that_names(programs: &[PathBuf]) -> Result<Option<(&'static str, &
 /// The runtimes of the running daemons that call the guard; an error for each daemon that does not
 /// report its configuration.
 pub fn guarded_runtimes() -> Vec<Result<GuardedRuntimes>> {
-    let guarded = |(daemon, config): (&'static str, Result<Value>)| {
-        let of_file = |config, runtimes, default| {
-            GuardedRuntimes::from_config(daemon, config, runtimes, default)
-        };
-        let config = config?;
-        Ok(match daemon {
-            DOCKER => of_file(&config, "Runtimes", "DefaultRuntime"),
-            CRIO => of_file(&config["crio"]["runtime"], "runtimes", "default_runtime"),
+    let mut found = Vec::new();
+    for (daemon, config) in active_configs() {
+        found.push(config.map(|config| match daemon {
+            DOCKER => GuardedRuntimes::from_config(DOCKER, &config, "Runtimes", "DefaultRuntime"),
+            CRIO => {
+                let config = &config["crio"]["runtime"];
+                GuardedRuntimes::from_config(CRIO, config, "runtimes", "default_runtime")
+            }
             _ => GuardedRuntimes::of_containerd(&config),
-        })
-    };
-    active_configs().into_iter().map(guarded).collect()
+        }));
+    }
+    found
 }
 
 /// True if the active configuration of containerd or CRI-O has the handler; `None` if none of them
@@ -166,30 +159,24 @@ pub fn has_handler() -> Option<bool> {
 
 /// The active configuration of each running daemon. A containerd without CRI has none.
 fn active_configs() -> Vec<(&'static str, Result<Value>)> {
-    let of_containerd = containerds().into_iter().filter_map(|containerd| {
-        let config = active_config(&containerd).transpose()?;
-        Some((CONTAINERD, containerd, config))
-    });
-    let of_docker = Daemon::named(DOCKER)
-        .into_iter()
-        .map(|dockerd| (DOCKER, dockerd, docker_info()));
-    let of_crio = Daemon::named(CRIO)
-        .into_iter()
-        .map(|crio| (CRIO, crio, crio_config()));
-    let read = |(name, daemon, config): (&'static str, Daemon, Result<Value>)| {
-        let doing = || {
-            format!(
-                "read the active configuration of {name}, process {}",
-                daemon.pid
-            )
-        };
-        (name, config.with_context(doing))
-    };
-    of_containerd
-        .chain(of_docker)
-        .chain(of_crio)
-        .map(read)
-        .collect()
+    let mut read = Vec::new();
+    for daemon in containerds() {
+        if let Some(config) = active_config(&daemon).transpose() {
+            read.push((CONTAINERD, daemon, config));
+        }
+    }
+    for daemon in Daemon::named(DOCKER) {
+        read.push((DOCKER, daemon, docker_info()));
+    }
+    for daemon in Daemon::named(CRIO) {
+        read.push((CRIO, daemon, crio_config()));
+    }
+    let mut configs = Vec::new();
+    for (name, Daemon { pid, .. }, config) in read {
+        let doing = || format!("read the active configuration of {name}, process {pid}");
+        configs.push((name, config.with_context(doing)));
+    }
+    configs
 }
 
 /// The command after which the agent runs with its unit and its program of now.
@@ -198,16 +185,14 @@ pub const AGENT_RESTART: &str = "systemctl restart bindguard-agent";
 pub const DOCKER_RELOAD: &str = "systemctl reload docker";
 
 /// True if the running daemon uses its file as it is now, without a restart: dockerd was reloaded.
+/// After a removal the name may point at runc, which is not the guard.
 pub fn is_reloaded(owner: Owner, command: &str) -> bool {
-    owner == Owner::Docker && command == DOCKER_RELOAD && knows_bindguard().unwrap_or_default()
-}
-
-/// True if bindguard's name is that of the guard in the running dockerd. After a removal the name
-/// may point at runc.
-fn knows_bindguard() -> Result<bool> {
-    let info = docker_info()?;
+    if owner != Owner::Docker || command != DOCKER_RELOAD {
+        return false;
+    }
+    let info = docker_info().unwrap_or_default();
     let path = info["Runtimes"][RUNTIME]["path"].as_str();
-    Ok(path.is_some_and(|path| Path::new(path).ends_with(WRAPPER)))
+    path.is_some_and(|path| Path::new(path).ends_with(WRAPPER))
 }
 
 fn crio_socket() -> PathBuf {
@@ -220,22 +205,17 @@ fn crio_config() -> Result<Value> {
 }
 
 fn docker_info() -> Result<Value> {
-    let named = socket_option(DOCKER, &["host", "H"]);
-    let usual = [
-        PathBuf::from(DOCKER_SOCKET),
-        Path::new("/var").join(&DOCKER_SOCKET[1..]),
-    ];
-    let present = || {
-        usual
-            .iter()
-            .find(|socket| socket.symlink_metadata().is_ok())
-            .cloned()
-    };
-    let socket = named
-        .or_else(present)
-        .unwrap_or_else(|| DOCKER_SOCKET.into());
-    serde_json::from_str(&unix_http::get(&socket, "/info")?)
-        .context("read dockerd's answer as JSON")
+    let mut socket = PathBuf::from(DOCKER_SOCKET);
+    if let Some(named) = socket_option(DOCKER, &["host", "H"]) {
+        socket = named;
+    } else if socket.symlink_metadata().is_err() {
+        let in_var = Path::new("/var").join(&DOCKER_SOCKET[1..]);
+        if in_var.symlink_metadata().is_ok() {
+            socket = in_var;
+        }
+    }
+    let answer = unix_http::get(&socket, "/info")?;
+    serde_json::from_str(&answer).context("read dockerd's answer as JSON")
 }
 
 /// The unix socket that an option of a running daemon names, as a path or as a URL.
@@ -247,7 +227,7 @@ fn socket_option(daemon: &str, names: &[&str]) -> Option<PathBuf> {
 }
 
 /// True if a string in this configuration names the program.
-pub fn is_in(config: &Value, program: &Path) -> bool {
+fn is_in(config: &Value, program: &Path) -> bool {
     match config {
         Value::String(text) => is_named(text, program),
         Value::Array(items) => items.iter().any(|item| is_in(item, program)),
@@ -259,20 +239,18 @@ pub fn is_in(config: &Value, program: &Path) -> bool {
 /// True if a TOML or JSON file with this text names the program. A template is neither: there the
 /// path counts wherever it is.
 pub fn is_in_text(text: &str, program: &Path) -> bool {
-    if let Ok(config) = toml::from_str(text) {
-        return is_in(&config, program);
-    }
-    match serde_json::from_str(text) {
+    match toml::from_str(text).or_else(|_| serde_json::from_str(text)) {
         Ok(config) => is_in(&config, program),
         Err(_) => text.contains(&program.display().to_string()),
     }
 }
 
 fn is_named(text: &str, program: &Path) -> bool {
+    if text == SHIM_RUNTIME_TYPE {
+        return is_found_by_type(program, search_path::find(SHIM).as_deref());
+    }
     let named = Path::new(text);
     named == program
-        || text == SHIM_RUNTIME_TYPE
-            && is_found_by_type(program, search_path::find(SHIM).as_deref())
         || named.is_absolute()
             && named.file_name() == program.file_name()
             && is_same_file(named, program)
@@ -299,16 +277,15 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub fn active_config(containerd: &Daemon) -> Result<Option<Value>> {
     let socket = socket_of(containerd);
     match unless_it_starts(|| query(&socket, async |cri| cri.active_config().await)) {
-        Ok(config) => serde_json::from_str(&config)
+        Err(error) if is_unimplemented(&error) => Ok(None),
+        answer => serde_json::from_str(&answer?)
             .context("read the answer's config as JSON")
             .map(Some),
-        Err(error) if is_unimplemented(&error) => Ok(None),
-        Err(error) => Err(error),
     }
 }
 
 /// Every sandbox of containerd, in any state. Empty if containerd has no CRI.
-pub fn sandboxes_of(containerd: &Daemon) -> Result<Vec<PodSandbox>> {
+fn sandboxes_of(containerd: &Daemon) -> Result<Vec<PodSandbox>> {
     let socket = socket_of(containerd);
     match unless_it_starts(|| query(&socket, async |cri| cri.sandboxes().await)) {
         Err(error) if is_unimplemented(&error) => Ok(Vec::new()),
@@ -316,16 +293,8 @@ pub fn sandboxes_of(containerd: &Daemon) -> Result<Vec<PodSandbox>> {
     }
 }
 
-/// The first process of a sandbox.
-pub fn pid_of_sandbox(containerd: &Daemon, sandbox: &str) -> Result<i32> {
-    let socket = socket_of(containerd);
-    let info = unless_it_starts(|| info_of_sandbox(&socket, sandbox))?;
-    let pid = info["pid"].as_i64().context("the info has no pid")?;
-    i32::try_from(pid).context("the pid is too large")
-}
-
 /// The runtime's own facts about a sandbox.
-pub fn info_of_sandbox(socket: &Path, sandbox: &str) -> Result<Value> {
+fn info_of_sandbox(socket: &Path, sandbox: &str) -> Result<Value> {
     let info = query(socket, async |cri| cri.sandbox_info(sandbox).await)?;
     serde_json::from_str(&info).context("read the answer's info as JSON")
 }
@@ -345,36 +314,28 @@ fn unless_it_starts<A>(call: impl Fn() -> Result<A>) -> Result<A> {
 
 /// A restart takes the socket away for a moment.
 fn is_starting(error: &Error) -> bool {
-    error
-        .downcast_ref::<CriError>()
-        .is_some_and(|error| error.is_starting() || matches!(error, CriError::Connect(_)))
+    let error = error.downcast_ref::<CriError>();
+    error.is_some_and(|error| error.is_starting() || matches!(error, CriError::Connect(_)))
 }
 
 /// The socket from containerd's arguments, from its file, or the default socket.
 pub fn socket_of(containerd: &Daemon) -> PathBuf {
-    let of_file = || {
-        let config = containerd.config();
-        let text = read_text(config.as_deref().unwrap_or(Path::new(CONFIG)));
-        address_in(&text.ok()??)
-    };
-    containerd
-        .address()
-        .or_else(of_file)
-        .unwrap_or_else(|| Path::new(SOCKET).to_owned())
+    if let Some(address) = containerd.address() {
+        return address;
+    }
+    let config = containerd.config().unwrap_or_else(|| CONFIG.into());
+    let text = read_text(&config).ok().flatten();
+    let address = text.and_then(|text| address_in(&text));
+    address.unwrap_or_else(|| SOCKET.into())
 }
 
 /// The address in containerd's file: in the section of version 4, or of older versions.
 fn address_in(text: &str) -> Option<PathBuf> {
     let file: toml::Table = toml::from_str(text).ok()?;
-    let server = file
-        .get("plugins")
-        .and_then(|plugins| plugins.get("io.containerd.server.v1.grpc"));
-    Some(PathBuf::from(
-        server
-            .or_else(|| file.get("grpc"))?
-            .get("address")?
-            .as_str()?,
-    ))
+    let plugins = file.get("plugins");
+    let server = plugins.and_then(|plugins| plugins.get("io.containerd.server.v1.grpc"));
+    let address = server.or_else(|| file.get("grpc"))?.get("address")?;
+    Some(PathBuf::from(address.as_str()?))
 }
 
 const RUN: &str = "/run";
@@ -413,6 +374,15 @@ pub fn sees_processes() -> bool {
     Path::new("/proc/1/stat").symlink_metadata().is_ok()
 }
 
+/// True if a daemon of this name runs, and only root may read to which root it belongs.
+pub fn is_hidden(name: &str) -> bool {
+    let mut pids = pids_named(name);
+    pids.retain(|pid| uid_of(*pid) == Some(0));
+    pids.into_iter().any(|pid| {
+        namespace_of(pid).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
+    })
+}
+
 impl Daemon {
     /// Root's processes with this name and this `/run`, the oldest first.
     pub fn named(name: &str) -> Vec<Self> {
@@ -420,23 +390,22 @@ impl Daemon {
         if pids.is_empty() {
             return Vec::new();
         }
-        let own = read_mount_table()
-            .ok()
-            .and_then(|table| place_of(Path::new(RUN), &table));
+        let table = read_mount_table().ok();
+        let own = table.and_then(|table| place_of(Path::new(RUN), &table));
         pids.retain(|pid| match &own {
             Some(own) => run_of_process(*pid).as_ref() == Some(own),
             // If this process cannot read its own `/run` mount, each daemon may have the same `/run`.
             None => namespace_of(*pid).is_ok(),
         });
-        // between fork and exec a child still has the parent's name
-        let is_child = |pid: &u32| parent_of(*pid).is_some_and(|parent| pids.contains(&parent));
-        let mut found: Vec<Self> = pids
-            .iter()
-            .copied()
-            .filter(|pid| !is_child(pid))
-            .filter_map(Self::of)
-            .filter(Self::is_no_command)
-            .collect();
+        let mut found = Vec::new();
+        for pid in &pids {
+            // between fork and exec a child still has the parent's name
+            let parent = stat_field(*pid, PARENT).and_then(|parent| parent.try_into().ok());
+            if parent.is_some_and(|parent| pids.contains(&parent)) {
+                continue;
+            }
+            found.extend(Self::of(*pid).filter(Self::is_no_command));
+        }
         found.sort_by_key(|daemon| (daemon.started, daemon.pid));
         found
     }
@@ -452,32 +421,19 @@ impl Daemon {
         match words {
             // at the begin of an exec a process has its new name and no arguments yet
             Some(Ok(words)) => {
-                !words.is_empty()
-                    && !words[1..]
-                        .iter()
-                        .any(|word| COMMANDS.contains(&word.as_str()))
+                let mut further = words.iter().skip(1);
+                !words.is_empty() && !further.any(|word| COMMANDS.contains(&word.as_str()))
             }
             // it blocks its readers
             Some(Err(_)) | None => true,
         }
     }
 
-    /// True if a process has this name and only root may read to which root it belongs.
-    pub fn is_hidden(name: &str) -> bool {
-        let mut pids = pids_named(name);
-        pids.retain(|pid| uid_of(*pid) == Some(0));
-        pids.into_iter().any(|pid| {
-            namespace_of(pid).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
-        })
-    }
-
     /// The process with this pid, if the process exists.
     pub fn of(pid: u32) -> Option<Self> {
         let started = stat_field(pid, START_TIME)?;
-        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")
-            .ok()?
-            .trim_end()
-            .to_owned();
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+        let boot = boot.trim_end().to_owned();
         Some(Self { pid, started, boot })
     }
 
@@ -498,17 +454,17 @@ impl Daemon {
     /// The daemon's arguments, with its name first. Empty if the daemon cannot be read: then the
     /// default configuration counts.
     pub fn arguments(&self) -> Vec<String> {
-        let words = arguments_of(&[self.pid]).into_iter().flatten().flatten();
-        let words = words.collect();
-        // a later process of this pid may be a user's
-        if self.still_runs() { words } else { Vec::new() }
+        match arguments_of(&[self.pid]).pop() {
+            // a later process of this pid may be a user's
+            Some(Ok(words)) if self.still_runs() => words,
+            _ => Vec::new(),
+        }
     }
 
     /// The `PATH` of its environment, which its shims and runtimes inherit.
     pub fn search_path(&self) -> Option<OsString> {
-        let environment = contents(&[ProcessFile::of(self.pid, "environ")])
-            .pop()?
-            .ok()?;
+        let environment = contents(&[ProcessFile::of(self.pid, "environ")]);
+        let environment = environment.into_iter().next()?.ok()?;
         let mut variables = environment.split(|byte| *byte == 0);
         let path = variables.find_map(|variable| variable.strip_prefix(b"PATH="))?;
         Some(OsString::from_vec(path.to_vec()))
@@ -549,15 +505,15 @@ pub fn option(words: &[String], names: &[&str]) -> Option<String> {
 }
 
 fn service_in(cgroup: &str) -> Option<String> {
-    let paths = cgroup.lines().filter_map(|line| line.splitn(3, ':').nth(2));
-    paths
-        .flat_map(|path| path.rsplit('/'))
-        .find_map(|part| part.strip_suffix(".service"))
-        .map(str::to_owned)
-}
-
-fn parent_of(pid: u32) -> Option<u32> {
-    stat_field(pid, PARENT)?.try_into().ok()
+    for line in cgroup.lines() {
+        let path = line.splitn(3, ':').nth(2).unwrap_or_default();
+        for part in path.rsplit('/') {
+            if let Some(service) = part.strip_suffix(".service") {
+                return Some(service.to_owned());
+            }
+        }
+    }
+    None
 }
 
 /// A number of proc_pid_stat(5), by the field's number there.
@@ -567,7 +523,7 @@ fn stat_field(pid: u32, field: usize) -> Option<u64> {
 }
 
 /// The filesystem and the place in it that a path shows.
-pub fn place_of(path: &Path, table: &MountTable) -> Option<(Device, PathBuf)> {
+fn place_of(path: &Path, table: &MountTable) -> Option<(Device, PathBuf)> {
     let mount = table.mount_over(path)?;
     Some((mount.device, mount.place_in_filesystem(path)?))
 }
@@ -579,9 +535,8 @@ fn run_of_process(pid: u32) -> Option<(Device, PathBuf)> {
 }
 
 fn namespace_of(pid: u32) -> io::Result<u64> {
-    inodes(&[ProcessFile::of(pid, "ns/mnt")])
-        .pop()
-        .unwrap_or_else(|| Err(ErrorKind::NotFound.into()))
+    let namespace = inodes(&[ProcessFile::of(pid, "ns/mnt")]).pop();
+    namespace.unwrap_or_else(|| Err(ErrorKind::NotFound.into()))
 }
 
 #[cfg(test)]

@@ -7,8 +7,8 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use crate::change::Change;
-use crate::options::{InstallOptions, TargetPlan};
+use crate::change::{Change, Plan};
+use crate::options::{InstallOptions, Owner};
 use crate::running::AGENT_RESTART;
 use crate::runtimes::containerd::unit_exists;
 
@@ -26,7 +26,7 @@ const PACKAGED: [&str; 2] = [
 const SHIPPED_PREFIX: &str = "/usr/local/bin/";
 
 /// Makes systemd read a new unit.
-pub const RELOAD: &str = "systemctl daemon-reload";
+pub const RELOAD_UNITS: &str = "systemctl daemon-reload";
 /// The command after which no process runs the agent's program.
 pub const STOP: &str = "systemctl stop bindguard-agent";
 
@@ -36,35 +36,29 @@ pub fn has_agent_unit() -> bool {
 }
 
 /// Plans the unit, unless a package has one, and the link.
-pub fn plan(options: &InstallOptions) -> Result<TargetPlan> {
-    let packaged = PACKAGED
-        .iter()
-        .map(Path::new)
-        .find(|unit| unit.symlink_metadata().is_ok());
-    let mut changes = Vec::new();
-    if packaged.is_none() {
-        let text = UNIT.replace(SHIPPED_PREFIX, &format!("{}/", options.prefix.display()));
-        let text = text
-            .lines()
-            .filter(|line| !line.starts_with("# The node agent"))
-            .map(|line| format!("{line}\n"));
-        let text = format!(
-            "# The node agent of bindguard, written by `bindguard install --agent`\n{}",
-            text.collect::<String>()
-        );
-        changes.push(Change::of(
-            Path::new(OWN_UNIT),
-            Some(text.into_bytes()),
-            0o644,
-        )?);
-    }
-    changes.push(Change::link(
-        Path::new(ENABLED),
-        packaged.unwrap_or(Path::new(OWN_UNIT)),
-    )?);
-    Ok(TargetPlan {
-        changes,
+pub fn plan(options: &InstallOptions) -> Result<Plan> {
+    let mut plan = Plan {
         command: Some(AGENT_RESTART.to_owned()),
-        ..TargetPlan::default()
-    })
+        ..Plan::default()
+    };
+    let packaged = PACKAGED.map(Path::new);
+    let packaged = packaged
+        .into_iter()
+        .find(|unit| unit.symlink_metadata().is_ok());
+    let unit = packaged.unwrap_or(Path::new(OWN_UNIT));
+    if packaged.is_none() {
+        let mut text =
+            "# The node agent of bindguard, written by `bindguard install --agent`\n".to_owned();
+        let shipped = UNIT.replace(SHIPPED_PREFIX, &format!("{}/", options.prefix.display()));
+        for line in shipped.lines() {
+            if !line.starts_with("# The node agent") {
+                text.extend([line, "\n"]);
+            }
+        }
+        let change = Change::of(Owner::Agent, unit, Some(text.into_bytes()))?;
+        plan.changes.push(change);
+    }
+    let link = Change::link(Owner::Agent, ENABLED.into(), unit)?;
+    plan.changes.push(link);
+    Ok(plan)
 }

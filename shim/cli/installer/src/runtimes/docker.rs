@@ -13,8 +13,8 @@ use bindguard_core::program_names::{RUNTIME, WRAPPER};
 use bindguard_core::spec::RawObject;
 use serde_json::{Value, json};
 
-use crate::change::{self, Change, Content};
-use crate::options::{Healing, InstallOptions, Owner, PlannedChange, TargetPlan, USUAL_RUNTIME};
+use crate::change::{self, Change, Content, Plan, read_text};
+use crate::options::{InstallOptions, Owner, USUAL_RUNTIME};
 use crate::record::{Entry, Record};
 use crate::running::{self, DOCKER_RELOAD, Daemon, option};
 use crate::search_path::{SearchPath, Unusable};
@@ -23,53 +23,52 @@ use crate::search_path::{SearchPath, Unusable};
 pub const CONFIG: &str = "/etc/docker/daemon.json";
 const ENTRY: [&str; 2] = ["runtimes", RUNTIME];
 const DEFAULT: [&str; 1] = ["default-runtime"];
+const EDIT: &str = "edit /etc/docker/daemon.json";
 
 /// Plans the change to it.
-pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
-    let text = |bytes: &[u8]| {
-        String::from_utf8(bytes.to_vec()).map_err(|_| anyhow!("{CONFIG} is not text"))
-    };
-    let before = text(&change::read(Path::new(CONFIG))?.unwrap_or_default())?;
-    let entry = record.entry(&change::resolved(Path::new(CONFIG)));
+pub fn plan(options: &InstallOptions, record: &Record) -> Result<Plan> {
+    let path = Path::new(CONFIG);
+    let before = text(change::read(path)?)?;
+    let entry = record.entry(&change::resolved(path));
     let original = entry.map(Entry::original).transpose()?.flatten();
     let original = text(
         original
             .as_ref()
             .and_then(Content::bytes)
-            .unwrap_or_default(),
+            .map(<[u8]>::to_vec),
     )?;
-    let mut plan = TargetPlan {
+    let mut plan = Plan {
         command: Some(DOCKER_RELOAD.to_owned()),
-        ..TargetPlan::default()
+        ..Plan::default()
     };
-    let doing = || format!("edit {CONFIG}");
     let mut former = before.clone();
-    if is_default(&before).with_context(doing)? {
-        former = with_former_default(&before, &original).with_context(doing)?;
+    if is_default(&before).context(EDIT)? {
+        former = with_former_default(&before, &original).context(EDIT)?;
         if !options.default {
             // a reload keeps a default runtime that the file no longer names
             plan.command = Some(RESTART.to_owned());
         }
     }
-    if let Err(why) = usable_default(&former).with_context(doing)? {
-        former = without_member(&former, &DEFAULT).with_context(doing)?;
+    if let Err(why) = usable_default(&former).context(EDIT)? {
+        former = without_member(&former, &DEFAULT).context(EDIT)?;
         plan.notes.push(replaced(&why));
     }
     let after = if options.default { &before } else { &former };
-    let after =
-        edited(after, &options.prefix.join(WRAPPER), options.default).with_context(doing)?;
-    let former_default = if options.default {
-        former_default(&former).with_context(|| format!("parse {CONFIG}"))?
-    } else {
-        None
-    };
-    plan.needs_runtime = former_default.or_else(|| Some(USUAL_RUNTIME.into()));
-    plan.changes.push(Change::of(
-        Path::new(CONFIG),
-        Some(after.into_bytes()),
-        0o644,
-    )?);
+    let guard = options.prefix.join(WRAPPER);
+    let after = edited(after, &guard, options.default).context(EDIT)?;
+    let mut needs_runtime = PathBuf::from(USUAL_RUNTIME);
+    if options.default {
+        let named = former_default(&former).with_context(|| format!("parse {CONFIG}"))?;
+        needs_runtime = named.unwrap_or(needs_runtime);
+    }
+    plan.needs_runtime = Some(needs_runtime);
+    let change = Change::of(Owner::Docker, path, Some(after.into_bytes()))?;
+    plan.changes.push(change);
     Ok(plan)
+}
+
+fn text(bytes: Option<Vec<u8>>) -> Result<String> {
+    String::from_utf8(bytes.unwrap_or_default()).map_err(|_| anyhow!("{CONFIG} is not text"))
 }
 
 /// The command after which dockerd forgets what is no longer in its file. A reload of a file
@@ -79,21 +78,21 @@ pub const RESTART: &str = "systemctl restart docker";
 
 /// The edit after which Docker's default starts containers. dockerd refuses to start if its
 /// `runtimes` lack the default.
-pub fn default_after_removal(steps: &[PlannedChange]) -> Result<Healing> {
-    let step = steps.iter().find(|step| step.owner == Owner::Docker);
-    let Some(bytes) = step.and_then(|step| step.change.after.as_ref()?.bytes()) else {
-        return Ok(Healing::default());
+pub fn default_after_removal(changes: &[Change]) -> Result<Plan> {
+    let mut plan = Plan::default();
+    let change = changes.iter().find(|change| change.owner == Owner::Docker);
+    let Some(bytes) = change.and_then(|change| change.after.as_ref()?.bytes()) else {
+        return Ok(plan);
     };
-    let doing = || format!("edit {CONFIG}");
-    let text = String::from_utf8(bytes.to_vec()).with_context(doing)?;
-    let Err(why) = usable_default(&text).with_context(doing)? else {
-        return Ok(Healing::default());
-    };
-    let text = without_member(&text, &DEFAULT).with_context(doing)?;
-    Ok(Healing {
-        notes: vec![replaced(&why)],
-        edits: vec![(CONFIG.into(), text)],
-    })
+    let text = String::from_utf8(bytes.to_vec()).context(EDIT)?;
+    if let Err(why) = usable_default(&text).context(EDIT)? {
+        let text = without_member(&text, &DEFAULT).context(EDIT)?;
+        plan.notes.push(replaced(&why));
+        let path = Path::new(CONFIG);
+        let change = Change::of(Owner::Docker, path, Some(text.into_bytes()))?;
+        plan.changes.push(change);
+    }
+    Ok(plan)
 }
 
 fn replaced(why: &Unusable) -> String {
@@ -108,8 +107,8 @@ fn usable_default(text: &str) -> Result<Result<(), Unusable>> {
     let Some(name) = default.as_ref().and_then(Value::as_str) else {
         return Ok(Ok(()));
     };
+    let daemon = running::daemon_of(Owner::Docker);
     let Some(runtime) = member(text, &["runtimes", name])? else {
-        let daemon = running::daemon_of(Owner::Docker);
         let adds_more = |daemon: Daemon| option(&daemon.arguments(), &["add-runtime"]).is_some();
         let is_built_in = name == USUAL_RUNTIME || name.starts_with("io.containerd.");
         if is_built_in || daemon.is_some_and(adds_more) {
@@ -117,10 +116,9 @@ fn usable_default(text: &str) -> Result<Result<(), Unusable>> {
         }
         return Ok(Err(Unusable::NotConfigured(name.to_owned())));
     };
-    let Some(program) = runtime.get("path").and_then(Value::as_str) else {
+    let Some(program) = runtime["path"].as_str() else {
         return Ok(Ok(()));
     };
-    let daemon = running::daemon_of(Owner::Docker);
     let path = SearchPath::of(daemon.as_ref().and_then(Daemon::search_path), None);
     Ok(path.program_of(name, program).map(drop))
 }
@@ -136,10 +134,9 @@ pub fn cleaned(text: &str, original: &str) -> Result<String> {
         text = without_member(&text, &ENTRY[..1])?;
     }
     if is_default(&text)? {
-        with_former_default(&text, original)
-    } else {
-        Ok(text)
+        text = with_former_default(&text, original)?;
     }
+    Ok(text)
 }
 
 /// The text in which only the name is left, as that of `runtime`; `original` has the earlier
@@ -161,11 +158,10 @@ pub fn with_name_only(text: &str, original: &str, runtime: &Path) -> Result<Opti
 
 /// The data root, unless dockerd's command line names another.
 pub fn data_root() -> PathBuf {
-    let text = change::read(Path::new(CONFIG)).ok().flatten();
-    let text = String::from_utf8_lossy(&text.unwrap_or_default()).into_owned();
-    let named = member(&text, &["data-root"]).ok().flatten();
-    let root = named.as_ref().and_then(Value::as_str);
-    root.unwrap_or("/var/lib/docker").into()
+    let text = read_text(Path::new(CONFIG)).ok().flatten();
+    let named = member(&text.unwrap_or_default(), &["data-root"]);
+    let named = named.ok().flatten().unwrap_or_default();
+    named.as_str().unwrap_or("/var/lib/docker").into()
 }
 
 /// True if dockerd needs a restart to forget bindguard: a name of the real runtime does no harm.
@@ -180,19 +176,14 @@ fn calls_guard(entry: &Value) -> bool {
 }
 
 fn is_default(text: &str) -> Result<bool> {
-    Ok(!text.trim().is_empty() && member(text, &DEFAULT)? == Some(json!(RUNTIME)))
+    Ok(member(text, &DEFAULT)? == Some(json!(RUNTIME)))
 }
 
 fn with_former_default(text: &str, original: &str) -> Result<String> {
-    let former = if original.trim().is_empty() {
-        None
-    } else {
-        member(original, &DEFAULT)?
-    };
-    Ok(match former.filter(|former| *former != json!(RUNTIME)) {
-        Some(former) => with_member(text, &DEFAULT, &former)?,
-        None => without_member(text, &DEFAULT)?,
-    })
+    match member(original, &DEFAULT)? {
+        Some(former) if former != json!(RUNTIME) => with_member(text, &DEFAULT, &former),
+        _ => without_member(text, &DEFAULT),
+    }
 }
 
 fn edited(text: &str, guard: &Path, default: bool) -> Result<String> {
@@ -201,7 +192,7 @@ fn edited(text: &str, guard: &Path, default: bool) -> Result<String> {
     if member(&text, &ENTRY)?.as_ref() != Some(&runtime) {
         text = with_member(&text, &ENTRY, &runtime)?;
     }
-    if default && member(&text, &DEFAULT)? != Some(json!(RUNTIME)) {
+    if default && !is_default(&text)? {
         text = with_member(&text, &DEFAULT, &json!(RUNTIME))?;
     }
     Ok(text)
@@ -209,90 +200,53 @@ fn edited(text: &str, guard: &Path, default: bool) -> Result<String> {
 
 /// The path of the runtime that was the default, unless it is Docker's own runc.
 fn former_default(text: &str) -> Result<Option<PathBuf>> {
-    let Some(name) = member(text, &DEFAULT)?
-        .as_ref()
-        .and_then(Value::as_str)
-        .map(str::to_owned)
-    else {
+    let named = member(text, &DEFAULT)?.unwrap_or_default();
+    let Some(name) = named.as_str() else {
         return Ok(None);
     };
     if name == RUNTIME || name == "runc" || name.starts_with("io.containerd.runc") {
         return Ok(None);
     }
-    let path = member(text, &["runtimes", &name, "path"])?;
+    let path = member(text, &["runtimes", name, "path"])?.unwrap_or_default();
     let path = path
-        .as_ref()
-        .and_then(Value::as_str)
+        .as_str()
         .with_context(|| format!("find the path of the default runtime {name:?}"))?;
     Ok(Some(path.into()))
-}
-
-/// Why a text was not edited.
-#[derive(Debug, thiserror::Error)]
-pub enum NotEdited {
-    /// Not JSON, or not an object.
-    #[error("it is not a JSON object: {0}")]
-    Foreign(serde_json::Error),
-    /// A value that is not an object, where an object is required.
-    #[error("{0:?} in it is not an object")]
-    Member(String),
 }
 
 /// The text with `value` as the member at `path`. Missing objects on the way are created.
 ///
 /// # Errors
 /// If the text, or a value on the way, is not an object.
-fn with_member(text: &str, path: &[&str], value: &Value) -> Result<String, NotEdited> {
+fn with_member(text: &str, path: &[&str], value: &Value) -> Result<String> {
     let text = if text.trim().is_empty() { "{}\n" } else { text };
-    let (object, rest) = deepest(text, path)?;
-    let Some((name, missing)) = rest.split_first() else {
-        return Ok(text.to_owned());
-    };
-    let value = missing.iter().rev().fold(
-        value.clone(),
-        |inner, name| serde_json::json!({ *name: inner }),
-    );
-    let depth = path.len() - rest.len();
-    Ok(
-        match object
-            .members
-            .iter()
-            .rev()
-            .find(|member| member.name == *name)
-        {
-            Some(member) if missing.is_empty() => {
-                spliced(text, member.value.clone(), &value.to_string())
-            }
-            _ => object.with_added(text, name, &value, depth),
-        },
-    )
+    let (object, depth) = deepest(text, path)?;
+    let mut value = value.clone();
+    for name in path[depth + 1..].iter().rev() {
+        value = json!({ *name: value });
+    }
+    Ok(match object.member(path[depth]) {
+        Some(member) => spliced(text, member.value.clone(), &value.to_string()),
+        None => object.with_added(text, path[depth], &value, depth),
+    })
 }
 
 /// The text without the member at `path`, if it has one.
 ///
 /// # Errors
 /// If the text is not an object.
-fn without_member(text: &str, path: &[&str]) -> Result<String, NotEdited> {
-    let (object, rest) = deepest(text, path)?;
-    let [name] = rest else {
+fn without_member(text: &str, path: &[&str]) -> Result<String> {
+    let (object, depth) = deepest(text, path)?;
+    let members = &object.members;
+    let at = members.iter().position(|member| member.name == path[depth]);
+    let Some(at) = at.filter(|_| depth + 1 == path.len()) else {
         return Ok(text.to_owned());
     };
-    let Some(at) = object
-        .members
-        .iter()
-        .position(|member| member.name == *name)
-    else {
-        return Ok(text.to_owned());
-    };
-    let member = &object.members[at];
     // from the end of the member before or, for the first member, up to the beginning of the next
-    let range = match (
-        at.checked_sub(1).map(|before| &object.members[before]),
-        object.members.get(at + 1),
-    ) {
-        (Some(before), _) => before.value.end..member.value.end,
-        (None, Some(next)) => member.key..next.key,
-        (None, None) => object.inside.clone(),
+    let range = match (at, members.get(at + 1)) {
+        (0, Some(next)) => members[0].key..next.key,
+        (0, None) => object.inside.clone(),
+        _ => members[at - 1].value.end..members[at].value.end,
     };
     Ok(spliced(text, range, ""))
 }
@@ -301,15 +255,22 @@ fn without_member(text: &str, path: &[&str]) -> Result<String, NotEdited> {
 ///
 /// # Errors
 /// If the text is not JSON.
-fn member(text: &str, path: &[&str]) -> Result<Option<Value>, NotEdited> {
+fn member(text: &str, path: &[&str]) -> Result<Option<Value>> {
     if text.trim().is_empty() {
         return Ok(None);
     }
-    let whole: Value = serde_json::from_str(text).map_err(NotEdited::Foreign)?;
-    Ok(path
-        .iter()
-        .try_fold(&whole, |value, name| value.get(name))
-        .cloned())
+    let mut value: Value = serde_json::from_str(text).map_err(not_an_object)?;
+    for name in path {
+        match value.get_mut(name) {
+            Some(inner) => value = inner.take(),
+            None => return Ok(None),
+        }
+    }
+    Ok(Some(value))
+}
+
+fn not_an_object(error: serde_json::Error) -> anyhow::Error {
+    anyhow!("it is not a JSON object: {error}")
 }
 
 struct Object {
@@ -325,29 +286,19 @@ struct Member {
     value: Range<usize>,
 }
 
-/// The deepest object along `path`, and the rest of the path, for which there is no object.
-fn deepest<'p>(text: &str, path: &'p [&'p str]) -> Result<(Object, &'p [&'p str]), NotEdited> {
-    let mut object = Object::read(
-        text,
-        text.len() - text.trim_start().len()..text.trim_end().len(),
-    )
-    .map_err(NotEdited::Foreign)?;
-    for (depth, name) in path.iter().enumerate() {
-        let inner = object
-            .members
-            .iter()
-            .rev()
-            .find(|member| member.name == *name)
-            .map(|member| member.value.clone());
-        match inner {
-            Some(value) if depth + 1 < path.len() => {
-                object =
-                    Object::read(text, value).map_err(|_| NotEdited::Member((*name).to_owned()))?;
-            }
-            _ => return Ok((object, &path[depth..])),
-        }
+/// The deepest object along `path`, and the number of names that lead to it: at least the last name
+/// is left.
+fn deepest(text: &str, path: &[&str]) -> Result<(Object, usize)> {
+    let whole = text.len() - text.trim_start().len()..text.trim_end().len();
+    let mut object = Object::read(text, whole).map_err(not_an_object)?;
+    for (depth, name) in path[..path.len() - 1].iter().enumerate() {
+        let Some(member) = object.member(name) else {
+            return Ok((object, depth));
+        };
+        object = Object::read(text, member.value.clone())
+            .map_err(|_| anyhow!("{name:?} in it is not an object"))?;
     }
-    Ok((object, &[]))
+    Ok((object, path.len() - 1))
 }
 
 impl Object {
@@ -371,41 +322,29 @@ impl Object {
         })
     }
 
+    /// The last member of a name is the effective one.
+    fn member(&self, name: &str) -> Option<&Member> {
+        self.members.iter().rfind(|member| member.name == name)
+    }
+
     /// The text with an added member, formatted like its neighbours.
     fn with_added(&self, text: &str, name: &str, value: &Value, depth: usize) -> String {
         let key = Value::from(name);
-        match (self.members.last(), self.indent(text)) {
-            (Some(last), Some(indent)) => {
-                let member = format!(",{indent}{key}: {}", pretty(value, &indent));
-                spliced(text, last.value.end..last.value.end, &member)
-            }
-            (Some(last), None) => spliced(
-                text,
-                last.value.end..last.value.end,
-                &format!(", {key}: {value}"),
-            ),
-            (None, _) => {
-                let (outer, indent) = (
-                    format!("\n{}", "  ".repeat(depth)),
-                    format!("\n{}", "  ".repeat(depth + 1)),
-                );
-                spliced(
-                    text,
-                    self.inside.clone(),
-                    &format!("{indent}{key}: {}{outer}", pretty(value, &indent)),
-                )
+        let Some(last) = self.members.last() else {
+            let outer = format!("\n{}", "  ".repeat(depth));
+            let indent = format!("{outer}  ");
+            let member = format!("{indent}{key}: {}{outer}", pretty(value, &indent));
+            return spliced(text, self.inside.clone(), &member);
+        };
+        let mut member = format!(", {key}: {value}");
+        // the text between the end of a line and the last key
+        if let Some(line) = text[..last.key].rfind('\n') {
+            let indent = &text[line..last.key];
+            if indent.trim().is_empty() {
+                member = format!(",{indent}{key}: {}", pretty(value, indent));
             }
         }
-    }
-
-    /// The text between the end of a line and the last key, newline included.
-    fn indent(&self, text: &str) -> Option<String> {
-        let key = self.members.last()?.key;
-        let line = text[..key].rfind('\n')?;
-        text[line + 1..key]
-            .chars()
-            .all(char::is_whitespace)
-            .then(|| text[line..key].to_owned())
+        spliced(text, last.value.end..last.value.end, &member)
     }
 }
 
@@ -415,9 +354,7 @@ fn spliced(text: &str, range: Range<usize>, with: &str) -> String {
 
 /// A value over several lines, each behind `indent`, which begins with the newline.
 fn pretty(value: &Value, indent: &str) -> String {
-    serde_json::to_string_pretty(value)
-        .unwrap_or_default()
-        .replace('\n', indent)
+    format!("{value:#}").replace('\n', indent)
 }
 
 #[cfg(test)]

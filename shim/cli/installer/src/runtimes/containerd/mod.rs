@@ -8,33 +8,27 @@
 //! | an import with the CRI plugin's section | containerd 1.7 takes the whole section from it |
 //!
 //! An edit is right if `containerd config dump` shows the intended change and nothing else
-//! ([`effective`]). This module writes no permanent file.
+//! ([`config`]). This module writes no permanent file.
 
-mod files;
-mod handler;
+mod config;
 mod node;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use bindguard_core::program_names::{RUNTIME, WRAPPER};
 use bindguard_core::text::shell_word;
 use bindguard_operator::terminal::print_text;
 use toml::{Table, Value};
 
-use crate::change::{self, Change, Content};
-use crate::options::{Healing, InstallOptions, Owner, TargetPlan, USUAL_RUNTIME};
+use crate::change::{self, Change, Content, Doing, Plan};
+use crate::options::{InstallOptions, Owner, USUAL_RUNTIME};
 use crate::record::{HEADING, Record, text_of};
-use crate::runtimes::containerd::files::{
-    Files, Texts, imports_of, matches, patterns, with_import, with_imports_of_others,
-    without_import,
+use crate::runtimes::containerd::config::{
+    Effective, Files, PLUGINS, Texts, binary_name, handler, imports_of, is_guarded, matches,
+    patterns, with_import, with_imports_of_others, without_import,
 };
-use crate::runtimes::containerd::handler::{
-    Effective, Handler, HandlerKind, Meant, PLUGINS, is_guarded,
-};
-use crate::runtimes::containerd::node::{
-    ContainerdLayout, Distribution, Instruction, node_config, of_template,
-};
+use crate::runtimes::containerd::node::{ContainerdLayout, Distribution, node_config, of_template};
 use crate::search_path::{SearchPath, Unusable};
 use crate::toml_text::{Place, find, parse};
 
@@ -63,20 +57,17 @@ const fn place(section: &'static [&'static str]) -> Place {
 const V2: Place = place(&["plugins", PLUGINS[0], "containerd"]);
 const V3: Place = place(&["plugins", PLUGINS[1], "containerd"]);
 
-/// A file and its new text.
-type Edited = (PathBuf, String);
-
 /// Plans the changes to containerd's files, from any state in which an earlier install left them.
-pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
+pub fn plan(options: &InstallOptions, record: &Record) -> Result<Plan> {
     let layout = ContainerdLayout::detect(options.containerd_config.as_deref())?;
     let distribution = layout.distribution;
-    let mut plan = TargetPlan {
+    let mut plan = Plan {
         command: Some(layout.restart.clone()),
-        ..TargetPlan::default()
+        ..Plan::default()
     };
     let is_named = options.containerd_config.is_some();
-    if let Some(instruction) = distribution.instruction().filter(|_| !is_named) {
-        return refuse(distribution, &instruction);
+    if let Some((why, advice)) = distribution.instruction().filter(|_| !is_named) {
+        return refuse(distribution, why, &advice);
     }
     if let Some(read) = &layout.unread {
         let (named, read) = (layout.config.display(), read.display());
@@ -84,108 +75,136 @@ pub fn plan(options: &InstallOptions, record: &Record) -> Result<TargetPlan> {
             .push(format!("the running containerd reads {read}, not {named}"));
     }
     let files = Files::open(layout, options.containerd.as_deref(), record)?;
-    let (version, places) = files.places()?;
-    let before = files.effective(&files.without)?;
-    let wanted = wanted(&before, &files, options)?;
-    let attempt = Attempt {
-        files: &files,
-        place: places[0],
-        version,
-        before: &before,
-        meant: &Meant {
-            handler: wanted.handler.table.clone(),
-            default: wanted.default,
-        },
-    };
-    let now = match files.without.is_empty() {
-        true => before.clone(),
-        false => files.effective(&Texts::new())?,
-    };
-    if !attempt.is_right(&now) {
-        match distribution {
-            Distribution::EksAl2023 if !is_named => {
-                let fragment = attempt.fragment()?;
-                let file = &files.layout.config;
-                return refuse(distribution, &node_config(&fragment, &options.prefix, file));
-            }
-            _ => match attempt.at_any_place(places)? {
-                Some(edits) => plan.changes = changes(edits, &files, record)?,
-                None => plan.advice = Some(attempt.advice()?),
-            },
-        }
-        for kind in HandlerKind::all_on(files.version) {
-            let Ok(handler) = kind.handler(&wanted.guarded, &options.prefix) else {
-                continue;
-            };
-            let meant = Meant {
-                handler: handler.table,
-                default: attempt.meant.default.clone(),
-            };
-            plan.guards_already |= before.surprises(&now, &meant).is_empty();
-        }
-    }
-    let handler = wanted.handler;
-    // Both are true of the wrapper alone.
-    if handler.needs_runtime.is_some() && is_guarded(&handler.table) {
+    let (major, minor) = files.version;
+    ensure!(
+        (major, minor) >= (1, 7),
+        "install needs containerd 1.7 or newer, and this is {major}.{minor}"
+    );
+    if options.wrapper {
         let program = options.prefix.join(WRAPPER);
         plan.notes.push(format!(
             "every create fails while {} is missing: `bindguard install --wrapper` puts it back",
             program.display()
         ));
     }
-    plan.needs_runtime = handler.needs_runtime;
-    plan.needs_programs = wanted.programs;
-    plan.notes.extend(wanted.note);
-    if !handler.lost.is_empty() {
-        plan.notes.push(format!(
-            "containerd 1.6 does not hand these options of {} to another shim: {}; with --wrapper they stay",
-            wanted.base,
-            handler.lost.join(", ")
-        ));
+    let (version, places) = files.places()?;
+    let before = files.effective(&files.without)?;
+    let edit = Edit::of(&files, version, &before, options, &mut plan)?;
+    let now = match files.without.is_empty() {
+        true => before.clone(),
+        false => files.effective(&Texts::new())?,
+    };
+    if !edit.is_right(&now) {
+        if distribution == Distribution::EksAl2023 && !is_named {
+            let fragment = edit.with_handler(places[0], "", true)?;
+            let advice = node_config(&fragment, &options.prefix, &files.layout.config);
+            return refuse(
+                distribution,
+                "nodeadm writes containerd's file at each boot",
+                &advice,
+            );
+        }
+        // if containerd reads no place, the error of the first place
+        let first = edit.edits(places[0]);
+        let edits = match first {
+            Err(_) => edit.edits(places[1]).or(first)?,
+            Ok(edits) => edits,
+        };
+        match edits {
+            Some(edits) => plan.changes = changes(edits, &files, record)?,
+            None => plan.advice = Some(edit.advice(places[0])?),
+        }
     }
     Ok(plan)
 }
 
+fn refuse<T>(distribution: Distribution, why: &str, advice: &str) -> Result<T> {
+    print_text(advice)?;
+    bail!(
+        "edit containerd's files on {}: {why}; see the lines above",
+        distribution.name()
+    )
+}
+
 /// An installation that is being planned.
-#[derive(Clone, Copy)]
-struct Attempt<'a> {
+struct Edit<'a> {
     files: &'a Files,
-    /// The place of the handler in the edited file.
-    place: Place,
+    /// The version of the main file.
     version: i64,
     /// The effective configuration without bindguard.
     before: &'a Effective,
-    meant: &'a Meant,
+    handler: Table,
+    /// The default runtime, if it has to change.
+    default: Option<String>,
 }
 
-impl Attempt<'_> {
-    /// True if the files have this effect as they are.
-    fn is_right(&self, now: &Effective) -> bool {
-        self.before.surprises(now, self.meant).is_empty()
-    }
-
-    fn effective_with(&self, edits: &[Edited]) -> Result<Effective> {
-        let mut texts = self.files.without.clone();
-        for (path, text) in edits {
-            texts.insert(path.clone(), Some(text.clone()));
+impl<'a> Edit<'a> {
+    /// The handler for this node. A default that starts no container is replaced by runc, with a note:
+    /// a create never runs another runtime than the configured one, so an installation has to.
+    fn of(
+        files: &'a Files,
+        version: i64,
+        before: &'a Effective,
+        options: &InstallOptions,
+        plan: &mut Plan,
+    ) -> Result<Self> {
+        let path = &files.search_path();
+        let mut default = options.default.then(|| RUNTIME.to_owned());
+        let mut base = base_of(before, options);
+        let find_programs = || -> Result<Vec<PathBuf>, Unusable> {
+            let mut found = Vec::new();
+            if !options.default {
+                found = before.usable(&before.default, path)?;
+            }
+            found.extend(before.oci_runtime(base, path)?);
+            Ok(found)
+        };
+        plan.needs_programs = match find_programs() {
+            Ok(programs) => programs,
+            Err(why) => {
+                let (programs, note) = replaced(before, why, path)?;
+                plan.notes.push(note);
+                base = USUAL_RUNTIME;
+                default.get_or_insert(base.to_owned());
+                programs
+            }
+        };
+        let guarded = before.runtime(base).with_context(|| {
+            format!(
+                "find the runtime {base:?} in containerd's effective configuration: {}",
+                before.names().join(", ")
+            )
+        })?;
+        let handler =
+            handler(&guarded, options).with_context(|| format!("guard the runtime {base:?}"))?;
+        if options.wrapper {
+            plan.needs_runtime = Some(binary_name(&guarded).into());
         }
-        self.files.effective(&texts)
+        Ok(Self {
+            files,
+            version,
+            before,
+            handler,
+            default,
+        })
     }
 
-    /// The edits, with the handler at the first place that containerd reads. `None` if the edit is the
-    /// operator's. If containerd reads no place, the error of the first place.
-    fn at_any_place(&self, places: [Place; 2]) -> Result<Option<Vec<Edited>>> {
-        let first = self.edits();
-        if first.is_ok() {
-            return first;
-        }
-        let place = places[1];
-        Self { place, ..*self }.edits().or(first)
+    fn surprises(&self, after: &Effective) -> Vec<String> {
+        self.before
+            .surprises(after, &self.handler, self.default.as_deref())
     }
 
-    fn edits(&self) -> Result<Option<Vec<Edited>>> {
-        let layout = &self.files.layout;
-        let main = self.files.main_text(&self.files.without)?;
+    /// True if a configuration has this effect and no other.
+    fn is_right(&self, after: &Effective) -> bool {
+        self.surprises(after).is_empty()
+    }
+
+    /// The files to edit and their new texts, with the handler at this place. `None` if the edit is the
+    /// operator's.
+    fn edits(&self, place: Place) -> Result<Option<Vec<(PathBuf, String)>>> {
+        let files = self.files;
+        let layout = &files.layout;
+        let main = files.main_text(&files.without)?;
         let mut has_folder = false;
         for pattern in patterns(&layout.config, &main)? {
             let path = pattern.with_file_name(DROP_IN);
@@ -193,8 +212,8 @@ impl Attempt<'_> {
                 continue;
             }
             has_folder = true;
-            let edits = vec![(path.clone(), self.drop_in(&path)?)];
-            if self.is_right(&self.effective_with(&edits)?) {
+            let edits = vec![self.drop_in(place, path)?];
+            if self.is_right(&files.effective_with(&edits)?) {
                 return Ok(Some(edits));
             }
         }
@@ -203,32 +222,29 @@ impl Attempt<'_> {
             Distribution::K3s | Distribution::Rke2 | Distribution::Microk8s => return Ok(None),
             Distribution::K0s if main.contains(K0S_MANAGED) => {
                 // k0s before 1.36.1 merges the drop-ins into a file, and the attempt is on that
-                for import in self.files.imports(&self.files.without)? {
-                    if self.in_file(&import)?.is_some() {
+                for import in files.imports(&files.without)? {
+                    if self.in_file(place, &import)?.is_some() {
                         let path = Path::new(K0S_FOLDER).join(DROP_IN);
-                        let text = self.drop_in(&path)?;
-                        return Ok(Some(vec![(path, text)]));
+                        return Ok(Some(vec![self.drop_in(place, path)?]));
                     }
                 }
                 bail!("k0s' containerd would not read a runtime {RUNTIME:?}: nothing was changed");
             }
             _ => {}
         }
-        if self.files.version >= (2, 0) && !has_folder {
+        if files.version >= (2, 0) && !has_folder {
             let folder = layout.config.with_file_name(FOLDER);
             let pattern = folder.join("*.toml").display().to_string();
-            let path = folder.join(DROP_IN);
-            let imports = with_import(&main, &pattern)?;
-            let drop_in = self.drop_in(&path)?;
-            let edits = vec![(path, drop_in), (layout.config.clone(), imports)];
-            if self.is_right(&self.effective_with(&edits)?) {
+            let imports = (layout.config.clone(), with_import(&main, &pattern)?);
+            let edits = vec![self.drop_in(place, folder.join(DROP_IN))?, imports];
+            if self.is_right(&files.effective_with(&edits)?) {
                 return Ok(Some(edits));
             }
         }
         let mut candidates = vec![layout.config.clone()];
-        candidates.extend(self.files.imports(&self.files.without)?);
+        candidates.extend(files.imports(&files.without)?);
         for path in candidates {
-            if let Some(edited) = self.in_file(&path)? {
+            if let Some(edited) = self.in_file(place, &path)? {
                 return Ok(Some(vec![edited]));
             }
         }
@@ -240,33 +256,32 @@ impl Attempt<'_> {
     }
 
     /// The drop-in's text: the present text plus the handler, or a new text.
-    fn drop_in(&self, path: &Path) -> Result<String> {
-        let present = self.files.text(&self.files.without, path)?;
+    fn drop_in(&self, place: Place, path: PathBuf) -> Result<(PathBuf, String)> {
+        let present = self.files.text(&path)?;
         let text = present.unwrap_or_else(|| format!("{HEADING}version = {}\n", self.version));
-        self.with_handler(&text)
-            .with_context(|| format!("edit {}", path.display()))
-    }
-
-    /// The lines of the handler alone.
-    fn fragment(&self) -> Result<String> {
-        let mut text = String::new();
-        if let Some(default) = &self.meant.default {
-            text = self.place.with_default(&text, default)?;
-        }
-        let handler = Value::Table(self.meant.handler.clone());
-        Ok(self.place.with_runtime(&text, RUNTIME, &handler)?)
+        let text = self
+            .with_handler(place, &text, false)
+            .doing("edit", &path)?;
+        Ok((path, text))
     }
 
     /// The operator's own steps where a distribution writes containerd's file from a template.
-    fn advice(&self) -> Result<String> {
+    fn advice(&self, place: Place) -> Result<String> {
         let layout = &self.files.layout;
-        let handler = Value::Table(self.meant.handler.clone());
-        let table = self.place.with_runtime("", RUNTIME, &handler)?;
+        let handler = Value::Table(self.handler.clone());
+        let table = place.with_runtime("", RUNTIME, &handler)?;
         let template = match layout.distribution {
             Distribution::Microk8s => PathBuf::from(MICROK8S),
-            _ => k3s_template(&layout.config, self.version),
+            _ => {
+                let [of_version, older] = k3s_templates(&layout.config);
+                let is_there = |template: &Path| template.symlink_metadata().is_ok();
+                match self.version {
+                    3 if is_there(&of_version) || !is_there(&older) => of_version,
+                    _ => older,
+                }
+            }
         };
-        let default = self.meant.default.as_deref();
+        let default = self.default.as_deref();
         Ok(of_template(layout, &template, &table, default))
     }
 
@@ -280,88 +295,79 @@ impl Attempt<'_> {
         )
     }
 
-    /// The text with the handler, and with the default if that is meant.
-    fn with_handler(&self, text: &str) -> Result<String> {
+    /// The text with the handler, and with the default if that is meant. A part that is effective
+    /// without bindguard is added only to `all`.
+    fn with_handler(&self, place: Place, text: &str, all: bool) -> Result<String> {
         let mut edited = text.to_owned();
-        if let Some(default) = &self.meant.default
-            && self.before.default() != default
+        if let Some(default) = &self.default
+            && (all || self.before.default != *default)
         {
-            edited = self.place.with_default(&edited, default)?;
+            edited = place.with_default(&edited, default)?;
         }
-        if self.before.runtime(RUNTIME).as_ref() != Some(&self.meant.handler) {
-            let handler = Value::Table(self.meant.handler.clone());
-            edited = self.place.with_runtime(&edited, RUNTIME, &handler)?;
+        if all || self.before.runtime(RUNTIME).as_ref() != Some(&self.handler) {
+            let handler = Value::Table(self.handler.clone());
+            edited = place.with_runtime(&edited, RUNTIME, &handler)?;
         }
         Ok(edited)
     }
 
     /// An edit of the main file or of an import, with the runtimes that would be lost by naming one.
     /// `None` if containerd does not take its runtimes from this file.
-    fn in_file(&self, path: &Path) -> Result<Option<Edited>> {
-        let doing = || format!("edit {}", path.display());
-        let main = &self.files.layout.config;
-        let text = match path == main {
-            true => Some(self.files.main_text(&self.files.without)?),
-            false => self.files.text(&self.files.without, path)?,
+    fn in_file(&self, place: Place, path: &Path) -> Result<Option<(PathBuf, String)>> {
+        let files = self.files;
+        let is_main = path == files.layout.config;
+        let text = match is_main {
+            true => Some(files.main_text(&files.without)?),
+            false => files.text(path)?,
         };
         let Some(text) = text else {
             return Ok(None);
         };
-        if path != main && find(&parse(&text)?, self.place.section).is_none() {
+        if !is_main && find(&parse(&text)?, place.section).is_none() {
             return Ok(None);
         }
-        let mut edit = [(
-            path.to_owned(),
-            self.with_handler(&text).with_context(doing)?,
-        )];
-        let mut after = self.effective_with(&edit)?;
-        if after.runtime(RUNTIME).as_ref() != Some(&self.meant.handler) {
+        let text = self.with_handler(place, &text, false).doing("edit", path)?;
+        let mut edit = [(path.to_owned(), text)];
+        let mut after = files.effective_with(&edit)?;
+        if after.runtime(RUNTIME).as_ref() != Some(&self.handler) {
             return Ok(None);
         }
-        let lost: Vec<_> = self.before.lost_in(&after).collect();
-        for (name, table) in lost {
-            let text = self
-                .place
-                .with_runtime(&edit[0].1, name, &Value::Table(table));
-            edit[0].1 = text.with_context(doing)?;
-            after = self.effective_with(&edit)?;
+        for (name, table) in self.before.lost_in(&after) {
+            let text = place.with_runtime(&edit[0].1, name, &Value::Table(table));
+            edit[0].1 = text.doing("edit", path)?;
+            after = files.effective_with(&edit)?;
         }
-        let meant = self.meant.default.as_deref();
-        if after.default() != meant.unwrap_or(self.before.default())
-            && let Some(later) = self.files.import_with_default()?
+        let meant = self.default.as_deref();
+        if after.default != meant.unwrap_or(&self.before.default)
+            && let Some(later) = files.import_with_default()?
         {
             bail!(
                 "make bindguard containerd's default: {} names the default {:?}, and containerd reads that file after {}; remove default_runtime_name from the file, or run this without --default",
                 later.display(),
-                after.default(),
+                after.default,
                 path.display()
             );
         }
-        let surprises = self.before.surprises(&after, self.meant);
-        if !surprises.is_empty() {
-            bail!(
-                "with {} edited, containerd config dump differs in more than was meant ({}), so nothing was changed: {}",
-                path.display(),
-                surprises.join(", "),
-                self.next_step()
-            );
-        }
-        let [edit] = edit;
-        Ok(Some(edit))
+        let surprises = self.surprises(&after);
+        ensure!(
+            surprises.is_empty(),
+            "with {} edited, containerd config dump differs in more than was meant ({}), so nothing was changed: {}",
+            path.display(),
+            surprises.join(", "),
+            self.next_step()
+        );
+        Ok(edit.into_iter().next())
     }
 }
 
 /// The changes: the files to edit, and the files of earlier installs that become what they were.
-fn changes(edits: Vec<Edited>, files: &Files, record: &Record) -> Result<Vec<Change>> {
+fn changes(edits: Vec<(PathBuf, String)>, files: &Files, record: &Record) -> Result<Vec<Change>> {
+    let owner = Owner::Containerd;
     let mut changes = Vec::new();
     for (path, text) in edits {
-        changes.push(Change::of(&path, Some(text.into_bytes()), 0o644)?);
+        changes.push(Change::of(owner, &path, Some(text.into_bytes()))?);
     }
-    for entry in record
-        .files
-        .iter()
-        .filter(|it| it.owner == Owner::Containerd)
-    {
+    for entry in record.files.iter().filter(|entry| entry.owner == owner) {
         if changes.iter().any(|change| change.path == entry.path) {
             continue;
         }
@@ -371,7 +377,7 @@ fn changes(edits: Vec<Edited>, files: &Files, record: &Record) -> Result<Vec<Cha
         let without = without_bindguard(&entry.path, &present, record)?;
         let without = without.as_ref().and_then(Content::bytes);
         // a file of an earlier install on another main file is not read by this one
-        changes.push(Change::of(&entry.path, without.map(<[u8]>::to_vec), 0o644)?);
+        changes.push(Change::of(owner, &entry.path, without.map(<[u8]>::to_vec))?);
     }
     let main = change::resolved(&files.layout.config);
     // the import before the file that it names, and the file before its import
@@ -379,17 +385,7 @@ fn changes(edits: Vec<Edited>, files: &Files, record: &Record) -> Result<Vec<Cha
     Ok(changes)
 }
 
-/// The template of k3s and RKE2 for this version of the file.
-fn k3s_template(config: &Path, version: i64) -> PathBuf {
-    let [of_version, older] = k3s_templates(config);
-    match version {
-        3 if of_version.symlink_metadata().is_ok() || older.symlink_metadata().is_err() => {
-            of_version
-        }
-        _ => older,
-    }
-}
-
+/// The templates of k3s and RKE2: for version 3 of the file, and for any.
 fn k3s_templates(config: &Path) -> [PathBuf; 2] {
     ["config-v3.toml.tmpl", "config.toml.tmpl"].map(|name| config.with_file_name(name))
 }
@@ -403,11 +399,11 @@ pub fn sandbox_image(options: &InstallOptions, record: &Record) -> Result<Option
     Ok(effective.sandbox_image().map(str::to_owned))
 }
 
-/// The files in which an installation may have put an entry, and the templates in which an operator
-/// may have. `named`: the main file that the operator named.
-pub fn files(named: Option<&Path>) -> (Vec<PathBuf>, Vec<PathBuf>) {
+/// The files in which an installation may have put an entry, with `true`, and the templates in which an
+/// operator may have. `named`: the main file that the operator named.
+pub fn files(named: Option<&Path>) -> Vec<(PathBuf, bool)> {
     let Ok(layout) = ContainerdLayout::detect(named) else {
-        return (Vec::new(), Vec::new());
+        return Vec::new();
     };
     let mut files = imports_of(&layout.config).unwrap_or_default();
     let mut templates = Vec::new();
@@ -419,7 +415,10 @@ pub fn files(named: Option<&Path>) -> (Vec<PathBuf>, Vec<PathBuf>) {
     }
     files.sort();
     files.dedup();
-    (files, templates)
+    let files = files.into_iter().map(|path| (path, true));
+    files
+        .chain(templates.into_iter().map(|path| (path, false)))
+        .collect()
 }
 
 /// True if containerd reads this file as its main file.
@@ -462,74 +461,6 @@ fn cleaned(text: &str, original: Option<&str>) -> Result<String> {
     }
 }
 
-fn refuse<T>(distribution: Distribution, instruction: &Instruction) -> Result<T> {
-    print_text(&instruction.advice)?;
-    bail!(
-        "edit containerd's files on {}: {}; see the lines above",
-        distribution.name(),
-        instruction.why
-    )
-}
-
-struct Wanted {
-    /// The runtime that it guards.
-    base: String,
-    /// That runtime's table.
-    guarded: Table,
-    handler: Handler,
-    /// The default runtime, if it has to change.
-    default: Option<String>,
-    /// The programs that new containers need, without bindguard's own.
-    programs: Vec<PathBuf>,
-    /// The default that was replaced.
-    note: Option<String>,
-}
-
-/// The handler for this node. A default that starts no container is replaced by runc, with a note:
-/// a create never runs another runtime than the configured one, so an installation has to.
-fn wanted(before: &Effective, files: &Files, options: &InstallOptions) -> Result<Wanted> {
-    let path = &files.layout.search_path(files.program());
-    let mut default = options.default.then(|| RUNTIME.to_owned());
-    let mut base = base_of(before, options).to_owned();
-    let mut note = None;
-    let of_default = match options.default {
-        true => Ok(Vec::new()),
-        false => before.usable_default(path),
-    };
-    let found = of_default.and_then(|mut found| {
-        found.extend(before.oci_runtime(&base, path)?);
-        Ok(found)
-    });
-    let programs = match found {
-        Ok(programs) => programs,
-        Err(why) => {
-            let (programs, replaced) = replaced(before, why, path)?;
-            note = Some(replaced);
-            USUAL_RUNTIME.clone_into(&mut base);
-            default.get_or_insert(base.clone());
-            programs
-        }
-    };
-    let guarded = before.runtime(&base).with_context(|| {
-        format!(
-            "find the runtime {base:?} in containerd's effective configuration: {}",
-            before.names().join(", ")
-        )
-    })?;
-    let kind = HandlerKind::on(files.version, options.wrapper, options.default, &guarded);
-    let handler = kind
-        .handler(&guarded, &options.prefix)
-        .with_context(|| format!("guard the runtime {base:?}"))?;
-    Ok(Wanted {
-        base,
-        guarded,
-        handler,
-        default,
-        programs,
-        note,
-    })
-}
-
 /// The programs of runc, which takes the place of a default that starts no container, and the note
 /// about that.
 ///
@@ -556,25 +487,27 @@ fn replaced(
 ///
 /// # Errors
 /// If no edit gives containerd such a default: then bindguard has to stay in the files.
-pub fn default_after_removal(record: &Record) -> Result<Healing> {
-    let options = record.verified(Owner::Containerd).map(|it| &it.options);
+pub fn default_after_removal(record: &Record) -> Result<Plan> {
+    let installed = record.verified(Owner::Containerd);
+    let options = installed.map(|installed| &installed.options);
     let named = options.and_then(|options| options.containerd_config.as_deref());
     let program = options.and_then(|options| options.containerd.as_deref());
-    let unknown = |error: anyhow::Error| Healing {
-        notes: vec![format!(
-            "containerd's default runtime after the removal is not known: {error:#}"
-        )],
-        edits: Vec::new(),
+    let mut plan = Plan::default();
+    let unknown = |error: anyhow::Error| {
+        format!("containerd's default runtime after the removal is not known: {error:#}")
     };
-    let found = ContainerdLayout::detect(named).and_then(|layout| {
-        let files = Files::open(layout, program, record)?;
+    let open = || {
+        let files = Files::open(ContainerdLayout::detect(named)?, program, record)?;
         files.places()?;
-        Ok(files)
-    });
-    let files = match found {
+        anyhow::Ok(files)
+    };
+    let files = match open() {
         Ok(files) => files,
         // a containerd that was removed, or serves no pods, needs no default
-        Err(error) => return Ok(unknown(error)),
+        Err(error) => {
+            plan.notes.push(unknown(error));
+            return Ok(plan);
+        }
     };
     let after = match files.effective(&files.without) {
         Ok(after) => after,
@@ -583,19 +516,24 @@ pub fn default_after_removal(record: &Record) -> Result<Healing> {
                 "containerd would not read its files after the removal: nothing was changed",
             ));
         }
-        Err(error) => return Ok(unknown(error)),
+        Err(error) => {
+            plan.notes.push(unknown(error));
+            return Ok(plan);
+        }
     };
-    let path = files.layout.search_path(files.program());
-    let Err(why) = after.usable_default(&path) else {
-        return Ok(Healing::default());
+    let path = files.search_path();
+    let gone = &after.default;
+    let Err(why) = after.usable(gone, &path) else {
+        return Ok(plan);
     };
-    let gone = after.default();
     let (_, note) = replaced(&after, why, &path)?;
-    match files.with_default_instead_of(gone, USUAL_RUNTIME)? {
-        Some(edit) if !files.layout.is_generated(&edit.0) => Ok(Healing {
-            notes: vec![note],
-            edits: vec![edit],
-        }),
+    match files.with_runc_instead_of(gone)? {
+        Some((file, text)) if !files.layout.is_generated(&file) => {
+            plan.notes.push(note);
+            let change = Change::of(Owner::Containerd, &file, Some(text.into_bytes()))?;
+            plan.changes.push(change);
+            Ok(plan)
+        }
         _ => bail!(
             "containerd's default runtime {gone:?} would start no container, and no file that names this default can be edited: nothing was changed, make {USUAL_RUNTIME} the default, then run this again"
         ),
@@ -605,14 +543,10 @@ pub fn default_after_removal(record: &Record) -> Result<Healing> {
 /// The runtime to guard: the node's default, whatever its name, because pods need its options. If
 /// the default calls no runc, as kata does, pods that request bindguard get runc.
 fn base_of<'e>(before: &'e Effective, options: &InstallOptions) -> &'e str {
-    let is_guarded = |name: &str| {
-        let table = before.runtime(name);
-        table.is_some_and(|table| is_guarded(&table))
-    };
-    let default = before.default();
-    if options.default || is_guarded(default) || !is_guarded("runc") {
-        default
+    let is_guarded = |name: &str| before.runtime(name).is_some_and(|table| is_guarded(&table));
+    if options.default || is_guarded(&before.default) || !is_guarded(USUAL_RUNTIME) {
+        &before.default
     } else {
-        "runc"
+        USUAL_RUNTIME
     }
 }

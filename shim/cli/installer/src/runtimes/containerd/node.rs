@@ -63,16 +63,16 @@ impl ContainerdLayout {
             ),
         };
         let of_daemon = daemon.map(reads);
-        let config = named
-            .map(Path::to_owned)
-            .or(of_daemon.clone())
-            .unwrap_or_else(|| config_of_files(root));
+        let config = match (named, &of_daemon) {
+            (Some(config), _) => config.to_owned(),
+            (None, Some(config)) => config.clone(),
+            (None, None) => config_of_files(root),
+        };
         let distribution = Distribution::of(root, &config);
+        let program = daemon.and_then(Daemon::program);
         Ok(Self {
             distribution,
-            program: daemon
-                .and_then(Daemon::program)
-                .filter(|program| program.symlink_metadata().is_ok()),
+            program: program.filter(|program| program.symlink_metadata().is_ok()),
             restart: format!("systemctl restart {}", service(root, distribution, daemon)),
             unread: of_daemon.filter(|read| *read != config),
             config,
@@ -95,22 +95,25 @@ impl ContainerdLayout {
 
 /// The file that a containerd would read if it were started.
 fn config_of_files(root: &Path) -> PathBuf {
-    let below = |path: &&str| root.join(&path[1..]).symlink_metadata().is_ok();
-    let generated = GENERATED.iter().find(|path| below(path)).map(PathBuf::from);
-    generated
-        .or_else(|| config_of(root, "containerd"))
-        .unwrap_or_else(|| DEFAULT.into())
+    for path in GENERATED {
+        if root.join(&path[1..]).symlink_metadata().is_ok() {
+            return PathBuf::from(path);
+        }
+    }
+    config_of(root, "containerd").unwrap_or_else(|| DEFAULT.into())
 }
 
 /// The service of the running containerd, or of the distribution if there is such a unit.
 fn service(root: &Path, distribution: Distribution, daemon: Option<&Daemon>) -> String {
-    let known = distribution.services();
-    // a test's own containerd, for example, must not restart the node's service
-    let is_known =
-        |service: &String| known.contains(&service.as_str()) || service.contains("containerd");
-    let running = daemon.and_then(Daemon::service).filter(is_known);
-    let with_unit = || known.iter().find(|service| unit_exists(root, service));
-    running.unwrap_or_else(|| (*with_unit().or(known.last()).unwrap_or(&"containerd")).to_owned())
+    let (_, known) = distribution.name_and_services();
+    if let Some(service) = daemon.and_then(Daemon::service) {
+        // a test's own containerd, for example, must not restart the node's service
+        if known.contains(&service.as_str()) || service.contains("containerd") {
+            return service;
+        }
+    }
+    let with_unit = known.iter().find(|service| unit_exists(root, service));
+    (*with_unit.unwrap_or(&known[known.len() - 1])).to_owned()
 }
 
 /// A distribution that keeps containerd's files in its own way.
@@ -164,39 +167,28 @@ impl Distribution {
     }
 
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Plain => "plain containerd",
-            Self::K3s => "k3s",
-            Self::Rke2 => "RKE2",
-            Self::Microk8s => "MicroK8s",
-            Self::K0s => "k0s",
-            Self::Talos => "Talos",
-            Self::Bottlerocket => "Bottlerocket",
-            Self::Flatcar => "Flatcar",
-            Self::EksAl2023 => "EKS on Amazon Linux 2023",
-            Self::GkeCos => "GKE on Container-Optimized OS",
-        }
+        self.name_and_services().0
     }
 
     /// The services that may start the distribution's containerd, the most likely first.
-    pub fn services(self) -> &'static [&'static str] {
+    fn name_and_services(self) -> (&'static str, &'static [&'static str]) {
         match self {
-            Self::K3s => &["k3s-agent", "k3s"],
-            Self::Rke2 => &["rke2-agent", "rke2-server"],
-            Self::Microk8s => &["snap.microk8s.daemon-containerd"],
-            Self::K0s => &["k0sworker", "k0scontroller"],
-            Self::Plain
-            | Self::Talos
-            | Self::Bottlerocket
-            | Self::Flatcar
-            | Self::EksAl2023
-            | Self::GkeCos => &["containerd"],
+            Self::Plain => ("plain containerd", &["containerd"]),
+            Self::K3s => ("k3s", &["k3s-agent", "k3s"]),
+            Self::Rke2 => ("RKE2", &["rke2-agent", "rke2-server"]),
+            Self::Microk8s => ("MicroK8s", &["snap.microk8s.daemon-containerd"]),
+            Self::K0s => ("k0s", &["k0sworker", "k0scontroller"]),
+            Self::Talos => ("Talos", &["containerd"]),
+            Self::Bottlerocket => ("Bottlerocket", &["containerd"]),
+            Self::Flatcar => ("Flatcar", &["containerd"]),
+            Self::EksAl2023 => ("EKS on Amazon Linux 2023", &["containerd"]),
+            Self::GkeCos => ("GKE on Container-Optimized OS", &["containerd"]),
         }
     }
 
     /// Why an edit of its files would not last, and what to do instead. `None` if `install` can do
     /// it.
-    pub fn instruction(self) -> Option<Instruction> {
+    pub fn instruction(self) -> Option<(&'static str, String)> {
         let (why, advice) = match self {
             Self::Talos => (
                 "it has a read-only root and configures containerd from its machine config",
@@ -212,33 +204,25 @@ impl Distribution {
             Self::EksAl2023 => return None,
             Self::Plain | Self::K3s | Self::Rke2 | Self::Microk8s | Self::K0s => return None,
         };
-        let fill = |text: &str| text.replace("RUNTIME", RUNTIME).replace("SHIM", SHIM);
-        Some(Instruction {
-            why,
-            advice: fill(advice),
-        })
+        let advice = advice.replace("RUNTIME", RUNTIME).replace("SHIM", SHIM);
+        Some((why, advice))
     }
 }
 
 /// The instruction for EKS, whose nodeadm merges a fragment of the user data into containerd's
 /// file. The fragment has the plugin's name of that file's version, and every option of the runtime
 /// that nodeadm chose for the node.
-pub fn node_config(fragment: &str, prefix: &Path, file: &Path) -> Instruction {
-    let lines = fragment.trim().lines().map(|line| {
-        if line.is_empty() {
-            String::new()
-        } else {
-            format!("      {line}")
-        }
-    });
-    let lines: Vec<String> = lines.collect();
-    let advice = EKS
-        .replace("PREFIX", &prefix.display().to_string())
-        .replace("FILE", &file.display().to_string());
-    Instruction {
-        why: "nodeadm writes containerd's file at each boot",
-        advice: advice.replace("FRAGMENT", &lines.join("\n")),
+pub fn node_config(fragment: &str, prefix: &Path, file: &Path) -> String {
+    let mut lines = Vec::new();
+    for line in fragment.trim().lines() {
+        lines.push(match line {
+            "" => String::new(),
+            line => format!("      {line}"),
+        });
     }
+    EKS.replace("PREFIX", &prefix.display().to_string())
+        .replace("FILE", &file.display().to_string())
+        .replace("FRAGMENT", &lines.join("\n"))
 }
 
 /// The steps where a program writes containerd's file from a template at each start.
@@ -258,26 +242,16 @@ pub fn of_template(
         text += ", and begin a new file with the line {{ template \"base\" . }}";
     }
     text += &format!("\n{table}");
-    match default {
+    text += &match default {
         Some(default) if is_microk8s => {
-            text += &format!("# Change default_runtime_name in that file to {default:?}.\n");
+            format!("# Change default_runtime_name in that file to {default:?}.\n")
         }
         Some(default) => {
-            text +=
-                &format!("# Put `default-runtime: {default}` into config.yaml of /etc/rancher.\n");
+            format!("# Put `default-runtime: {default}` into config.yaml of /etc/rancher.\n")
         }
-        None => {}
-    }
+        None => String::new(),
+    };
     text + &format!("# Then: {restart}\n")
-}
-
-/// The operator's own steps where `install` edits no file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Instruction {
-    /// Why `install` does not.
-    pub why: &'static str,
-    /// The fragment, or the steps.
-    pub advice: String,
 }
 
 const TALOS: &str = r#"# Build a system extension with the programs in /usr/local/bin, and apply this patch of the machine config:
@@ -334,55 +308,61 @@ const FOLDERS: [&str; 5] = [
 
 /// True if there is a service of this name.
 pub fn unit_exists(root: &Path, service: &str) -> bool {
-    FOLDERS.iter().any(|folder| {
-        root.join(folder)
-            .join(format!("{service}.service"))
-            .symlink_metadata()
-            .is_ok()
-    })
+    let unit = format!("{service}.service");
+    FOLDERS
+        .iter()
+        .any(|folder| root.join(folder).join(&unit).symlink_metadata().is_ok())
 }
 
 /// The file that `--config` names in the service's command.
-pub fn config_of(root: &Path, service: &str) -> Option<PathBuf> {
-    let texts = texts(root, service);
-    let lines = || texts.iter().flat_map(|text| text.lines()).map(str::trim);
-    let command = lines()
-        .filter_map(|line| line.strip_prefix("ExecStart="))
-        .rfind(|command| !command.is_empty())?;
-    let variables = lines()
-        .filter_map(|line| line.strip_prefix("Environment="))
-        .flat_map(str::split_whitespace);
-    let variables = variables.filter_map(|word| word.trim_matches('"').split_once('='));
-    let expanded = variables.fold(command.to_owned(), |command, (name, value)| {
-        command
-            .replace(&format!("${{{name}}}"), value)
-            .replace(&format!("${name}"), value)
-    });
-    let words: Vec<String> = expanded.split_whitespace().map(str::to_owned).collect();
+fn config_of(root: &Path, service: &str) -> Option<PathBuf> {
+    let mut command = String::new();
+    let mut variables = Vec::new();
+    for text in texts(root, service) {
+        for line in text.lines().map(str::trim) {
+            if let Some(line) = line.strip_prefix("Environment=") {
+                for word in line.split_whitespace() {
+                    let variable = word.trim_matches('"').split_once('=');
+                    variables
+                        .extend(variable.map(|(name, value)| (name.to_owned(), value.to_owned())));
+                }
+            }
+            match line.strip_prefix("ExecStart=") {
+                Some(last) if !last.is_empty() => last.clone_into(&mut command),
+                _ => {}
+            }
+        }
+    }
+    for (name, value) in variables {
+        command = command
+            .replace(&format!("${{{name}}}"), &value)
+            .replace(&format!("${name}"), &value);
+    }
+    let words: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
     option(&words, &["config", "c"]).map(PathBuf::from)
 }
 
 /// The unit, and then its drop-ins in the order of their names.
 fn texts(root: &Path, service: &str) -> Vec<String> {
-    let folders = FOLDERS.map(|folder| root.join(folder));
-    let unit = folders
-        .iter()
-        .find_map(|folder| read_text(&folder.join(format!("{service}.service"))).ok()?);
-    let drop_ins = folders
-        .iter()
-        .map(|folder| folder.join(format!("{service}.service.d")));
-    let entries = drop_ins
-        .filter_map(|folder| folder.read_dir().ok())
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path());
-    let mut drop_ins: Vec<PathBuf> = entries
-        .filter(|path| path.extension().is_some_and(|it| it == "conf"))
-        .collect();
+    let mut unit = None;
+    let mut drop_ins = Vec::new();
+    for folder in FOLDERS.map(|folder| root.join(folder)) {
+        let path = folder.join(format!("{service}.service"));
+        unit = unit.or_else(|| read_text(&path).ok()?);
+        let folder = folder.join(format!("{service}.service.d"));
+        for entry in folder.read_dir().into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.extension().is_some_and(|it| it == "conf") {
+                drop_ins.push(path);
+            }
+        }
+    }
     drop_ins.sort_by_key(|path| path.file_name().map(ToOwned::to_owned));
-    unit.into_iter()
-        .chain(drop_ins.iter().filter_map(|path| read_text(path).ok()?))
-        .collect()
+    let mut texts = Vec::from_iter(unit);
+    for path in drop_ins {
+        texts.extend(read_text(&path).ok().flatten());
+    }
+    texts
 }
 
 #[cfg(test)]
@@ -490,7 +470,7 @@ mod tests {
     #[test]
     fn every_fragment_names_the_runtime_and_the_shim() {
         for distribution in [Distribution::Talos, Distribution::Bottlerocket] {
-            let advice = distribution.instruction().unwrap().advice;
+            let advice = distribution.instruction().unwrap().1;
             assert!(
                 advice.contains("containerd.runtimes.bindguard]"),
                 "{advice}"
