@@ -4,12 +4,11 @@
 //! as the next argument, the verb last. As in Go, an unknown flag is an error, and all verbs but
 //! the queries need a namespace.
 
-use std::process::ExitCode;
-
 /// The verb on the command line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ShimVerb {
     /// No verb: run the server that supervises containers.
+    #[default]
     Serve,
     /// Find or start the server of a container, and print its address.
     Start,
@@ -40,7 +39,7 @@ containerd runs this program. Without a verb it serves on the socket that is its
                         have no effect";
 
 /// The flags of containerd's shim protocol.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Args {
     pub verb: ShimVerb,
     /// containerd's namespace, such as `k8s.io`.
@@ -59,58 +58,39 @@ pub struct Args {
 
 /// A command line that cannot be parsed.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ArgsError {
-    /// The last argument is a flag that needs a value.
-    #[error("flag -{0} needs a value")]
-    NoValue(String),
-    /// A flag of no version of the protocol.
-    #[error("unknown flag -{0}")]
-    UnknownFlag(String),
-    /// The value of a boolean flag is no boolean.
-    #[error("flag -{name}: {value:?} is no boolean")]
-    NoBoolean { name: String, value: String },
-    /// No container has an empty namespace.
-    #[error("the namespace is empty")]
-    NoNamespace,
-    /// A word that is no verb of the protocol.
-    #[error("unknown verb {0:?}")]
-    UnknownVerb(String),
+#[error("{message}")]
+pub struct ArgsError {
+    message: String,
+    /// The exit code of Go's shim: 2 if its flag package refuses the flags.
+    pub exit_code: u8,
 }
 
-impl ArgsError {
-    /// The exit code of Go's shim: 2 if its flag package refuses the flags.
-    pub fn exit_code(&self) -> ExitCode {
-        match self {
-            Self::NoValue(_) | Self::UnknownFlag(_) | Self::NoBoolean { .. } => ExitCode::from(2),
-            Self::NoNamespace | Self::UnknownVerb(_) => ExitCode::FAILURE,
-        }
-    }
+fn refused(exit_code: u8, message: String) -> ArgsError {
+    ArgsError { message, exit_code }
 }
 
 impl Args {
     /// Reads the arguments that follow the program's name.
     pub fn parse(words: impl IntoIterator<Item = String>) -> Result<Self, ArgsError> {
-        let mut args = Self {
-            verb: ShimVerb::Serve,
-            namespace: String::new(),
-            id: String::new(),
-            address: String::new(),
-            bundle: String::new(),
-            socket: String::new(),
-            debug: false,
-        };
+        let mut args = Self::default();
         let mut query = None;
         let mut words = words.into_iter();
         while let Some(word) = words.next() {
             match word.strip_prefix("--").or_else(|| word.strip_prefix('-')) {
                 Some(flag) => query = args.take_flag(flag, &mut words)?.or(query),
-                None => args.verb = verb(&word)?,
+                None => {
+                    args.verb = match &*word {
+                        "start" => ShimVerb::Start,
+                        "delete" => ShimVerb::Delete,
+                        _ => return Err(refused(1, format!("unknown verb {word:?}"))),
+                    }
+                }
             }
         }
         args.verb = query.unwrap_or(args.verb);
         match args.verb {
             ShimVerb::Serve | ShimVerb::Start | ShimVerb::Delete if args.namespace.is_empty() => {
-                Err(ArgsError::NoNamespace)
+                Err(refused(1, "the namespace is empty".to_owned()))
             }
             _ => Ok(args),
         }
@@ -144,11 +124,11 @@ impl Args {
             // The binary that published events before ttrpc existed, and the socket of Go's
             // profiler.
             "publish-binary" | "debug-socket" => &mut ignored,
-            _ => return Err(ArgsError::UnknownFlag(name.to_owned())),
+            _ => return Err(refused(2, format!("unknown flag -{name}"))),
         };
         *field = value
             .or_else(|| rest.next())
-            .ok_or_else(|| ArgsError::NoValue(name.to_owned()))?;
+            .ok_or_else(|| refused(2, format!("flag -{name} needs a value")))?;
         Ok(None)
     }
 }
@@ -158,18 +138,10 @@ fn boolean(name: &str, value: Option<String>) -> Result<bool, ArgsError> {
     match value.as_deref() {
         None | Some("true" | "1" | "t" | "T" | "TRUE" | "True") => Ok(true),
         Some("false" | "0" | "f" | "F" | "FALSE" | "False") => Ok(false),
-        Some(value) => Err(ArgsError::NoBoolean {
-            name: name.to_owned(),
-            value: value.to_owned(),
-        }),
-    }
-}
-
-fn verb(word: &str) -> Result<ShimVerb, ArgsError> {
-    match word {
-        "start" => Ok(ShimVerb::Start),
-        "delete" => Ok(ShimVerb::Delete),
-        other => Err(ArgsError::UnknownVerb(other.to_owned())),
+        Some(value) => {
+            let message = format!("flag -{name}: {value:?} is no boolean");
+            Err(refused(2, message))
+        }
     }
 }
 
@@ -179,6 +151,11 @@ mod tests {
 
     fn parse(line: &str) -> Result<Args, ArgsError> {
         Args::parse(line.split_whitespace().map(str::to_owned))
+    }
+
+    fn error(line: &str) -> String {
+        let error = parse(line).unwrap_err();
+        format!("{}: {error}", error.exit_code)
     }
 
     #[test]
@@ -232,29 +209,21 @@ mod tests {
     #[test]
     fn only_queries_need_no_namespace() {
         for line in ["", "-id i start", "-namespace= -id i start", "-id i delete"] {
-            assert_eq!(parse(line), Err(ArgsError::NoNamespace), "{line}");
+            assert_eq!(error(line), "1: the namespace is empty", "{line}");
         }
-        assert_eq!(parse("-v=false"), Err(ArgsError::NoNamespace));
+        assert_eq!(error("-v=false"), "1: the namespace is empty");
     }
 
     #[test]
     fn invalid_arguments_are_errors() {
-        assert_eq!(parse("-id"), Err(ArgsError::NoValue("id".into())));
-        assert_eq!(
-            parse("-id i dance"),
-            Err(ArgsError::UnknownVerb("dance".into()))
-        );
-        assert_eq!(
-            parse("-shiny=new -id i start"),
-            Err(ArgsError::UnknownFlag("shiny".into()))
-        );
-        let value = "maybe".to_owned();
-        assert_eq!(
-            parse("-debug=maybe"),
-            Err(ArgsError::NoBoolean {
-                name: "debug".into(),
-                value
-            })
-        );
+        for (line, expected) in [
+            ("-id", "2: flag -id needs a value"),
+            ("-i d", "2: unknown flag -i"),
+            ("-id i dance", "1: unknown verb \"dance\""),
+            ("-shiny=new -id i start", "2: unknown flag -shiny"),
+            ("-debug=maybe", "2: flag -debug: \"maybe\" is no boolean"),
+        ] {
+            assert_eq!(error(line), expected);
+        }
     }
 }

@@ -37,7 +37,7 @@ fn main() -> ExitCode {
         Ok(args) => args,
         Err(error) => {
             eprintln!("{error}\n{USAGE}");
-            return error.exit_code();
+            return ExitCode::from(error.exit_code);
         }
     };
     match run(&args) {

@@ -11,15 +11,15 @@
 //! works on a bundle of either shim.
 
 use std::fs;
-use std::io;
 
 use containerd_shim_protos::shim::oci;
-use protobuf::rt::skip_field_for_tag;
 use protobuf::well_known_types::any::Any;
-use protobuf::{CodedInputStream, Message};
+use protobuf::well_known_types::empty::Empty;
+use protobuf::{Message, UnknownFields, UnknownValueRef};
 use serde::{Deserialize, Serialize};
 
 use crate::blocking::run_blocking;
+use crate::step::{StepError, failed};
 
 const RUNC: &str = "containerd.runc.v1.Options";
 /// The type for a runtime type that containerd does not know.
@@ -29,34 +29,30 @@ const FIRST_SHIMS: &str = "containerd.linux.runc.CreateOptions";
 /// A failure to read options.
 #[derive(Debug, thiserror::Error)]
 pub enum OptionsError {
-    /// A type URL that this shim does not know.
-    #[error("options of unknown type {0:?}")]
-    UnknownType(String),
     /// The bytes do not match the type URL.
-    #[error("decode options of type {kind}")]
-    Malformed {
-        /// The type to which the bytes should belong.
-        kind: &'static str,
-        source: protobuf::Error,
-    },
-    /// The TOML table is invalid.
-    #[error("read the options table{}", path.as_deref().map(|p| format!(" of {p}")).unwrap_or_default())]
-    Table {
-        /// The file of the table, if it came from a file.
-        path: Option<String>,
-        /// The error of the TOML reader.
-        source: Box<toml::de::Error>,
-    },
-    /// The file that the options name could not be read.
-    #[error("read the options file {path}")]
-    File {
-        path: String,
-        /// Why not.
-        source: io::Error,
-    },
-    /// No thread could read them.
-    #[error("read the options in a thread")]
-    Thread(#[source] io::Error),
+    #[error(transparent)]
+    Malformed(StepError),
+    /// An unknown type, or a table or file that cannot be read. Only `Create` refuses these.
+    #[error(transparent)]
+    Unusable(StepError),
+}
+
+impl From<OptionsError> for StepError {
+    fn from(error: OptionsError) -> Self {
+        match error {
+            OptionsError::Malformed(step) | OptionsError::Unusable(step) => step,
+        }
+    }
+}
+
+pub fn unknown_type(type_url: &str) -> OptionsError {
+    OptionsError::Unusable(format!("options of unknown type {type_url:?}").into())
+}
+
+/// For bytes that should belong to this type.
+pub fn malformed(kind: &str) -> impl FnOnce(protobuf::Error) -> OptionsError {
+    let step = failed(format!("decode options of type {kind}"));
+    |source| OptionsError::Malformed(step(source))
 }
 
 /// The options of any of the types. Field names in JSON are Go's.
@@ -112,7 +108,8 @@ impl Options {
             None => Self::from_any(any),
             Some(any) => run_blocking(move || Self::from_any(Some(&any)))
                 .await
-                .map_err(OptionsError::Thread)?,
+                .map_err(failed("read the options in a thread"))
+                .map_err(OptionsError::Unusable)?,
         }
     }
 
@@ -121,26 +118,31 @@ impl Options {
         let Some(any) = any else {
             return Ok(Self::default());
         };
-        let malformed = |kind| move |source| OptionsError::Malformed { kind, source };
         match any.type_url.rsplit('/').next().unwrap_or_default() {
             "" if any.value.is_empty() => Ok(Self::default()),
             RUNC => Self::from_runc(&any.value).map_err(malformed(RUNC)),
             FIRST_SHIMS => first_shims_options(&any.value).map_err(malformed(FIRST_SHIMS)),
             GENERIC => {
-                let (path, table) = table_of(&any.value).map_err(malformed(GENERIC))?;
-                if !table.is_empty() {
-                    return Self::from_table(&String::from_utf8_lossy(&table), None);
-                }
-                if path.is_empty() {
-                    return Ok(Self::default());
-                }
-                match fs::read_to_string(&path) {
-                    Ok(text) => Self::from_table(&text, Some(path)),
-                    Err(source) => Err(OptionsError::File { path, source }),
-                }
+                let message = Empty::parse_from_bytes(&any.value).map_err(malformed(GENERIC))?;
+                let fields = message.special_fields.unknown_fields();
+                let (path, table) = (text(fields, 2), text(fields, 3));
+                Self::from_file_or_table(&path, table).map_err(OptionsError::Unusable)
             }
-            _ => Err(OptionsError::UnknownType(any.type_url.clone())),
+            _ => Err(unknown_type(&any.type_url)),
         }
+    }
+
+    fn from_file_or_table(path: &str, mut table: String) -> Result<Self, StepError> {
+        let mut step = "read the options table".to_owned();
+        if table.is_empty() {
+            if path.is_empty() {
+                return Ok(Self::default());
+            }
+            let read = fs::read_to_string(path);
+            table = read.map_err(failed(format!("read the options file {path}")))?;
+            step = format!("{step} of {path}");
+        }
+        toml::from_str(&table).map_err(failed(step))
     }
 
     fn from_runc(bytes: &[u8]) -> protobuf::Result<Self> {
@@ -158,66 +160,35 @@ impl Options {
             ..Self::default()
         })
     }
-
-    fn from_table(text: &str, path: Option<String>) -> Result<Self, OptionsError> {
-        toml::from_str(text).map_err(|source| OptionsError::Table {
-            path,
-            source: Box::new(source),
-        })
-    }
-}
-
-// Messages for which the protos crate has no type, read field by field. Unused fields are skipped.
-
-const fn text(field: u32) -> u32 {
-    (field << 3) | 2
-}
-
-const fn number(field: u32) -> u32 {
-    field << 3
-}
-
-/// The file with the table, and the table itself, of a `runtimeoptions.v1.Options`.
-fn table_of(bytes: &[u8]) -> protobuf::Result<(String, Vec<u8>)> {
-    const CONFIG_PATH: u32 = text(2);
-    const CONFIG_BODY: u32 = text(3);
-    let (mut path, mut body) = (String::new(), Vec::new());
-    let mut input = CodedInputStream::from_bytes(bytes);
-    while let Some(tag) = input.read_raw_tag_or_eof()? {
-        match tag {
-            CONFIG_PATH => path = input.read_string()?,
-            CONFIG_BODY => body = input.read_bytes()?,
-            other => skip_field_for_tag(other, &mut input)?,
-        }
-    }
-    Ok((path, body))
 }
 
 /// `containerd.linux.runc.CreateOptions`, see `runtime/linux/runctypes/runc.proto` of containerd
 /// 1.7.
 fn first_shims_options(bytes: &[u8]) -> protobuf::Result<Options> {
-    const NO_PIVOT_ROOT: u32 = number(1);
-    const NO_NEW_KEYRING: u32 = number(8);
-    const SHIM_CGROUP: u32 = text(9);
-    const IO_UID: u32 = number(10);
-    const IO_GID: u32 = number(11);
-    const CRIU_WORK_PATH: u32 = text(12);
-    const CRIU_IMAGE_PATH: u32 = text(13);
-    let mut options = Options::default();
-    let mut input = CodedInputStream::from_bytes(bytes);
-    while let Some(tag) = input.read_raw_tag_or_eof()? {
-        match tag {
-            NO_PIVOT_ROOT => options.no_pivot_root = input.read_bool()?,
-            NO_NEW_KEYRING => options.no_new_keyring = input.read_bool()?,
-            SHIM_CGROUP => options.shim_cgroup = input.read_string()?,
-            IO_UID => options.io_uid = input.read_uint32()?,
-            IO_GID => options.io_gid = input.read_uint32()?,
-            CRIU_WORK_PATH => options.criu_work_path = input.read_string()?,
-            CRIU_IMAGE_PATH => options.images_to_restore = input.read_string()?,
-            other => skip_field_for_tag(other, &mut input)?,
-        }
+    let message = Empty::parse_from_bytes(bytes)?;
+    let fields = message.special_fields.unknown_fields();
+    let number = |field| match fields.get(field) {
+        Some(UnknownValueRef::Varint(number)) => number as u32,
+        _ => 0,
+    };
+    Ok(Options {
+        no_pivot_root: number(1) != 0,
+        no_new_keyring: number(8) != 0,
+        shim_cgroup: text(fields, 9),
+        io_uid: number(10),
+        io_gid: number(11),
+        criu_work_path: text(fields, 12),
+        images_to_restore: text(fields, 13),
+        ..Options::default()
+    })
+}
+
+/// A field of a message for which the protos crate has no type.
+pub fn text(fields: &UnknownFields, field: u32) -> String {
+    match fields.get(field) {
+        Some(UnknownValueRef::LengthDelimited(text)) => String::from_utf8_lossy(text).into_owned(),
+        _ => String::new(),
     }
-    Ok(options)
 }
 
 #[cfg(test)]
@@ -312,14 +283,17 @@ mod tests {
     #[test]
     fn a_foreign_type_is_refused_and_not_guessed() {
         let refused = Options::from_any(Some(&any("io.example.Options", vec![1])));
-        assert!(matches!(refused, Err(OptionsError::UnknownType(_))));
+        assert_eq!(
+            refused.unwrap_err().to_string(),
+            "options of unknown type \"io.example.Options\""
+        );
         let garbage = Options::from_any(Some(&any("containerd.runc.v1.Options", vec![0xff])));
-        assert!(matches!(garbage, Err(OptionsError::Malformed { .. })));
+        assert!(matches!(garbage, Err(OptionsError::Malformed(_))));
         let table = Options::from_any(Some(&any(
             "runtimeoptions.v1.Options",
             generic("", "IoUid = 'x'"),
         )));
-        assert!(matches!(table, Err(OptionsError::Table { path: None, .. })));
+        assert_eq!(table.unwrap_err().to_string(), "read the options table");
     }
 
     #[test]

@@ -188,7 +188,7 @@ async fn clean_up(args: &Args, id: &str, bundle: &Bundle) {
     });
     let exits = Arc::new(Exits::default());
     let runtime = Runtime::new(&options, &args.namespace, id, bundle.clone(), exits);
-    roll_back(&runtime, id, &spec.cgroups_path).await;
+    roll_back(&runtime, &spec.cgroups_path).await;
     end_pod(&runtime, &spec).await;
 }
 

@@ -247,38 +247,6 @@ const MAX_INPUT_BYTES: usize = 10 * 1024 * 1024;
 /// name.
 const MAX_DIRECTORY_BYTES: usize = 107 - 1 - 64;
 
-/// An input that is refused.
-#[derive(Debug, thiserror::Error)]
-pub enum InputError {
-    /// Stdin could not be read.
-    #[error("read stdin")]
-    Read(#[from] io::Error),
-    /// The input is longer than any message of containerd.
-    #[error("read stdin: more than {MAX_INPUT_BYTES} bytes")]
-    TooLong,
-    /// The bytes are neither parameters nor options.
-    #[error("read stdin: neither bootstrap parameters nor runtime options")]
-    Unknown,
-    /// The parameters belong to a different container, or the message is not containerd's.
-    #[error(
-        "bootstrap parameters do not match the command line: \
-         id {id:?} in namespace {namespace:?}, not {} in {}", .args_id, .args_namespace
-    )]
-    Mismatch {
-        /// The container of the parameters.
-        id: String,
-        namespace: String,
-        /// The container of the command line.
-        args_id: String,
-        args_namespace: String,
-    },
-    /// No socket can be bound in the configured folder.
-    #[error("socket_dir {0:?}: not an absolute path of at most {MAX_DIRECTORY_BYTES} bytes")]
-    SocketDirectory(String),
-    #[error(transparent)]
-    Options(#[from] OptionsError),
-}
-
 #[derive(Debug, Default)]
 pub struct StartInput {
     /// The runtime's options; defaults where none could be read.
@@ -300,11 +268,11 @@ pub struct Bootstrap {
 
 impl StartInput {
     /// Reads stdin to its end.
-    pub fn read(args: &Args) -> Result<Self, InputError> {
+    pub fn read(args: &Args) -> Result<Self, StepError> {
         Self::parse(&read_limited(io::stdin().lock())?, args)
     }
 
-    fn parse(bytes: &[u8], args: &Args) -> Result<Self, InputError> {
+    fn parse(bytes: &[u8], args: &Args) -> Result<Self, StepError> {
         if bytes.is_empty() {
             return Ok(Self::default());
         }
@@ -319,17 +287,17 @@ impl StartInput {
                 options: start_options(Some(&any))?,
                 bootstrap: None,
             }),
-            (_, Ok(params)) => Err(InputError::Mismatch {
-                id: params.instance_id,
-                namespace: params.namespace,
-                args_id: args.id.clone(),
-                args_namespace: args.namespace.clone(),
-            }),
-            (_, Err(_)) => Err(InputError::Unknown),
+            (_, Ok(params)) => Err(format!(
+                "bootstrap parameters do not match the command line: \
+                 id {:?} in namespace {:?}, not {} in {}",
+                params.instance_id, params.namespace, args.id, args.namespace
+            )
+            .into()),
+            (_, Err(_)) => Err(unknown_input()),
         }
     }
 
-    fn from_bootstrap(params: &BootstrapParams) -> Result<Self, InputError> {
+    fn from_bootstrap(params: &BootstrapParams) -> Result<Self, StepError> {
         let bootstrap = Bootstrap {
             debug: params.log_level.value() <= LogLevel::LOG_LEVEL_DEBUG.value(),
             socket_directory: socket_directory(params.socket_dir())?,
@@ -348,22 +316,29 @@ impl StartInput {
 }
 
 /// The input of `-info`: an `Any` with the runtime's options, or nothing.
-pub fn read_options() -> Result<(Options, Option<Any>), InputError> {
+pub fn read_options() -> Result<(Options, Option<Any>), StepError> {
     let bytes = read_limited(io::stdin().lock())?;
     if bytes.is_empty() {
         return Ok((Options::default(), None));
     }
-    let any = Any::parse_from_bytes(&bytes).map_err(|_| InputError::Unknown)?;
+    let any = Any::parse_from_bytes(&bytes).map_err(|_| unknown_input())?;
     Ok((Options::from_any(Some(&any))?, Some(any)))
 }
 
-fn read_limited(stdin: impl Read) -> Result<Vec<u8>, InputError> {
+fn unknown_input() -> StepError {
+    "read stdin: neither bootstrap parameters nor runtime options"
+        .to_owned()
+        .into()
+}
+
+fn read_limited(stdin: impl Read) -> Result<Vec<u8>, StepError> {
     let mut bytes = Vec::new();
     stdin
         .take(MAX_INPUT_BYTES as u64 + 1)
-        .read_to_end(&mut bytes)?;
+        .read_to_end(&mut bytes)
+        .map_err(failed("read stdin"))?;
     if bytes.len() > MAX_INPUT_BYTES {
-        Err(InputError::TooLong)
+        Err(format!("read stdin: more than {MAX_INPUT_BYTES} bytes").into())
     } else {
         Ok(bytes)
     }
@@ -377,9 +352,9 @@ fn has_options(any: &Any) -> bool {
 
 /// `start` uses a single field of the options. Only `Create` refuses an unknown type, or a table
 /// that cannot be read.
-fn start_options(any: Option<&Any>) -> Result<Options, InputError> {
+fn start_options(any: Option<&Any>) -> Result<Options, StepError> {
     match Options::from_any(any) {
-        Err(error @ OptionsError::Malformed { .. }) => Err(error.into()),
+        Err(OptionsError::Malformed(error)) => Err(error),
         Err(error) => {
             tracing::debug!(
                 error = error_chain(&error),
@@ -391,11 +366,14 @@ fn start_options(any: Option<&Any>) -> Result<Options, InputError> {
     }
 }
 
-fn socket_directory(named: &str) -> Result<Option<PathBuf>, InputError> {
+fn socket_directory(named: &str) -> Result<Option<PathBuf>, StepError> {
     match named {
         "" => Ok(None),
         _ if named.starts_with('/') && named.len() <= MAX_DIRECTORY_BYTES => Ok(Some(named.into())),
-        _ => Err(InputError::SocketDirectory(named.to_owned())),
+        _ => Err(format!(
+            "socket_dir {named:?}: not an absolute path of at most {MAX_DIRECTORY_BYTES} bytes"
+        )
+        .into()),
     }
 }
 
@@ -477,7 +455,7 @@ mod stdin_tests {
         }
     }
 
-    fn sent(params: &BootstrapParams) -> Result<StartInput, InputError> {
+    fn sent(params: &BootstrapParams) -> Result<StartInput, StepError> {
         StartInput::parse(&params.write_to_bytes().unwrap(), &args())
     }
 
@@ -546,9 +524,10 @@ mod stdin_tests {
                 ..Default::default()
             },
         ] {
+            let error = sent(&other).unwrap_err().to_string();
             assert!(
-                matches!(sent(&other), Err(InputError::Mismatch { .. })),
-                "{other}"
+                error.starts_with("bootstrap parameters do not match the command line: id "),
+                "{error}"
             );
         }
     }
@@ -568,10 +547,10 @@ mod stdin_tests {
             socket_dir: Some("s".into()),
             ..params()
         };
-        assert!(matches!(
-            sent(&relative),
-            Err(InputError::SocketDirectory(_))
-        ));
+        assert_eq!(
+            sent(&relative).unwrap_err().to_string(),
+            "socket_dir \"s\": not an absolute path of at most 42 bytes"
+        );
     }
 
     #[test]
@@ -582,28 +561,28 @@ mod stdin_tests {
             (Options::default(), None)
         );
         for bytes in [&b"\xff\xff\xff"[..], b"{\"json\":1}"] {
-            assert!(matches!(
-                StartInput::parse(bytes, &args()),
-                Err(InputError::Unknown)
-            ));
+            assert_eq!(
+                StartInput::parse(bytes, &args()).unwrap_err().to_string(),
+                "read stdin: neither bootstrap parameters nor runtime options"
+            );
         }
         let malformed = Any {
             value: vec![0xff],
             ..options()
         };
         let of_older = StartInput::parse(&malformed.write_to_bytes().unwrap(), &args());
-        assert!(matches!(of_older, Err(InputError::Options(_))));
+        let is_options = |read: Result<_, StepError>| {
+            read.unwrap_err().to_string() == "decode options of type containerd.runc.v1.Options"
+        };
+        assert!(is_options(of_older));
         let extensions = vec![Extension {
             value: MessageField::some(malformed),
             ..Default::default()
         }];
-        assert!(matches!(
-            sent(&BootstrapParams {
-                extensions,
-                ..params()
-            }),
-            Err(InputError::Options(_))
-        ));
+        assert!(is_options(sent(&BootstrapParams {
+            extensions,
+            ..params()
+        })));
     }
 
     #[test]

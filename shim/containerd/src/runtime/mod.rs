@@ -38,7 +38,7 @@ const PIDS_LIMIT: Duration = Duration::from_secs(3);
 #[derive(Debug)]
 pub struct Runtime {
     /// The container's.
-    id: String,
+    pub id: String,
     binary: String,
     root: PathBuf,
     systemd_cgroup: bool,

@@ -29,7 +29,7 @@ use containerd_shim_protos::events::task as proto;
 use containerd_shim_protos::shim::oci::CheckpointOptions;
 use containerd_shim_protos::topics;
 use protobuf::well_known_types::any::Any;
-use protobuf::{Message, MessageField, UnknownValueRef};
+use protobuf::{Message, MessageField};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
@@ -39,7 +39,7 @@ use crate::bundle::{Bundle, ShimSpec};
 use crate::cgroup::{Cgroup, is_systemd, remove_leftover_cgroup};
 use crate::exits::Watched;
 use crate::io::{PreparedIo, StreamOwner, Streams};
-use crate::options::{Options, OptionsError};
+use crate::options::{Options, malformed, text, unknown_type};
 use crate::rootfs;
 use crate::runtime::{GuardSettings, NewContainer, Runtime, checkpoint_args, images_args};
 
@@ -54,12 +54,12 @@ static READ_SLOTS: Semaphore = Semaphore::const_new(64);
 /// The clean-up that `delete` and a failed create share. Removes the container from the runtime, in
 /// any state. Also removes the init, the cgroup and the root filesystem, which the runtime may no
 /// longer know.
-pub async fn roll_back(runtime: &Runtime, id: &str, cgroups_path: &str) {
+pub async fn roll_back(runtime: &Runtime, cgroups_path: &str) {
     runtime.remove_failed_create().await;
     remove_leftover_cgroup(cgroups_path, &runtime.state()).await;
     if let Err(error) = rootfs::unmount(runtime.bundle.rootfs()).await {
         tracing::warn!(
-            id,
+            id = runtime.id,
             error = error_chain(&error),
             "the root filesystem stays mounted"
         );
@@ -128,7 +128,7 @@ impl Task {
                 Ok(task)
             }
             Err(error) => {
-                roll_back(&task.runtime, &task.id, &spec.cgroups_path).await;
+                roll_back(&task.runtime, &spec.cgroups_path).await;
                 Err(error)
             }
         }
@@ -275,6 +275,8 @@ const OPTIONS_TYPE: &str = "containerd.runc.v1.CheckpointOptions";
 /// The type that clients of containerd 1.x send with a foreign runtime type. Its fields are the
 /// same, but two are swapped.
 const FIRST_OPTIONS_TYPE: &str = "containerd.linux.runc.CheckpointOptions";
+/// The field of the checkpoint to build on, which the protos crate does not name yet.
+const PARENT_PATH: u32 = 10;
 /// The copy of criu's log, for after the removal of criu's own directory.
 const DUMP_LOG: &str = "criu-dump.log";
 
@@ -290,7 +292,7 @@ impl Task {
     /// Writes the container into a directory, with criu.
     pub async fn checkpoint(&self, request: CheckpointTaskRequest) -> Result<(), TaskError> {
         let mut options = decode(request.options.as_ref())?;
-        let parent = parent_path(&options);
+        let parent = text(options.special_fields.unknown_fields(), PARENT_PATH);
         options.image_path = images_directory(options.image_path, request.path);
         let _turn = self.turn.lock().await;
         self.init.state().admits_checkpoint()?;
@@ -394,15 +396,6 @@ fn images_directory(named: String, offered: String) -> String {
     if named.is_empty() { offered } else { named }
 }
 
-/// The message's field 10, which the protos crate does not name yet.
-fn parent_path(options: &CheckpointOptions) -> String {
-    const PARENT_PATH: u32 = 10;
-    match options.special_fields.unknown_fields().get(PARENT_PATH) {
-        Some(UnknownValueRef::LengthDelimited(path)) => String::from_utf8_lossy(path).into_owned(),
-        _ => String::new(),
-    }
-}
-
 fn decode(any: Option<&Any>) -> Result<CheckpointOptions, TaskError> {
     let Some(any) = any.filter(|any| !any.type_url.is_empty()) else {
         return Ok(CheckpointOptions::default());
@@ -410,10 +403,9 @@ fn decode(any: Option<&Any>) -> Result<CheckpointOptions, TaskError> {
     let kind = match any.type_url.rsplit('/').next() {
         Some(OPTIONS_TYPE) => OPTIONS_TYPE,
         Some(FIRST_OPTIONS_TYPE) => FIRST_OPTIONS_TYPE,
-        _ => return Err(OptionsError::UnknownType(any.type_url.clone()).into()),
+        _ => return Err(unknown_type(&any.type_url).into()),
     };
-    let mut options = CheckpointOptions::parse_from_bytes(&any.value)
-        .map_err(|source| OptionsError::Malformed { kind, source })?;
+    let mut options = CheckpointOptions::parse_from_bytes(&any.value).map_err(malformed(kind))?;
     if kind == FIRST_OPTIONS_TYPE {
         swap(&mut options.work_path, &mut options.image_path);
     }
@@ -494,9 +486,15 @@ mod checkpoint_tests {
             ),
             (true, "e", "n")
         );
-        assert_eq!(parent_path(&options), "");
+        assert_eq!(
+            text(options.special_fields.unknown_fields(), PARENT_PATH),
+            ""
+        );
         let with_parent = decode(Some(&any(OPTIONS_TYPE, b"\x08\x01\x52\x03../"))).unwrap();
-        assert_eq!(parent_path(&with_parent), "../");
+        assert_eq!(
+            text(with_parent.special_fields.unknown_fields(), PARENT_PATH),
+            "../"
+        );
         let first = decode(Some(&any(FIRST_OPTIONS_TYPE, bytes))).unwrap();
         assert_eq!(
             (
