@@ -26,26 +26,17 @@ struct Logfmt {
     level: LevelFilter,
 }
 
-/// Logs into the fifo only. For `start`: containerd takes all its output, stderr included, for the
-/// address.
-pub fn to_fifo(path: &Path, debug: bool) -> io::Result<()> {
-    install(open_fifo(path)?, debug)
-}
-
-/// Logs into the fifo, and redirects stderr there as well. For the server.
-pub fn all_to_fifo(path: &Path, debug: bool) -> io::Result<()> {
-    let fifo = open_fifo(path)?;
-    rustix::stdio::dup2_stderr(&fifo)?;
-    install(fifo, debug)
-}
-
-fn open_fifo(path: &Path) -> io::Result<File> {
+/// Logs into the fifo, with stderr or without. Not for the stderr of `start`: containerd takes all
+/// its output for the address.
+pub fn to_fifo(path: &Path, debug: bool, with_stderr: bool) -> io::Result<()> {
     let nonblock = OFlags::NONBLOCK.bits().cast_signed();
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .custom_flags(nonblock)
-        .open(path)
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).custom_flags(nonblock);
+    let fifo = options.open(path)?;
+    if with_stderr {
+        rustix::stdio::dup2_stderr(&fifo)?;
+    }
+    install(fifo, debug)
 }
 
 /// Logs to stderr. For `delete`, whose stderr containerd puts into its own log.

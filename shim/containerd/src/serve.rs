@@ -44,7 +44,7 @@ pub fn serve(args: &Args) -> Result<(), StepError> {
         "" => take_over_socket().map_err(failed("take over the socket from `start`"))?,
         path => bind_socket(path).map_err(failed("bind the socket of the command line"))?,
     };
-    if let Err(error) = logging::all_to_fifo(Path::new(logging::FIFO), args.debug) {
+    if let Err(error) = logging::to_fifo(Path::new(logging::FIFO), args.debug, true) {
         // Started by hand, or containerd is gone already. The containers matter more.
         eprintln!("no log fifo in this directory: {error}");
     }

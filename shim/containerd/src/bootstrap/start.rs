@@ -53,7 +53,7 @@ const HIGHEST_OOM_SCORE: i32 = 1000;
 /// the bundle's directory.
 pub fn start(args: &Args) -> Result<(), Box<dyn Error>> {
     // Without the fifo the log of `start` is lost; that is no reason to fail.
-    let _ = logging::to_fifo(Path::new(logging::FIFO), args.debug);
+    let _ = logging::to_fifo(Path::new(logging::FIFO), args.debug, false);
     let sent = StartInput::read(args)?;
     let spec = Bundle::at(".").spec()?;
     let mut directory = Path::new(SOCKET_DIRECTORY);

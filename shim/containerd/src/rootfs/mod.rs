@@ -35,7 +35,6 @@ use rustix::mount::{UnmountFlags, unmount as unmount_once};
 use crate::blocking::run_blocking;
 use crate::kernel::{self, LoopMode, attach_loop_device, free_loop_device};
 use crate::step::{StepError, failed};
-use OptionEffect::{Clear, Propagate, Set};
 use overlay::{MappedNamespace, mount_with_long_options};
 
 /// The flags for access times.
@@ -111,8 +110,8 @@ fn mount_one(mount: &Mount, rootfs: &Path) -> Result<(), StepError> {
     };
     let target =
         resolve_target(rootfs, &mount.target).map_err(mount_failed("resolve the target of"))?;
-    if let Some(fuse) = Fuse::of_type(&mount.type_) {
-        return fuse.mount(mount, &target).map_err(mount_failed("mount"));
+    if let Some(programs) = fuse_programs(&mount.type_) {
+        return mount_by_fuse(programs, mount, &target).map_err(mount_failed("mount"));
     }
     let options =
         MountOptions::parse(&mount.options).map_err(failed(format!("mount {}", mount.source)))?;
@@ -287,119 +286,75 @@ fn open(path: &Path, writable: bool) -> io::Result<File> {
 /// The helper starts the program NAME, which goes into the background after it has mounted, and
 /// stays there until it is unmounted. Its output goes to a memory file: a pipe would stay open as
 /// long as the filesystem is mounted.
-#[derive(Debug, PartialEq, Eq)]
-struct Fuse<'a> {
-    helper: &'static str,
-    program: &'a str,
+fn mount_by_fuse((helper, program): (&str, &str), mount: &Mount, target: &Path) -> io::Result<()> {
+    // `mount.fuse3 SOURCE TARGET -o OPTION... -t PROGRAM`; the helper sorts the options.
+    let mut output = File::from(memfd_create("mount-helper-output", MemfdFlags::CLOEXEC)?);
+    let mut command = Command::new(helper);
+    command.arg(&mount.source).arg(target);
+    for option in &mount.options {
+        command.args(["-o", option]);
+    }
+    command
+        .args(["-t", program])
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(output.try_clone()?)
+        .stderr(output.try_clone()?);
+    kernel::with_default_signals(&mut command);
+    let status = command
+        .status()
+        .map_err(|error| io::Error::new(error.kind(), format!("{helper}: {error}")))?;
+    if status.success() {
+        return Ok(());
+    }
+    let mut message = Vec::new();
+    output.rewind()?;
+    output.take(MAX_MESSAGE).read_to_end(&mut message)?;
+    let message = String::from_utf8_lossy(&message).trim().replace('\n', "; ");
+    Err(io::Error::other(format!(
+        "{helper} {program}: {status}: {message}"
+    )))
 }
 
-impl<'a> Fuse<'a> {
-    /// The FUSE mount of this filesystem type; `None` if the type is not FUSE.
-    fn of_type(kind: &'a str) -> Option<Self> {
-        let (kind, program) = kind.split_once('.')?;
-        let helper = match kind {
-            "fuse" => "mount.fuse",
-            "fuse3" => "mount.fuse3",
-            _ => return None,
-        };
-        Some(Self { helper, program })
-    }
-
-    /// `mount.fuse3 SOURCE TARGET -o OPTION... -t PROGRAM`; the helper sorts the options.
-    fn mount(&self, mount: &Mount, target: &Path) -> io::Result<()> {
-        let Self { helper, program } = self;
-        let mut output = File::from(memfd_create("mount-helper-output", MemfdFlags::CLOEXEC)?);
-        let mut command = Command::new(helper);
-        command.arg(&mount.source).arg(target);
-        for option in &mount.options {
-            command.args(["-o", option]);
-        }
-        command
-            .args(["-t", program])
-            .current_dir("/")
-            .stdin(Stdio::null())
-            .stdout(output.try_clone()?)
-            .stderr(output.try_clone()?);
-        kernel::with_default_signals(&mut command);
-        let status = command
-            .status()
-            .map_err(|error| io::Error::new(error.kind(), format!("{helper}: {error}")))?;
-        if status.success() {
-            return Ok(());
-        }
-        let mut message = Vec::new();
-        output.rewind()?;
-        output.take(MAX_MESSAGE).read_to_end(&mut message)?;
-        let message = String::from_utf8_lossy(&message).trim().replace('\n', "; ");
-        Err(io::Error::other(format!(
-            "{helper} {program}: {status}: {message}"
-        )))
+/// The helper and the program of a filesystem type; `None` if the type is not FUSE.
+fn fuse_programs(kind: &str) -> Option<(&'static str, &str)> {
+    match kind.split_once('.')? {
+        ("fuse", program) => Some(("mount.fuse", program)),
+        ("fuse3", program) => Some(("mount.fuse3", program)),
+        _ => None,
     }
 }
 
-/// The effect of an option on the flags.
-#[derive(Clone, Copy)]
-enum OptionEffect {
-    Set(MsFlags),
-    Clear(MsFlags),
-    Propagate(MsFlags),
-}
+/// An option that sets flags, the option that clears them, and the flags.
+const OPTIONS: [(&str, &str, MsFlags); 15] = [
+    ("bind", "", MsFlags::MS_BIND),
+    ("defaults", "", MsFlags::empty()),
+    ("dirsync", "", MsFlags::MS_DIRSYNC),
+    ("mand", "nomand", MsFlags::MS_MANDLOCK),
+    ("noatime", "atime", MsFlags::MS_NOATIME),
+    ("nodev", "dev", MsFlags::MS_NODEV),
+    ("nodiratime", "diratime", MsFlags::MS_NODIRATIME),
+    ("noexec", "exec", MsFlags::MS_NOEXEC),
+    ("nosuid", "suid", MsFlags::MS_NOSUID),
+    ("rbind", "", MsFlags::MS_BIND.union(MsFlags::MS_REC)),
+    ("relatime", "norelatime", MsFlags::MS_RELATIME),
+    ("remount", "", MsFlags::MS_REMOUNT),
+    ("ro", "rw", MsFlags::MS_RDONLY),
+    ("strictatime", "nostrictatime", MsFlags::MS_STRICTATIME),
+    ("sync", "async", MsFlags::MS_SYNCHRONOUS),
+];
 
-const OPTIONS: &[(&str, OptionEffect)] = &[
-    ("async", Clear(MsFlags::MS_SYNCHRONOUS)),
-    ("atime", Clear(MsFlags::MS_NOATIME)),
-    ("bind", Set(MsFlags::MS_BIND)),
-    ("defaults", Set(MsFlags::empty())),
-    ("dev", Clear(MsFlags::MS_NODEV)),
-    ("diratime", Clear(MsFlags::MS_NODIRATIME)),
-    ("dirsync", Set(MsFlags::MS_DIRSYNC)),
-    ("exec", Clear(MsFlags::MS_NOEXEC)),
-    ("mand", Set(MsFlags::MS_MANDLOCK)),
-    ("noatime", Set(MsFlags::MS_NOATIME)),
-    ("nodev", Set(MsFlags::MS_NODEV)),
-    ("nodiratime", Set(MsFlags::MS_NODIRATIME)),
-    ("noexec", Set(MsFlags::MS_NOEXEC)),
-    ("nomand", Clear(MsFlags::MS_MANDLOCK)),
-    ("norelatime", Clear(MsFlags::MS_RELATIME)),
-    ("nostrictatime", Clear(MsFlags::MS_STRICTATIME)),
-    ("nosuid", Set(MsFlags::MS_NOSUID)),
-    ("private", Propagate(MsFlags::MS_PRIVATE)),
-    ("rbind", Set(MsFlags::MS_BIND.union(MsFlags::MS_REC))),
-    ("relatime", Set(MsFlags::MS_RELATIME)),
-    ("remount", Set(MsFlags::MS_REMOUNT)),
-    ("ro", Set(MsFlags::MS_RDONLY)),
-    (
-        "rprivate",
-        Propagate(MsFlags::MS_PRIVATE.union(MsFlags::MS_REC)),
-    ),
-    (
-        "rshared",
-        Propagate(MsFlags::MS_SHARED.union(MsFlags::MS_REC)),
-    ),
-    (
-        "rslave",
-        Propagate(MsFlags::MS_SLAVE.union(MsFlags::MS_REC)),
-    ),
-    (
-        "runbindable",
-        Propagate(MsFlags::MS_UNBINDABLE.union(MsFlags::MS_REC)),
-    ),
-    ("rw", Clear(MsFlags::MS_RDONLY)),
-    ("shared", Propagate(MsFlags::MS_SHARED)),
-    ("slave", Propagate(MsFlags::MS_SLAVE)),
-    ("strictatime", Set(MsFlags::MS_STRICTATIME)),
-    ("suid", Clear(MsFlags::MS_NOSUID)),
-    ("sync", Set(MsFlags::MS_SYNCHRONOUS)),
-    ("unbindable", Propagate(MsFlags::MS_UNBINDABLE)),
+/// With an `r` before the name, for all mounts below as well.
+const PROPAGATION: [(&str, MsFlags); 4] = [
+    ("private", MsFlags::MS_PRIVATE),
+    ("shared", MsFlags::MS_SHARED),
+    ("slave", MsFlags::MS_SLAVE),
+    ("unbindable", MsFlags::MS_UNBINDABLE),
 ];
 
 /// Options that containerd's mount manager should have applied and removed; the filesystem would
 /// not know them.
 const INTERNAL: &str = "X-containerd.";
-
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the option {0:?} is not supported")]
-pub struct UnsupportedOption(String);
 
 /// A mount's options, sorted by their destination.
 #[derive(Debug, PartialEq, Eq)]
@@ -418,23 +373,33 @@ pub struct MountOptions {
 
 impl MountOptions {
     /// Sorts the options.
-    pub fn parse(options: &[String]) -> Result<Self, UnsupportedOption> {
+    pub fn parse(options: &[String]) -> Result<Self, StepError> {
         let (mut flags, mut propagation) = (MsFlags::empty(), MsFlags::empty());
         let (mut data, mut is_loop, mut users, mut groups) = (Vec::new(), false, None, None);
         for option in options {
-            match OPTIONS.iter().find(|(name, _)| name == option) {
-                Some((_, Set(bits))) => flags |= *bits,
-                Some((_, Clear(bits))) => flags -= *bits,
-                Some((_, Propagate(bits))) => propagation = *bits,
-                None if option.starts_with(INTERNAL) => {
-                    return Err(UnsupportedOption(option.clone()));
-                }
-                None => match option.split_once('=').unwrap_or((option, "")) {
-                    ("loop", "") => is_loop = true,
-                    ("uidmap", map) => users = Some(map.to_owned()),
-                    ("gidmap", map) => groups = Some(map.to_owned()),
-                    _ => data.push(option.clone()),
-                },
+            let known = OPTIONS
+                .iter()
+                .find(|(set, clear, _)| option == set || (option == clear && !option.is_empty()));
+            if let Some((set, _, bits)) = known {
+                flags.set(*bits, option == set);
+                continue;
+            }
+            let (kind, depth) = match option.strip_prefix('r') {
+                Some(kind) => (kind, MsFlags::MS_REC),
+                None => (&**option, MsFlags::empty()),
+            };
+            if let Some((_, bits)) = PROPAGATION.iter().find(|(name, _)| *name == kind) {
+                propagation = *bits | depth;
+                continue;
+            }
+            if option.starts_with(INTERNAL) {
+                return Err(format!("the option {option:?} is not supported").into());
+            }
+            match option.split_once('=').unwrap_or((option, "")) {
+                ("loop", "") => is_loop = true,
+                ("uidmap", map) => users = Some(map.to_owned()),
+                ("gidmap", map) => groups = Some(map.to_owned()),
+                _ => data.push(option.clone()),
             }
         }
         let mut loop_device = None;
@@ -494,21 +459,12 @@ mod tests {
     #[test]
     fn the_type_names_helper_and_program() {
         assert_eq!(
-            Fuse::of_type("fuse3.bindfs"),
-            Some(Fuse {
-                helper: "mount.fuse3",
-                program: "bindfs"
-            })
+            fuse_programs("fuse3.bindfs"),
+            Some(("mount.fuse3", "bindfs"))
         );
-        assert_eq!(
-            Fuse::of_type("fuse.sshfs"),
-            Some(Fuse {
-                helper: "mount.fuse",
-                program: "sshfs"
-            })
-        );
+        assert_eq!(fuse_programs("fuse.sshfs"), Some(("mount.fuse", "sshfs")));
         for other in ["fuse", "fuseblk", "overlay"] {
-            assert_eq!(Fuse::of_type(other), None);
+            assert_eq!(fuse_programs(other), None);
         }
     }
 }
@@ -517,7 +473,7 @@ mod tests {
 mod options_tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<MountOptions, UnsupportedOption> {
+    fn parse(line: &str) -> Result<MountOptions, StepError> {
         MountOptions::parse(&line.split(',').map(str::to_owned).collect::<Vec<_>>())
     }
 
@@ -562,13 +518,25 @@ mod options_tests {
     #[test]
     fn an_unsupported_option_is_an_error() {
         assert_eq!(
-            parse("ro,X-containerd.mkfs.fs=ext4"),
-            Err(UnsupportedOption("X-containerd.mkfs.fs=ext4".into()))
+            parse("ro,X-containerd.mkfs.fs=ext4")
+                .unwrap_err()
+                .to_string(),
+            "the option \"X-containerd.mkfs.fs=ext4\" is not supported"
         );
     }
 
     #[test]
     fn the_table_is_sorted_and_has_no_doubles() {
         assert!(OPTIONS.windows(2).all(|pair| pair[0].0 < pair[1].0));
+        assert!(PROPAGATION.windows(2).all(|pair| pair[0].0 < pair[1].0));
+    }
+
+    #[test]
+    fn an_unknown_option_is_the_filesystems() {
+        for option in ["", "r", "rro", "rrslave", "rrw"] {
+            let options = parse(option).unwrap();
+            assert!(options.flags.is_empty() && options.propagation.is_empty());
+            assert_eq!(options.data, [option]);
+        }
     }
 }
