@@ -115,7 +115,7 @@ async fn run(args: &Args, listener: UnixListener) -> Result<(), StepError> {
     if let Ok(address) = &address
         && let Some(path) = address.as_pathname()
     {
-        remove_socket(path);
+        remove_socket(path, path);
     }
     server.stop_listen().await;
     shared.events.flush(FLUSH_LIMIT).await;

@@ -120,13 +120,8 @@ fn replace(link: &Path, old: &Path, new: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Removes the socket on which this process listens, and the links to the socket.
-pub fn remove(socket: &Path) {
-    remove_as(socket, socket);
-}
-
-/// `owner` is a socket on which this process listens.
-fn remove_as(owner: &Path, socket: &Path) {
+/// Removes a socket and the links to the socket. `owner` is a socket on which this process listens.
+pub fn remove(owner: &Path, socket: &Path) {
     let deadline = Instant::now() + REMOVE_LIMIT;
     let right = loop {
         match LinkRight::take(socket, owner) {
@@ -172,7 +167,7 @@ pub fn remove_stale(socket: &Path) -> SocketState {
         Ok(Some(server)) => SocketState::Accepts(server),
         Err(Errno::CONNREFUSED) => {
             match OwnSocket::bind(&socket) {
-                Ok(own) => remove_as(&own.path, &socket),
+                Ok(own) => remove(&own.path, &socket),
                 Err(error) => {
                     tracing::warn!(%error, path = %socket.display(), "a stale socket stays")
                 }
@@ -281,7 +276,7 @@ impl OwnSocket {
 impl Drop for OwnSocket {
     fn drop(&mut self) {
         if !self.is_handed_over {
-            remove(&self.path);
+            remove(&self.path, &self.path);
         }
     }
 }

@@ -51,28 +51,20 @@ const BOOTED: &str = "/run/systemd/system";
 
 /// A container's cgroup: its directories in the hierarchies.
 #[derive(Debug, Clone)]
-pub struct Cgroup(CgroupHierarchy);
-
-#[derive(Debug, Clone)]
-enum CgroupHierarchy {
+pub enum Cgroup {
     V1(Controllers),
     V2(PathBuf),
 }
 
 impl Cgroup {
-    /// Finds the cgroup of a living process, the container's init.
-    pub fn of_process(pid: u32) -> Result<Self, StepError> {
-        find(pid).map(Self)
-    }
-
     /// All current figures, from about twenty small files that the kernel generates: no read waits
     /// for a disk.
     ///
     /// `None` after the container's end, when the cgroup has been removed.
     pub fn metrics(&self) -> Option<Any> {
-        let (name, metrics) = match &self.0 {
-            CgroupHierarchy::V1(controllers) => (V1_NAME, v1::metrics(controllers)),
-            CgroupHierarchy::V2(directory) => (V2_NAME, v2::metrics(directory)),
+        let (name, metrics) = match self {
+            Self::V1(controllers) => (V1_NAME, v1::metrics(controllers)),
+            Self::V2(directory) => (V2_NAME, v2::metrics(directory)),
         };
         (metrics != Metrics::default()).then(|| Any {
             type_url: name.to_owned(),
@@ -84,15 +76,9 @@ impl Cgroup {
     /// Enables all controllers of the node for it, as Go's shim does. Only the unified hierarchy
     /// needs that.
     pub fn enable_controllers(&self) {
-        if let CgroupHierarchy::V2(directory) = &self.0 {
+        if let Self::V2(directory) = self {
             v2::enable_controllers(directory);
         }
-    }
-
-    /// Watches for kills from now on; earlier kills are not reported. Call this inside the event
-    /// loop.
-    pub fn watch_oom(&self) -> Result<OomWatch, StepError> {
-        OomWatch::open(&self.0)
     }
 }
 
@@ -115,8 +101,8 @@ fn decide(said: Option<bool>, path_is_systemds: bool, booted: impl FnOnce() -> b
 /// The folder with one folder for each v1 hierarchy, or the mount point of v2 itself.
 const ROOT: &str = "/sys/fs/cgroup";
 
-/// Finds the directories of a living process's cgroup.
-fn find(pid: u32) -> Result<CgroupHierarchy, StepError> {
+/// Finds the directories of the cgroup of a living process, the container's init.
+pub fn find(pid: u32) -> Result<Cgroup, StepError> {
     let path = format!("/proc/{pid}/cgroup");
     let bytes = fs::read(&path).map_err(failed(format!("read {path}")))?;
     let text = String::from_utf8_lossy(&bytes);
@@ -129,7 +115,7 @@ fn find(pid: u32) -> Result<CgroupHierarchy, StepError> {
         if let Some(unified) = memberships.iter().find(|line| line.controllers.is_empty())
             && let Some(directory) = search.directory(None, unified.path)?
         {
-            return Ok(CgroupHierarchy::V2(directory));
+            return Ok(Cgroup::V2(directory));
         }
     } else {
         let mut controllers = Controllers::default();
@@ -141,7 +127,7 @@ fn find(pid: u32) -> Result<CgroupHierarchy, StepError> {
             }
         }
         if !controllers.0.is_empty() {
-            return Ok(CgroupHierarchy::V1(controllers));
+            return Ok(Cgroup::V1(controllers));
         }
     }
     Err(format!("find the cgroup of process {pid}: no mounted hierarchy shows it").into())
@@ -340,7 +326,7 @@ mod tests {
 
     #[test]
     fn a_cgroup_without_a_file_is_gone() {
-        let cgroup = Cgroup(CgroupHierarchy::V2("/nowhere/at/all".into()));
+        let cgroup = Cgroup::V2("/nowhere/at/all".into());
         assert_eq!(cgroup.metrics(), None);
     }
 

@@ -32,7 +32,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::CgroupHierarchy;
+use super::Cgroup;
 use super::files::{FlatKeyed, is_absent};
 use crate::step::{StepError, failed};
 
@@ -85,14 +85,15 @@ fn watch_failed(what: &str, path: &Path) -> impl FnOnce(io::Error) -> StepError 
 }
 
 impl OomWatch {
-    /// Fails if the cgroup has no memory controller, and so no limit of its own.
-    pub(super) fn open(version: &CgroupHierarchy) -> Result<Self, StepError> {
+    /// Watches for kills from now on; earlier kills are not reported. Call this inside the event
+    /// loop. Fails if the cgroup has no memory controller, and so no limit of its own.
+    pub fn open(version: &Cgroup) -> Result<Self, StepError> {
         let opened = match version {
-            CgroupHierarchy::V1(controllers) => match controllers.get("memory") {
+            Cgroup::V1(controllers) => match controllers.get("memory") {
                 Some(memory) => Some(Self::open_v1(memory)?),
                 None => None,
             },
-            CgroupHierarchy::V2(directory) => Self::open_v2(directory)?,
+            Cgroup::V2(directory) => Self::open_v2(directory)?,
         };
         let (source, kills) =
             opened.ok_or_else(|| format!("{WATCH}: the cgroup has no memory controller"))?;

@@ -36,7 +36,7 @@ use tokio::time::timeout;
 use super::{SharedState, Task, TaskError, TaskProcess};
 use crate::blocking::{lock, run_blocking};
 use crate::bundle::{Bundle, ShimSpec};
-use crate::cgroup::{Cgroup, is_systemd, remove_leftover_cgroup};
+use crate::cgroup::{self, is_systemd, remove_leftover_cgroup};
 use crate::exits::Watched;
 use crate::io::{PreparedIo, StreamOwner, Streams};
 use crate::options::{Options, malformed, text, unknown_type};
@@ -173,7 +173,7 @@ impl Task {
         // A process that has ended already is in no cgroup any more, and another process may have
         // its pid.
         if !watched.has_ended() {
-            match Cgroup::of_process(watched.pid) {
+            match cgroup::find(watched.pid) {
                 Ok(cgroup) => {
                     cgroup.enable_controllers();
                     let _ = self.cgroup.set(cgroup);

@@ -22,6 +22,7 @@ use super::process::{IllegalMove, ProcessState, TaskProcess};
 use super::{Task, TaskError};
 use crate::blocking::lock;
 use crate::bundle::Bundle;
+use crate::cgroup::OomWatch;
 use crate::events::timestamp;
 use crate::exits::{Exit, Watched};
 use crate::io::Streams;
@@ -282,7 +283,7 @@ impl Task {
 
     /// Waits for the init and reports out-of-memory kills up to the end.
     async fn end_of_init(&self, watched: &Watched) -> Exit {
-        let ooms = self.cgroup.get().map(|cgroup| cgroup.watch_oom());
+        let ooms = self.cgroup.get().map(OomWatch::open);
         let mut ooms = match ooms {
             Some(Ok(ooms)) => ooms,
             Some(Err(error)) => {

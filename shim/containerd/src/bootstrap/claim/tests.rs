@@ -243,7 +243,7 @@ fn a_link_at_the_place_of_an_older_socket_is_kept_for_its_living_server() {
     let dir = tempfile::tempdir().unwrap();
     let link = dir.path().join("group");
     let own = new(&link);
-    remove(&link);
+    remove(&link, &link);
     assert!(matches!(claimed(&link), Claim::Serving(path) if path == own.path));
     assert!(matches!(remove_stale(&link), SocketState::Accepts(_)));
     killed(own);

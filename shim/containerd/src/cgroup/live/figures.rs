@@ -6,7 +6,7 @@ use containerd_shim_protos::{cgroups, cgroups_v2};
 use protobuf::Message;
 
 use super::{RealCgroup, skipped};
-use crate::cgroup::{Cgroup, CgroupHierarchy, v1, v2};
+use crate::cgroup::{Cgroup, find, v1, v2};
 
 /// exec replaces the first shell, whose memory is charged to a different cgroup.
 const BUSY: &str = "exec sh -c 'while :; do :; done'";
@@ -19,8 +19,8 @@ fn a_process_in_version_1_has_all_figures_while_it_lives_and_afterwards() {
     };
     cgroup.write("memory.limit_in_bytes", "67108864");
     let pid = cgroup.run(BUSY);
-    let found = Cgroup::of_process(pid).unwrap();
-    let CgroupHierarchy::V1(controllers) = &found.0 else {
+    let found = find(pid).unwrap();
+    let Cgroup::V1(controllers) = &found else {
         panic!("{found:?}")
     };
     assert_eq!(controllers.get("memory"), Some(cgroup.path()));
@@ -65,7 +65,7 @@ fn without_a_memory_controller_there_is_still_processor_time() {
     cgroup.run("exec sleep 60");
     let mut controllers = v1::Controllers::default();
     controllers.0.push(("cpuacct", cgroup.path().to_owned()));
-    let metrics = v1_of(&Cgroup(CgroupHierarchy::V1(controllers)));
+    let metrics = v1_of(&Cgroup::V1(controllers));
     assert!(metrics.cpu.usage.is_some() && metrics.memory.is_none() && metrics.pids.is_none());
 }
 
@@ -93,11 +93,11 @@ fn the_unified_hierarchy_has_processor_time_and_pressure_without_controllers() {
 }
 
 fn v1_of(cgroup: &Cgroup) -> cgroups::metrics::Metrics {
-    match &cgroup.0 {
-        CgroupHierarchy::V1(controllers) => {
+    match cgroup {
+        Cgroup::V1(controllers) => {
             cgroups::metrics::Metrics::parse_from_bytes(&v1::metrics(controllers).0).unwrap()
         }
-        CgroupHierarchy::V2(directory) => panic!("{directory:?}"),
+        Cgroup::V2(directory) => panic!("{directory:?}"),
     }
 }
 

@@ -6,9 +6,8 @@ use bindguard_core::error_chain;
 use tokio::time::timeout;
 
 use super::{RealCgroup, skipped};
-use crate::cgroup::CgroupHierarchy;
-use crate::cgroup::OomWatch;
 use crate::cgroup::v1::Controllers;
+use crate::cgroup::{Cgroup, OomWatch};
 
 const LONG: Duration = Duration::from_secs(60);
 /// Longer than all checks after an alarm together.
@@ -44,7 +43,7 @@ fn limited() -> Option<RealCgroup> {
 fn watch(cgroup: &RealCgroup) -> OomWatch {
     let mut controllers = Controllers::default();
     controllers.0.push(("memory", cgroup.path().to_owned()));
-    OomWatch::open(&CgroupHierarchy::V1(controllers)).unwrap()
+    OomWatch::open(&Cgroup::V1(controllers)).unwrap()
 }
 
 #[tokio::test]
@@ -152,10 +151,10 @@ async fn the_cgroup_has_no_open_descriptor_afterwards() {
 
 #[tokio::test]
 async fn a_missing_memory_controller_is_an_error() {
-    let nothing = OomWatch::open(&CgroupHierarchy::V1(Controllers::default()));
+    let nothing = OomWatch::open(&Cgroup::V1(Controllers::default()));
     let message = "watch for out-of-memory kills: the cgroup has no memory controller";
     assert_eq!(error_chain(&nothing.unwrap_err()), message);
     let directory = super::Fixture::of(&[]);
-    let nothing = OomWatch::open(&CgroupHierarchy::V2(directory.directory().to_owned()));
+    let nothing = OomWatch::open(&Cgroup::V2(directory.directory().to_owned()));
     assert_eq!(error_chain(&nothing.unwrap_err()), message);
 }
