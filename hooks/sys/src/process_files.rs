@@ -15,6 +15,7 @@
 //! On a busy node the separate process itself may wait for a processor. That time does not count:
 //! the process whose file is read is not to blame.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::ffi::OsStringExt;
@@ -65,8 +66,13 @@ impl ProcessFile {
     pub fn of(pid: u32, name: &str) -> Self {
         Self {
             pid,
-            path: Path::new("/proc").join(pid.to_string()).join(name),
+            path: format!("/proc/{pid}/{name}").into(),
         }
+    }
+
+    /// The same for each of these processes.
+    pub(crate) fn of_each(pids: &[u32], name: &str) -> Vec<Self> {
+        pids.iter().map(|pid| Self::of(*pid, name)).collect()
     }
 }
 
@@ -88,10 +94,11 @@ pub fn links(files: &[ProcessFile]) -> Vec<io::Result<PathBuf>> {
 
 /// The same within a shorter time. The error of a file that was not read in time is `TimedOut`.
 pub fn links_within(time: Duration, files: &[ProcessFile]) -> Vec<io::Result<PathBuf>> {
-    read(files, Part::Link, time)
-        .into_iter()
-        .map(|link| link.map(|bytes| std::ffi::OsString::from_vec(bytes).into()))
-        .collect()
+    let mut links = Vec::new();
+    for link in read(files, Part::Link, time) {
+        links.push(link.map(|bytes| OsString::from_vec(bytes).into()));
+    }
+    links
 }
 
 /// The inode numbers of the files that these links lead to, in the same order.
@@ -101,28 +108,32 @@ pub fn inodes(files: &[ProcessFile]) -> Vec<io::Result<u64>> {
 
 /// The same within a shorter time. The error of a file that was not read in time is `TimedOut`.
 pub fn inodes_within(time: Duration, files: &[ProcessFile]) -> Vec<io::Result<u64>> {
-    let number = |bytes: Vec<u8>| {
-        bytes
-            .try_into()
-            .map(u64::from_ne_bytes)
-            .map_err(|_| ErrorKind::InvalidData.into())
-    };
-    read(files, Part::Inode, time)
-        .into_iter()
-        .map(|inode| inode.and_then(number))
-        .collect()
+    let mut inodes = Vec::new();
+    for inode in read(files, Part::Inode, time) {
+        inodes.push(inode.and_then(|bytes| match bytes.try_into() {
+            Ok(bytes) => Ok(u64::from_ne_bytes(bytes)),
+            Err(_) => Err(ErrorKind::InvalidData.into()),
+        }));
+    }
+    inodes
 }
 
 /// Reads the arguments of the processes in the order of `pids`, the program's name first.
 pub fn arguments_of(pids: &[u32]) -> Vec<io::Result<Vec<String>>> {
-    let files: Vec<ProcessFile> = pids
-        .iter()
-        .map(|pid| ProcessFile::of(*pid, "cmdline"))
-        .collect();
-    read(&files, Part::Arguments, CALL_TIMEOUT)
-        .into_iter()
-        .map(|words| words.map(|words| arguments(&words)))
-        .collect()
+    let files = ProcessFile::of_each(pids, "cmdline");
+    let mut arguments = Vec::new();
+    for words in read(&files, Part::Arguments, CALL_TIMEOUT) {
+        arguments.push(words.map(|bytes| {
+            let mut words = Vec::new();
+            for word in bytes.split(|byte| *byte == 0) {
+                if !word.is_empty() {
+                    words.push(String::from_utf8_lossy(word).into_owned());
+                }
+            }
+            words
+        }));
+    }
+    arguments
 }
 
 fn read(files: &[ProcessFile], part: Part, time: Duration) -> Vec<io::Result<Vec<u8>>> {
@@ -132,19 +143,17 @@ fn read(files: &[ProcessFile], part: Part, time: Duration) -> Vec<io::Result<Vec
             answers.resize_with(files.len(), || Err(Errno::FBIG.into()));
             break;
         }
+        let rest = &files[answers.len()..];
         let left = time.saturating_sub(start.elapsed());
-        match read_until_silence(&files[answers.len()..], part, left) {
+        match read_until_silence(rest, part, left) {
             Ok(read) if read.is_empty() => {
                 // The lock belongs to the process: its next files would only cost the time limit
                 // again.
-                let others = files[answers.len()..]
-                    .iter()
-                    .take_while(|file| file.pid == next.pid);
+                let others = rest.iter().take_while(|file| file.pid == next.pid);
                 answers.extend(others.map(|_| Err(ErrorKind::TimedOut.into())));
             }
             Ok(read) => {
-                let lengths = read.iter().flatten().map(Vec::len);
-                size += lengths.sum::<usize>();
+                size += read.iter().flatten().map(Vec::len).sum::<usize>();
                 answers.extend(read);
             }
             Err(error) => answers.push(Err(error)),
@@ -176,10 +185,9 @@ fn read_until_silence(
     let (received, end) = read_until_blocked(&mut process, all)?;
     let read = answers(&received);
     // A separate process that was killed would otherwise look like a process that gives no answer.
-    if read.is_empty() && end == End::Closed {
-        Err(ErrorKind::UnexpectedEof.into())
-    } else {
-        Ok(read)
+    match read.is_empty() && end == End::Closed {
+        true => Err(ErrorKind::UnexpectedEof.into()),
+        false => Ok(read),
     }
 }
 
@@ -220,13 +228,6 @@ fn read_at_most(limit: u64, path: &Path) -> io::Result<Vec<u8>> {
         return Err(Errno::FBIG.into());
     }
     Ok(bytes)
-}
-
-fn arguments(bytes: &[u8]) -> Vec<String> {
-    let words = bytes
-        .split(|byte| *byte == 0)
-        .map(|word| String::from_utf8_lossy(word).into_owned());
-    words.filter(|word| !word.is_empty()).collect()
 }
 
 #[cfg(test)]

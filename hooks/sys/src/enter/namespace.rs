@@ -15,8 +15,7 @@ use std::{fs, io, thread};
 
 use bindguard_core::cgroup::{cgroup_of_container, pod_of};
 use bindguard_core::mount_table::{
-    Detail, ExceededLimit, MountEntry, MountTable, StatmountEntry, TableError, TableLimits,
-    TableParser,
+    Detail, ExceededLimit, MountEntry, MountTable, TableError, TableLimits, TableParser,
 };
 use bindguard_core::spec::{IdMap, IdMaps, RequestedUserNamespace};
 use nix::sched::{CloneFlags, unshare};
@@ -24,7 +23,7 @@ use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use crate::enter::owner::{mount_namespace_id, owner_of, parent_of};
+use crate::enter::owner::{USER, mount_namespace_id, owner_of, parent_of};
 use crate::enter::process::{HeldProcess, ProcessError, open_process_file};
 use crate::mounts::{ReadTableError, read_container_table};
 use crate::process_files::ProcessFile;
@@ -55,21 +54,40 @@ impl MountNamespace {
         process: &HeldProcess,
         requested: &RequestedUserNamespace,
     ) -> Result<ContainerNamespace, NamespaceError> {
-        let (owner, own_users) = self.users()?;
+        let compare = |source| self.failed("compare the user namespace", source);
+        // The owner, or its parent, is no descendant of this process's user namespace, or is the
+        // initial user namespace.
+        let denied = |step: &'static str, error: io::Error| match Errno::from_io_error(&error) {
+            Some(Errno::PERM) => NamespaceError::OtherOwner(self.process),
+            _ => self.failed(step, error),
+        };
+        let owner = owner_of(&self.file)
+            .map_err(|error| denied("find the owner of the mount namespace", error))?;
+        let own = File::open("/proc/thread-self/ns/user").map_err(compare)?;
         let has_own_users = match requested {
-            RequestedUserNamespace::OfRuntime => {
-                self.require_same(&owner, &own_users)?;
-                false
+            RequestedUserNamespace::OfRuntime => false,
+            RequestedUserNamespace::WithIds(_) | RequestedUserNamespace::AtPath(_) => true,
+        };
+        // A user namespace that a container makes for itself is a child of the container's.
+        let of_runtime = match has_own_users {
+            true => {
+                let parent = parent_of(&owner)
+                    .map_err(|error| denied("find the parent of the user namespace", error))?;
+                is_same(&parent, &own)
             }
+            false => is_same(&owner, &own),
+        };
+        if !of_runtime.map_err(compare)? {
+            return Err(NamespaceError::OtherOwner(self.process));
+        }
+        match requested {
+            RequestedUserNamespace::OfRuntime => {}
             RequestedUserNamespace::WithIds(ids) => {
-                self.require_child(&owner, &own_users)?;
                 if self.ids(&owner, process)? != *ids {
                     return Err(NamespaceError::OtherIds(self.process));
                 }
-                true
             }
             RequestedUserNamespace::AtPath(path) => {
-                self.require_child(&owner, &own_users)?;
                 let is_same = fs::metadata(path)
                     .and_then(|named| Ok(identity(&named) == identity(&owner.metadata()?)));
                 if !is_same.unwrap_or(false) {
@@ -78,9 +96,8 @@ impl MountNamespace {
                         path: path.clone(),
                     });
                 }
-                true
             }
-        };
+        }
         let table = self
             .open_table()
             .map_err(|source| self.failed("open the mount table", source))?;
@@ -88,44 +105,9 @@ impl MountNamespace {
             namespace: self,
             owner,
             has_own_users,
-            container: process.container().map(str::to_owned),
+            container: process.container.clone(),
             table,
         })
-    }
-
-    /// The user namespace that owns the mount namespace, and the user namespace of the calling
-    /// thread.
-    fn users(&self) -> Result<(File, File), NamespaceError> {
-        let owner = owner_of(&self.file).map_err(|error| match Errno::from_io_error(&error) {
-            // The owner is no descendant of this process's user namespace.
-            Some(Errno::PERM) => NamespaceError::OtherOwner(self.process),
-            _ => self.failed("find the owner of the mount namespace", error),
-        })?;
-        let own = File::open("/proc/thread-self/ns/user")
-            .map_err(|error| self.failed("compare the user namespace", error))?;
-        Ok((owner, own))
-    }
-
-    fn require_same(&self, owner: &File, own: &File) -> Result<(), NamespaceError> {
-        match is_same(owner, own)
-            .map_err(|source| self.failed("compare the user namespace", source))?
-        {
-            true => Ok(()),
-            false => Err(NamespaceError::OtherOwner(self.process)),
-        }
-    }
-
-    /// A user namespace that a container makes for itself is a child of the container's.
-    fn require_child(&self, owner: &File, own: &File) -> Result<(), NamespaceError> {
-        match parent_of(owner) {
-            Ok(parent) => self.require_same(&parent, own),
-            // The initial user namespace has no parent; a parent outside the caller's user
-            // namespace is hidden.
-            Err(error) if Errno::from_io_error(&error) == Some(Errno::PERM) => {
-                Err(NamespaceError::OtherOwner(self.process))
-            }
-            Err(error) => Err(self.failed("find the parent of the user namespace", error)),
-        }
     }
 
     /// The ids of its owner, read from a process that is in the owner before and after. No process
@@ -134,12 +116,11 @@ impl MountNamespace {
     fn ids(&self, owner: &File, process: &HeldProcess) -> Result<IdMaps, NamespaceError> {
         let map = |name| -> Result<IdMap, NamespaceError> {
             let text = process.read(name)?;
-            let invalid = || self.failed("parse the ids", io::ErrorKind::InvalidData.into());
-            IdMap::from_proc(&String::from_utf8_lossy(&text)).ok_or_else(invalid)
+            let map = IdMap::from_proc(&String::from_utf8_lossy(&text));
+            map.ok_or_else(|| self.failed("parse the ids", io::ErrorKind::InvalidData.into()))
         };
         let is_inside = || -> Result<bool, NamespaceError> {
-            let theirs = process.user_namespace()?;
-            is_same(&theirs, owner)
+            is_same(&process.namespace(USER)?, owner)
                 .map_err(|source| self.failed("compare the user namespace", source))
         };
         let before = is_inside()?;
@@ -147,10 +128,9 @@ impl MountNamespace {
             users: map("uid_map")?,
             groups: map("gid_map")?,
         };
-        if before && is_inside()? {
-            Ok(ids)
-        } else {
-            Err(NamespaceError::OtherUsers(self.process))
+        match before && is_inside()? {
+            true => Ok(ids),
+            false => Err(NamespaceError::OtherUsers(self.process)),
         }
     }
 
@@ -227,11 +207,9 @@ impl ContainerNamespace {
     /// # Errors
     /// If the kernel refuses.
     pub fn try_lock(&self) -> Result<Option<MountsLock<'_>>, ProcessError> {
-        match flock(
-            &self.namespace.file,
-            FlockOperation::NonBlockingLockExclusive,
-        ) {
-            Ok(()) => Ok(Some(MountsLock(&self.namespace.file))),
+        let file = &self.namespace.file;
+        match flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(MountsLock(file))),
             Err(Errno::WOULDBLOCK) => Ok(None),
             Err(errno) => Err(ProcessError::Read {
                 pid: self.namespace.process,
@@ -313,16 +291,15 @@ pub enum NamespaceError {
 }
 
 impl MountNamespace {
-    pub(super) fn new(file: File, process: u32) -> Self {
-        Self { file, process }
-    }
-
     /// Opens the mount namespace of a process, by the process's file below a `/proc`.
     ///
     /// # Errors
     /// See [`open_process_file`].
     pub fn open(file: &ProcessFile) -> io::Result<Self> {
-        Ok(Self::new(open_process_file(file)?.into(), file.pid))
+        Ok(Self {
+            file: open_process_file(file)?.into(),
+            process: file.pid,
+        })
     }
 
     /// Its number: namespaces(7).
@@ -402,46 +379,35 @@ pub fn mounts_in<R: Read>(
 fn listed(namespace: &File) -> Result<MountTable, ReadTableError> {
     let namespace = mount_namespace_id(namespace)?;
     let mut parser = TableParser::new(TableLimits::CONTAINER, Detail::WithoutSources);
+    let limit = TableLimits::CONTAINER.line;
     let (mut ids, mut last) = ([0; IDS], 0);
     loop {
-        let count = listmount(Some(namespace), last, &mut ids).map_err(unknown_if_denied)?;
+        let count = match listmount(Some(namespace), last, &mut ids) {
+            // Without the right to list the mounts of a namespace the kernel pretends that it is
+            // gone. The namespace is open here.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(io::Error::from(Errno::PERM).into());
+            }
+            count => count?,
+        };
         for id in &ids[..count] {
-            if let Some(StatmountEntry { entry, .. }) = mount_in(namespace, *id)? {
-                parser.add_entry(entry)?;
+            match statmount_in(namespace, *id, limit) {
+                Ok(mount) => parser.add_entry(MountEntry {
+                    unique_id: Some(*id),
+                    ..mount.entry
+                })?,
+                // It was unmounted since it was listed, or is not below the root of the namespace.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::OVERFLOW) => {
+                    return Err(TableError::TooLarge(ExceededLimit::Line(limit)).into());
+                }
+                Err(error) => return Err(error.into()),
             }
         }
         match ids[..count].last() {
             Some(id) if count == IDS => last = *id,
             _ => return Ok(parser.finish()?),
         }
-    }
-}
-
-/// `None` if it was unmounted since it was listed, or is not below the root of the namespace.
-fn mount_in(namespace: u64, id: u64) -> Result<Option<StatmountEntry>, ReadTableError> {
-    let limit = TableLimits::CONTAINER.line;
-    match statmount_in(namespace, id, limit) {
-        Ok(mount) => Ok(Some(StatmountEntry {
-            entry: MountEntry {
-                unique_id: Some(id),
-                ..mount.entry
-            },
-            ..mount
-        })),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) if Errno::from_io_error(&error) == Some(Errno::OVERFLOW) => {
-            Err(TableError::TooLarge(ExceededLimit::Line(limit)).into())
-        }
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Without the right to list the mounts of a namespace the kernel pretends that it is gone. The
-/// namespace is open here.
-fn unknown_if_denied(error: io::Error) -> io::Error {
-    match error.kind() {
-        io::ErrorKind::NotFound => Errno::PERM.into(),
-        _ => error,
     }
 }
 

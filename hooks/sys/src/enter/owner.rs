@@ -19,26 +19,24 @@ const NS_GET_PARENT: libc::Ioctl = 0xb702;
 /// `_IOR(0xb7, 5, u64)`
 const NS_GET_MNTNS_ID: libc::Ioctl = 0x8008_b705_u32 as libc::Ioctl;
 
-/// `_IO(0xff, 3)` and `_IO(0xff, 9)`
-const PIDFD_GET_MNT_NAMESPACE: libc::Ioctl = 0xff03;
-const PIDFD_GET_USER_NAMESPACE: libc::Ioctl = 0xff09;
-
-/// A namespace of a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    Mount,
-    User,
+/// A namespace of a process: its name below `/proc/PID`, and the request for it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kind {
+    pub(super) name: &'static str,
+    request: libc::Ioctl,
 }
 
-impl Kind {
-    /// Its name below `/proc/PID`.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Mount => "ns/mnt",
-            Self::User => "ns/user",
-        }
-    }
-}
+/// `PIDFD_GET_MNT_NAMESPACE`, `_IO(0xff, 3)`
+pub(super) const MOUNT: Kind = Kind {
+    name: "ns/mnt",
+    request: 0xff03,
+};
+
+/// `PIDFD_GET_USER_NAMESPACE`, `_IO(0xff, 9)`
+pub(super) const USER: Kind = Kind {
+    name: "ns/user",
+    request: 0xff09,
+};
 
 /// The namespace of the process that a pidfd refers to: Linux 6.11 and newer. The kernel takes no
 /// lock that the process can hold.
@@ -46,11 +44,7 @@ impl Kind {
 /// # Errors
 /// `ENOTTY` or `EINVAL` from an older kernel, `ESRCH` if the process ended.
 pub(super) fn namespace_of(pidfd: &OwnedFd, kind: Kind) -> io::Result<File> {
-    let request = match kind {
-        Kind::Mount => PIDFD_GET_MNT_NAMESPACE,
-        Kind::User => PIDFD_GET_USER_NAMESPACE,
-    };
-    related(pidfd, request)
+    related(pidfd, kind.request)
 }
 
 /// The user namespace that owns a namespace.

@@ -7,6 +7,7 @@ use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use bindguard_core::mount_table::{MountTable, TableError};
@@ -17,7 +18,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::enter::helper_process::is_answered;
 use crate::enter::namespace::MountNamespace;
-use crate::enter::owner::{Kind, namespace_of};
+use crate::enter::owner::{Kind, MOUNT, namespace_of};
 use crate::fork::{ChildProcess, is_readable, receive, send, sockets};
 use crate::mounts::ReadTableError;
 use crate::process_files;
@@ -28,7 +29,8 @@ use crate::process_files::ProcessFile;
 pub struct HeldProcess {
     pid: u32,
     pidfd: OwnedFd,
-    container: Option<String>,
+    /// The id of the container whose init it is; `None` if that was not checked.
+    pub(super) container: Option<String>,
 }
 
 impl HeldProcess {
@@ -66,11 +68,6 @@ impl HeldProcess {
         }
     }
 
-    /// The id of the container whose init it is; `None` if that was not checked.
-    pub(super) fn container(&self) -> Option<&str> {
-        self.container.as_deref()
-    }
-
     pub fn pid(&self) -> u32 {
         self.pid
     }
@@ -92,7 +89,12 @@ impl HeldProcess {
     /// # Errors
     /// If it cannot be read, or the process ended.
     pub fn read(&self, name: &'static str) -> Result<Vec<u8>, ProcessError> {
-        self.checked(name, read_at_once(format!("/proc/{}/{name}", self.pid)))
+        // A file of procfs has no size: a buffer that holds most of them saves a dozen short reads.
+        let mut text = Vec::with_capacity(16 * 1024);
+        let file = File::open(format!("/proc/{}/{name}", self.pid));
+        let read = file.and_then(|mut file| file.read_to_end(&mut text));
+        self.checked(name, read)?;
+        Ok(text)
     }
 
     /// The file name of its program, by the link `exe` alone: the program's filesystem is not
@@ -101,9 +103,8 @@ impl HeldProcess {
     /// # Errors
     /// As [`HeldProcess::read`], and [`ProcessError::Blocked`].
     pub fn program_name(&self) -> Result<Vec<u8>, ProcessError> {
-        let name = "exe";
-        let link = only(process_files::links(&[ProcessFile::of(self.pid, name)]));
-        let link = self.checked(name, link)?;
+        let link = process_files::links(&[ProcessFile::of(self.pid, "exe")]);
+        let link = self.checked("exe", link.into_iter().collect::<io::Result<PathBuf>>())?;
         Ok(link.file_name().unwrap_or_default().as_bytes().to_vec())
     }
 
@@ -113,14 +114,14 @@ impl HeldProcess {
     /// As [`HeldProcess::program_name`].
     pub fn start_time(&self) -> Result<u64, ProcessError> {
         let name = "stat";
-        let text = only(process_files::contents(&[ProcessFile::of(self.pid, name)]));
-        let text = String::from_utf8_lossy(&self.checked(name, text)?).into_owned();
-        let invalid = || ProcessError::Read {
+        let text = process_files::contents(&[ProcessFile::of(self.pid, name)]);
+        let text = self.checked(name, text.into_iter().collect::<io::Result<Vec<_>>>())?;
+        let text = String::from_utf8_lossy(&text.concat()).into_owned();
+        number(&text, START_TIME).ok_or_else(|| ProcessError::Read {
             pid: self.pid,
             name,
             source: io::ErrorKind::InvalidData.into(),
-        };
-        number(&text, START_TIME).ok_or_else(invalid)
+        })
     }
 
     /// The mounts of its mount namespace, without their sources.
@@ -137,31 +138,31 @@ impl HeldProcess {
         table.map_err(|error| ProcessError::of_table(pid, error))
     }
 
-    /// The current user namespace of the process.
-    ///
-    /// # Errors
-    /// As [`HeldProcess::program_name`].
-    pub(super) fn user_namespace(&self) -> Result<File, ProcessError> {
-        self.namespace(Kind::User)
-    }
-
     /// The current mount namespace of the process.
     ///
     /// # Errors
     /// As [`HeldProcess::program_name`].
     pub fn mount_namespace(&self) -> Result<MountNamespace, ProcessError> {
-        Ok(MountNamespace::new(self.namespace(Kind::Mount)?, self.pid))
+        Ok(MountNamespace {
+            file: self.namespace(MOUNT)?,
+            process: self.pid,
+        })
     }
 
-    fn namespace(&self, kind: Kind) -> Result<File, ProcessError> {
+    pub(super) fn namespace(&self, kind: Kind) -> Result<File, ProcessError> {
         let file = match namespace_of(&self.pidfd, kind) {
             // Before Linux 6.11 there is only the file, whose open may wait for a lock.
-            Err(error) if is_unknown_request(&error) => {
-                open_process_file(&ProcessFile::of(self.pid, kind.name())).map(File::from)
+            Err(error)
+                if matches!(
+                    Errno::from_io_error(&error),
+                    Some(Errno::NOTTY | Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS)
+                ) =>
+            {
+                open_process_file(&ProcessFile::of(self.pid, kind.name)).map(File::from)
             }
             file => file,
         };
-        self.checked(kind.name(), file)
+        self.checked(kind.name, file)
     }
 
     /// The result, if the process is still alive: the kernel does not reuse the pid of a live
@@ -196,37 +197,14 @@ pub fn mount_namespaces(pids: &[u32], time: Duration) -> Vec<io::Result<u64>> {
     let number = |pid: &u32| {
         let pid = i32::try_from(*pid).ok().and_then(Pid::from_raw);
         let pidfd = pidfd_open(pid.ok_or(Errno::SRCH)?, PidfdFlags::empty())?;
-        Ok(namespace_of(&pidfd, Kind::Mount)?.metadata()?.ino())
+        Ok(namespace_of(&pidfd, MOUNT)?.metadata()?.ino())
     };
     // Before Linux 6.11 there is only the file, which a separate process reads.
     if number(&std::process::id()).is_err() {
-        let name = Kind::Mount.name();
-        let files: Vec<_> = pids.iter().map(|pid| ProcessFile::of(*pid, name)).collect();
+        let files = ProcessFile::of_each(pids, MOUNT.name);
         return process_files::inodes_within(time, &files);
     }
     pids.iter().map(number).collect()
-}
-
-/// The content of a file of procfs, which has no size: a buffer that holds most of them saves a
-/// dozen short reads.
-fn read_at_once(path: String) -> io::Result<Vec<u8>> {
-    let mut text = Vec::with_capacity(16 * 1024);
-    File::open(path)?.read_to_end(&mut text)?;
-    Ok(text)
-}
-
-/// The result for a single file.
-fn only<T>(mut results: Vec<io::Result<T>>) -> io::Result<T> {
-    results
-        .pop()
-        .unwrap_or_else(|| Err(io::ErrorKind::UnexpectedEof.into()))
-}
-
-fn is_unknown_request(error: &io::Error) -> bool {
-    matches!(
-        Errno::from_io_error(error),
-        Some(Errno::NOTTY | Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS)
-    )
 }
 
 impl AsFd for HeldProcess {

@@ -50,7 +50,7 @@ impl HeldProcess {
     /// [`ProcessError::NoProgram`] if there is none, [`ProcessError::TooManyProcesses`] if not all
     /// are known at this time, and [`ProcessError::NoContainer`].
     pub fn running(&self, program: &ProgramName, until: Instant) -> Result<Self, ProcessError> {
-        let container = self.container();
+        let container = self.container.as_deref();
         let container = container.ok_or(ProcessError::NoContainer(self.pid()))?;
         let depth = Status::of(self.pid())
             .ok_or(ProcessError::Ended(self.pid()))?
@@ -171,24 +171,30 @@ fn member(pid: u32, cgroups: &ContainerCgroups, depth: usize) -> Option<Member> 
 
 /// The members that run the program.
 fn running(members: &[Member], program: &ProgramName, until: Instant) -> Vec<Member> {
-    let exe = |member: &Member| ProcessFile::of(member.pid, "exe");
-    let files: Vec<ProcessFile> = members.iter().map(exe).collect();
+    let pids: Vec<u32> = members.iter().map(|member| member.pid).collect();
     let left = until.saturating_duration_since(Instant::now());
-    let links = links_within(left, &files);
-    let is_program = |link: &PathBuf| {
-        let name = link.file_name().unwrap_or_default();
-        program.is_program(name.as_bytes())
-    };
-    let matching = members.iter().zip(links);
-    let matching = matching.filter(|(_, link)| link.as_ref().is_ok_and(is_program));
-    matching.map(|(member, _)| *member).collect()
+    let links = links_within(left, &ProcessFile::of_each(&pids, "exe"));
+    let mut running = Vec::new();
+    for (member, link) in members.iter().zip(links) {
+        if let Ok(link) = link
+            && program.is_program(link.file_name().unwrap_or_default().as_bytes())
+        {
+            running.push(*member);
+        }
+    }
+    running
 }
 
 /// The pids of the members whose parent is no member of the list.
 fn topmost(members: &[Member]) -> Vec<u32> {
     let pids: HashSet<u32> = members.iter().map(|member| member.pid).collect();
-    let top = members.iter().filter(|it| !pids.contains(&it.parent));
-    top.map(|member| member.pid).collect()
+    let mut top = Vec::new();
+    for member in members {
+        if !pids.contains(&member.parent) {
+            top.push(member.pid);
+        }
+    }
+    top
 }
 
 /// The process that started first.
@@ -196,19 +202,18 @@ fn first_of(pids: &[u32], until: Instant) -> Option<u32> {
     if let [pid] = pids {
         return Some(*pid);
     }
-    let files: Vec<ProcessFile> = pids
-        .iter()
-        .map(|pid| ProcessFile::of(*pid, "stat"))
-        .collect();
     let left = until.saturating_duration_since(Instant::now());
-    let started = pids
-        .iter()
-        .zip(contents_within(left, &files))
-        .filter_map(|(pid, stat)| {
-            let stat = String::from_utf8_lossy(&stat.ok()?).into_owned();
-            Some((number(&stat, START_TIME)?, *pid))
-        });
-    started.min().map(|(_, pid)| pid)
+    let mut first = None;
+    let texts = contents_within(left, &ProcessFile::of_each(pids, "stat"));
+    for (pid, text) in pids.iter().zip(texts) {
+        let text = text.map(|text| String::from_utf8_lossy(&text).into_owned());
+        if let Some(start) = text.ok().and_then(|text| number(&text, START_TIME))
+            && first.is_none_or(|first| (start, *pid) < first)
+        {
+            first = Some((start, *pid));
+        }
+    }
+    first.map(|(_, pid)| pid)
 }
 
 /// Facts of `/proc/PID/status`.

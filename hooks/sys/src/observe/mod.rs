@@ -4,7 +4,6 @@
 //! First every source is opened: an open descriptor keeps the kernel from reusing the mount id.
 //! Then the kernel reports each handle's mount.
 
-mod filesystem;
 mod origin;
 mod subpath;
 mod volume_directory;
@@ -18,21 +17,35 @@ use bindguard_core::mount_table::MountEntry;
 
 use crate::failure::Failure;
 use crate::handle::Handle;
-use crate::mounts::Mounts;
+use crate::mounts::{MountOf, Mounts};
 use crate::read_file::open_without_waiting;
 
-pub use crate::observe::subpath::HeldSubpath;
-pub use crate::observe::subpath::{children, is_listed, list_subpaths};
-pub use crate::observe::volume_directory::HeldVolume;
-pub use crate::observe::volume_directory::HeldVolumeDirectories;
-pub use crate::observe::volume_directory::{Volumes, list_volumes};
+pub use crate::observe::subpath::{HeldSubpath, children, is_listed, list_subpaths};
+pub use crate::observe::volume_directory::{
+    HeldVolume, HeldVolumeDirectories, Volumes, list_volumes,
+};
 
 /// The evidence from an error to open something.
 fn unreadable<T>(error: &Failure) -> Observed<T> {
-    if error.is_not_found() {
-        Observed::Absent
-    } else {
-        Observed::Unreadable(error_chain(&error))
+    match error.is_not_found() {
+        true => Observed::Absent,
+        false => Observed::Unreadable(error_chain(&error)),
+    }
+}
+
+/// The mount that a file is on, or the evidence that there is none.
+fn mount_of<T>(file: &Result<Handle, Failure>, mounts: &Mounts) -> Result<MountOf, Observed<T>> {
+    let handle = file.as_ref().map_err(unreadable)?;
+    mounts
+        .mount_of(handle)
+        .map_err(|error| Observed::Unreadable(error_chain(&error)))
+}
+
+/// The mount at a path, or the evidence that there is none.
+fn mount_at<T>(file: &Result<Handle, Failure>, mounts: &Mounts) -> Result<MountOf, Observed<T>> {
+    match mount_of(file, mounts)? {
+        mount if mount.is_mount_point => Ok(mount),
+        _ => Err(Observed::Absent),
     }
 }
 
@@ -80,15 +93,11 @@ pub fn observe_host_mount(
     source: &Result<Handle, Failure>,
     mounts: &Mounts,
 ) -> Observed<HostMount> {
-    let mount = match source {
-        Ok(handle) => mounts.mount_of(handle),
-        Err(error) => return unreadable(error),
-    };
-    match mount {
+    match mount_of(source, mounts) {
         Ok(mount) => Observed::Seen(HostMount {
             passes_umounts_on: mount.entry.propagation.passes_umounts_on(),
             mount_point: mount.entry.mount_point.clone(),
         }),
-        Err(error) => Observed::Unreadable(error_chain(&error)),
+        Err(unseen) => unseen,
     }
 }

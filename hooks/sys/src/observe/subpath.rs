@@ -11,14 +11,14 @@ use bindguard_core::evidence::{
 };
 use bindguard_core::judge::PathInVolume;
 use bindguard_core::kubelet::{DATA_LINK, VolumeLayout, VolumeSubpath, Writer};
-use bindguard_core::mount_table::{MountAttributes, MountEntry};
+use bindguard_core::mount_table::MountAttributes;
 
 use crate::failure::{Failure, failed};
 use crate::handle::Handle;
 use crate::mounts::Mounts;
 use crate::observe::origin::{Bound, SubpathOrigin};
-use crate::observe::unreadable;
 use crate::observe::volume_directory::{HeldVolumeDirectories, HeldVolumeDirectory};
+use crate::observe::{mount_at, unreadable};
 use crate::read_file::unless_absent;
 use crate::target::{TargetError, open_target};
 
@@ -47,18 +47,12 @@ impl HeldSubpath {
 
     /// Opens a subpath. `directories` shares each open volume with further subpaths.
     pub fn hold_among(subpath: VolumeSubpath, directories: &HeldVolumeDirectories) -> Self {
-        let (directory, itself) = (
-            directories.of(&subpath),
-            Handle::as_written(&subpath.path()),
-        );
-        let is_the_kubelets = directory
-            .as_ref()
-            .is_some_and(|directory| directory.writer() == Writer::Kubelet);
-        let itself = if is_the_kubelets {
-            itself
-        } else {
-            itself.map(Handle::unqueried)
-        };
+        let directory = directories.of(&subpath);
+        let mut itself = Handle::as_written(&subpath.path());
+        let writer = directory.as_ref().map(|directory| directory.writer());
+        if writer != Some(Writer::Kubelet) {
+            itself = itself.map(Handle::unqueried);
+        }
         Self {
             subpath,
             itself,
@@ -90,10 +84,11 @@ impl HeldSubpath {
     /// The volume's directory, if the kubelet writes the volume: the names of such volumes are
     /// unique in a pod.
     pub fn volume_of_kubelet(&self) -> Option<&Handle> {
-        self.directory
-            .as_ref()
-            .filter(|directory| directory.writer() == Writer::Kubelet)?
-            .handle()
+        let directory = self.directory.as_ref()?;
+        match directory.writer() {
+            Writer::Kubelet => directory.handle(),
+            Writer::Containers => None,
+        }
     }
 
     /// The attributes that a bind of its target needs, if those of [its
@@ -105,36 +100,30 @@ impl HeldSubpath {
     /// The paths to probe first, because a server or a daemon may have to answer: the subpath's
     /// path, then the target's path if known. Empty on a local filesystem.
     pub fn paths_to_probe(&self, mounts: &Mounts) -> Vec<PathBuf> {
-        let (mount, volume) = match self.look(mounts) {
-            Seen {
-                mount: Observed::Seen(mount),
-                origin,
-            } => (mount, &origin.volume),
-            Seen {
-                mount: Observed::Absent,
-                ..
-            } => return Vec::new(),
+        let Seen { mount, origin } = self.look(mounts);
+        let mut paths = vec![self.subpath.path()];
+        let mount = match mount {
+            Observed::Seen(mount) => mount,
+            Observed::Absent => return Vec::new(),
             // The NFS client does not open a file that it knows to be gone: the reason may be an
             // answer.
-            Seen {
-                mount: Observed::Unreadable(_),
-                ..
-            } => return vec![self.subpath.path()],
+            Observed::Unreadable(_) => return paths,
         };
-        let volume = match volume {
-            Observed::Seen(volume) => Some(volume),
-            Observed::Absent | Observed::Unreadable(_) => None,
-        };
-        if mount.fs_type.is_local() && volume.is_none_or(|volume| volume.fs_type.is_local()) {
-            return Vec::new();
+        let mut is_local = mount.fs_type.is_local();
+        if let Observed::Seen(volume) = &origin.volume {
+            is_local &= volume.fs_type.is_local();
+            if let Ok(sub_path) = PathInVolume::from_mount(mount, volume) {
+                let base = match volume.layout {
+                    VolumeLayout::Payload => volume.directory.join(DATA_LINK),
+                    VolumeLayout::Plain => volume.directory.clone(),
+                };
+                paths.push(base.join(&sub_path.path));
+            }
         }
-        let target = volume.and_then(|volume| {
-            Some(path_of(
-                volume,
-                &PathInVolume::from_mount(mount, volume).ok()?,
-            ))
-        });
-        [self.subpath.path()].into_iter().chain(target).collect()
+        match is_local {
+            true => Vec::new(),
+            false => paths,
+        }
     }
 
     /// Observes both. `answers` belong to the paths of [`HeldSubpath::paths_to_probe`], in its
@@ -159,15 +148,12 @@ impl HeldSubpath {
             _ => (origin.volume.clone(), Observed::Absent),
         };
         let reach = answers.first().cloned().unwrap_or(Reach::NotNeeded);
-        let mount = match mount.clone() {
-            Observed::Seen(mount) if mount.fs_type.queries_server_for_attributes() => {
-                Observed::Seen(SubpathMount {
-                    identity: self.identity_after(&reach),
-                    ..mount
-                })
-            }
-            mount => mount,
-        };
+        let mut mount = mount.clone();
+        if let Observed::Seen(mount) = &mut mount
+            && mount.fs_type.queries_server_for_attributes()
+        {
+            mount.identity = self.identity_after(&reach);
+        }
         SubpathEvidence {
             mount,
             reach,
@@ -183,10 +169,6 @@ impl HeldSubpath {
             Ok(handle) => handle,
             Err(error) => return unreadable(error),
         };
-        let gone = || match handle.kind() {
-            Ok(kind) => Observed::Seen(FileIdentity::of_what_is_gone(kind)),
-            Err(error) => unreadable(&error),
-        };
         match reach {
             Reach::Silent(_) | Reach::NotProbed | Reach::NotNeeded => {
                 Observed::Unreadable("its server did not answer".to_owned())
@@ -194,7 +176,10 @@ impl HeldSubpath {
             Reach::Refused { .. }
                 if reach.error_of_dead_source().is_some() || reach.is_not_found() =>
             {
-                gone()
+                match handle.kind() {
+                    Ok(kind) => Observed::Seen(FileIdentity::of_what_is_gone(kind)),
+                    Err(error) => unreadable(&error),
+                }
             }
             Reach::Refused { words, .. } => Observed::Unreadable(words.clone()),
             Reach::Alive => identity_of(handle),
@@ -203,62 +188,41 @@ impl HeldSubpath {
 
     fn look(&self, mounts: &Mounts) -> &Seen {
         self.seen.get_or_init(|| {
-            let entry = self.entry(mounts);
-            let mount = self.mount(&entry);
-            let origin = match (&entry, &mount) {
-                (Observed::Seen((entry, _)), Observed::Seen(mount)) => Bound {
-                    subpath: &self.subpath,
-                    entry,
-                    mount,
+            let found = match mount_at(&self.itself, mounts) {
+                Ok(found) => found,
+                Err(mount) => {
+                    let origin = match &self.directory {
+                        Some(directory) => SubpathOrigin::of_directory(directory, mounts),
+                        None => SubpathOrigin::without(Observed::Absent),
+                    };
+                    return Seen { mount, origin };
                 }
-                .origin(self.directory.as_ref(), mounts),
-                _ => self
-                    .directory
-                    .as_ref()
-                    .map_or_else(SubpathOrigin::unknown, |it| {
-                        SubpathOrigin::of_directory(it, mounts)
-                    }),
             };
-            Seen { mount, origin }
-        })
-    }
-
-    /// The mount at the subpath, and true if that mount covers a mount.
-    fn entry(&self, mounts: &Mounts) -> Observed<(Rc<MountEntry>, bool)> {
-        let handle = match &self.itself {
-            Ok(handle) => handle,
-            Err(error) => return unreadable(error),
-        };
-        match mounts.mount_of(handle) {
-            Ok(mount) if mount.is_mount_point => {
-                let covers_its_equal = mount.covers_its_equal();
-                Observed::Seen((mount.entry, covers_its_equal))
+            let entry = &found.entry;
+            let identity = match &self.itself {
+                _ if entry.fs_type.queries_server_for_attributes() => {
+                    Observed::Unreadable("its server was not probed yet".to_owned())
+                }
+                Ok(handle) => identity_of(handle),
+                Err(error) => unreadable(error),
+            };
+            let mount = SubpathMount {
+                root: entry.root.clone(),
+                device: entry.device,
+                fs_type: entry.fs_type.clone(),
+                identity,
+                covers_its_equal: found.covers_its_equal(),
+            };
+            let bound = Bound {
+                subpath: &self.subpath,
+                entry,
+                mount: &mount,
+            };
+            let origin = bound.origin(self.directory.as_ref(), mounts);
+            Seen {
+                mount: Observed::Seen(mount),
+                origin,
             }
-            Ok(_) => Observed::Absent,
-            Err(error) => Observed::Unreadable(error_chain(&error)),
-        }
-    }
-
-    fn mount(&self, entry: &Observed<(Rc<MountEntry>, bool)>) -> Observed<SubpathMount> {
-        let (entry, covers_its_equal) = match entry {
-            Observed::Seen((entry, covers_its_equal)) => (entry, *covers_its_equal),
-            Observed::Absent => return Observed::Absent,
-            Observed::Unreadable(why) => return Observed::Unreadable(why.clone()),
-        };
-        let identity = match &self.itself {
-            _ if entry.fs_type.queries_server_for_attributes() => {
-                Observed::Unreadable("its server was not probed yet".to_owned())
-            }
-            Ok(handle) => identity_of(handle),
-            Err(error) => unreadable(error),
-        };
-        let (root, fs_type) = (entry.root.clone(), entry.fs_type.clone());
-        Observed::Seen(SubpathMount {
-            root,
-            device: entry.device,
-            fs_type,
-            identity,
-            covers_its_equal,
         })
     }
 
@@ -285,7 +249,7 @@ impl HeldSubpath {
 
     /// The key of a kubelet-written volume, which nearly always exists.
     fn key_in_payload(&self, sub_path: &PathInVolume) -> Option<Target> {
-        let directory = self.seen.get()?.origin.directory()?;
+        let directory = self.seen.get()?.origin.directory.as_ref()?;
         let payload = directory.payload()?;
         let key = payload.key(&sub_path.path, directory.handle()?)?;
         Some(Target {
@@ -299,14 +263,6 @@ fn identity_of(handle: &Handle) -> Observed<FileIdentity> {
     match handle.identity() {
         Ok(identity) => Observed::Seen(identity),
         Err(error) => unreadable(&error),
-    }
-}
-
-/// The path that the sub path leads to today, by its names.
-fn path_of(volume: &Volume, sub_path: &PathInVolume) -> PathBuf {
-    match volume.layout {
-        VolumeLayout::Payload => volume.directory.join(DATA_LINK).join(&sub_path.path),
-        VolumeLayout::Plain => volume.directory.join(&sub_path.path),
     }
 }
 
@@ -325,12 +281,9 @@ pub fn list_subpaths(kubelet_root: &Path) -> Result<Vec<VolumeSubpath>, Failure>
     for pod in children(&kubelet_root.join("pods"))? {
         for volume in children(&pod.join("volume-subpaths"))? {
             for container in children(&volume)? {
-                let paths = children(&container)?;
-                found.extend(
-                    paths
-                        .iter()
-                        .filter_map(|path| VolumeSubpath::from_path(path, [kubelet_root])),
-                );
+                for path in children(&container)? {
+                    found.extend(VolumeSubpath::from_path(&path, [kubelet_root]));
+                }
             }
         }
     }

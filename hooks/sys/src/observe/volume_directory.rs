@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::handle::Handle;
 use crate::mounts::Mounts;
 use crate::observe::subpath::children;
-use crate::observe::unreadable;
+use crate::observe::{mount_at, unreadable};
 use crate::target::Payload;
 
 /// A volume's open directory, and the evidence about it.
@@ -41,7 +41,7 @@ impl HeldVolumeDirectories {
         {
             return directory.clone();
         }
-        let directory = HeldVolumeDirectory::hold(subpath).map(Rc::new);
+        let directory = HeldVolumeDirectory::hold(subpath);
         held.push((subpath.clone(), directory.clone()));
         directory
     }
@@ -50,50 +50,52 @@ impl HeldVolumeDirectories {
 impl HeldVolumeDirectory {
     /// Opens the volume of a subpath, below the first plugin folder that contains the volume's
     /// name. Nearly always only a single plugin folder contains that name.
-    fn hold(subpath: &VolumeSubpath) -> Option<Self> {
-        let usual = |plugin: Plugin| Self::in_folder(plugin, &subpath.volume_directory(plugin));
-        Plugin::usual()
-            .find_map(usual)
-            .or_else(|| Self::all(subpath).ok()?.into_iter().next())
+    fn hold(subpath: &VolumeSubpath) -> Option<Rc<Self>> {
+        for plugin in Plugin::usual() {
+            if let Some(held) = Self::in_folder(plugin, &subpath.volume_directory(plugin)) {
+                return Some(held);
+            }
+        }
+        Self::all(subpath).ok()?.into_iter().next()
     }
 
     /// Every folder of the pod that has the name of a subpath's volume.
     ///
     /// # Errors
     /// When the pod's volumes cannot be listed.
-    pub(super) fn all(subpath: &VolumeSubpath) -> Result<Vec<Self>, Failure> {
+    pub(super) fn all(subpath: &VolumeSubpath) -> Result<Vec<Rc<Self>>, Failure> {
         let mut folders = children(&subpath.pod_directory().join("volumes"))?;
         folders.sort();
-        let held = folders.iter().filter_map(|folder| {
-            let plugin = Plugin::from_folder(folder.file_name()?)?;
-            let directory = join(folder.join(subpath.volume()), plugin.below);
-            Self::in_folder(plugin, &directory)
-        });
-        Ok(held.collect())
+        let mut held = Vec::new();
+        for folder in folders {
+            if let Some(plugin) = folder.file_name().and_then(Plugin::from_folder) {
+                let directory = join(folder.join(subpath.volume()), plugin.below);
+                held.extend(Self::in_folder(plugin, &directory));
+            }
+        }
+        Ok(held)
     }
 
     /// A CSI driver that unmounts removes the directory `mount`; its parent directory is the
     /// kubelet's.
-    fn in_folder(plugin: Plugin, directory: &Path) -> Option<Self> {
-        let above = || directory.parent().filter(|_| !plugin.below.is_empty());
-        Self::try_hold(plugin, directory).or_else(|| Self::try_hold(plugin, above()?))
-    }
-
-    fn try_hold(plugin: Plugin, directory: &Path) -> Option<Self> {
-        let hold = || match plugin.writer {
-            Writer::Kubelet => Handle::as_written(directory),
-            // Anything may be mounted there.
-            Writer::Containers => Handle::as_written(directory).map(Handle::unqueried),
-        };
-        match hold() {
-            Err(error) if error.is_not_found() => None,
-            directory => Some(Self {
-                plugin,
-                directory,
-                seen: OnceCell::new(),
-                payload: OnceCell::new(),
-            }),
+    fn in_folder(plugin: Plugin, directory: &Path) -> Option<Rc<Self>> {
+        let above = directory.parent().filter(|_| !plugin.below.is_empty());
+        for path in [Some(directory), above].into_iter().flatten() {
+            let opened = match plugin.writer {
+                Writer::Kubelet => Handle::as_written(path),
+                // Anything may be mounted there.
+                Writer::Containers => Handle::as_written(path).map(Handle::unqueried),
+            };
+            if !opened.as_ref().is_err_and(Failure::is_not_found) {
+                return Some(Rc::new(Self {
+                    plugin,
+                    directory: opened,
+                    seen: OnceCell::new(),
+                    payload: OnceCell::new(),
+                }));
+            }
         }
+        None
     }
 
     pub(super) fn writer(&self) -> Writer {
@@ -106,12 +108,12 @@ impl HeldVolumeDirectory {
 
     /// The payload of a kubelet-written volume; `..data` is read once for all its subpaths.
     pub(super) fn payload(&self) -> Option<&Payload> {
-        let held = || {
-            self.handle()
-                .filter(|_| self.plugin.writer == Writer::Kubelet)
-                .and_then(Payload::hold)
-        };
-        self.payload.get_or_init(held).as_ref()
+        self.payload
+            .get_or_init(|| match self.plugin.writer {
+                Writer::Kubelet => Payload::hold(self.handle()?),
+                Writer::Containers => None,
+            })
+            .as_ref()
     }
 
     pub(super) fn observe(&self, mounts: &Mounts) -> Observed<Volume> {
@@ -120,10 +122,7 @@ impl HeldVolumeDirectory {
 
     /// The mount in which the volume's directory lies.
     pub(super) fn mount(&self, mounts: &Mounts) -> Option<Rc<MountEntry>> {
-        mounts
-            .mount_of(self.handle()?)
-            .ok()
-            .map(|mount| mount.entry)
+        Some(mounts.mount_of(self.handle()?).ok()?.entry)
     }
 
     fn look(&self, mounts: &Mounts) -> Observed<Volume> {
@@ -131,27 +130,30 @@ impl HeldVolumeDirectory {
             Ok(handle) => handle,
             Err(error) => return unreadable(error),
         };
-        let (mount, resolved) = match (mounts.mount_of(handle), handle.resolved_path()) {
-            (Ok(mount), Ok(resolved)) => (mount, resolved),
-            (Err(error), _) => return Observed::Unreadable(error_chain(&error)),
-            (_, Err(error)) => {
-                return Observed::Unreadable(format!(
-                    "resolve {}: {error}",
-                    handle.path().display()
-                ));
+        let mount = match mounts.mount_of(handle) {
+            Ok(mount) => mount,
+            Err(error) => return Observed::Unreadable(error_chain(&error)),
+        };
+        let resolved = match handle.resolved_path() {
+            Ok(resolved) => resolved,
+            Err(error) => {
+                let path = handle.path().display();
+                return Observed::Unreadable(format!("resolve {path}: {error}"));
             }
         };
-        let Some(place) = mount.entry.place_in_filesystem(&resolved) else {
-            let (path, mount_point) = (resolved.display(), mount.entry.mount_point.display());
+        let entry = &mount.entry;
+        let Some(place) = entry.place_in_filesystem(&resolved) else {
             return Observed::Unreadable(format!(
-                "{path} is not below {mount_point}, where its mount is"
+                "{} is not below {}, where its mount is",
+                resolved.display(),
+                entry.mount_point.display()
             ));
         };
         Observed::Seen(Volume {
             plugin: self.plugin,
             directory: handle.path().to_owned(),
-            device: mount.entry.device,
-            fs_type: mount.entry.fs_type.clone(),
+            device: entry.device,
+            fs_type: entry.fs_type.clone(),
             place,
             is_mount_point: mount.is_mount_point,
             is_newer: true,
@@ -184,10 +186,7 @@ impl HeldVolume {
     /// True if a call on its own mount may wait for a server or a daemon: the kernel alone cannot
     /// detect that it is alive.
     pub fn is_on_a_server(&self, mounts: &Mounts) -> bool {
-        let mount = self
-            .handle()
-            .and_then(|handle| mounts.mount_of(handle).ok());
-        mount.is_some_and(|mount| mount.is_mount_point && !mount.entry.fs_type.is_local())
+        mount_at::<()>(&self.0, mounts).is_ok_and(|mount| !mount.entry.fs_type.is_local())
     }
 
     pub fn handle(&self) -> Option<&Handle> {
@@ -195,17 +194,12 @@ impl HeldVolume {
     }
 
     pub fn observe(&self, mounts: &Mounts) -> Observed<VolumeMount> {
-        let handle = match &self.0 {
-            Ok(handle) => handle,
-            Err(error) => return unreadable(error),
-        };
-        match mounts.mount_of(handle) {
-            Ok(mount) if mount.is_mount_point => Observed::Seen(VolumeMount {
+        match mount_at(&self.0, mounts) {
+            Ok(mount) => Observed::Seen(VolumeMount {
                 fs_type: mount.entry.fs_type.clone(),
                 deleted: mount.entry.root.deleted,
             }),
-            Ok(_) => Observed::Absent,
-            Err(error) => Observed::Unreadable(error_chain(&error)),
+            Err(unseen) => unseen,
         }
     }
 }
@@ -234,7 +228,10 @@ pub fn list_volumes(kubelet_root: &Path) -> Result<Volumes, Failure> {
     for pod in children(&kubelet_root.join("pods"))? {
         for plugin in children(&pod.join("volumes"))? {
             for volume in children(&plugin)? {
-                match mounted(&volume, kubelet_root) {
+                // CSI mounts a volume one folder deeper than the in-tree plugins.
+                let mounted = MountedVolume::from_path(&volume, [kubelet_root])
+                    .or_else(|| MountedVolume::from_path(&volume.join("mount"), [kubelet_root]));
+                match mounted {
                     Some(mounted) => found.mounted.push(mounted),
                     None => found.plain.push(volume),
                 }
@@ -246,12 +243,4 @@ pub fn list_volumes(kubelet_root: &Path) -> Result<Volumes, Failure> {
         .sort_by(|one, other| one.mount_point().cmp(other.mount_point()));
     found.plain.sort();
     Ok(found)
-}
-
-/// CSI mounts a volume one folder deeper than the in-tree plugins.
-fn mounted(volume: &Path, kubelet_root: &Path) -> Option<MountedVolume> {
-    let places: [PathBuf; 2] = [volume.to_owned(), volume.join("mount")];
-    places
-        .iter()
-        .find_map(|place| MountedVolume::from_path(place, [kubelet_root]))
 }
