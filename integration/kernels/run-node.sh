@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs stories on a node as most are today: systemd as first process and as cgroup manager, cgroup v2 as the only hierarchy,
-# with three generations of containerd and runc, and with crun.
+# with each generation of containerd and runc, and with crun.
 #   run-node.sh KERNELS MATRIX PROGRAMS MODULES STORIES     MATRIX: see ../matrix/fetch.sh; PROGRAMS: a folder with ours; STORIES: the
 #   test program of the stories
 set -eu
@@ -14,7 +14,7 @@ vm_root "$@"
 
 # at the same path: it is baked into some of the programs; the C library of systemd's suite serves them all
 add() { mkdir -p "$vm/root$(dirname "$1")"; [ -e "$vm/root$1" ] || cp -L "$1" "$vm/root$1"; }
-for suite in bookworm trixie sid; do
+for suite in trixie sid containerd-2.3 containerd-2.4; do
   for program in containerd ctr containerd-shim-runc-v2 runc crun; do
     file=$matrix/v/$suite/bin/$program
     add "$file"
@@ -27,4 +27,4 @@ cp "$kernels/overlay-${kernel##*/vmlinuz-}.ko" "$vm/root/overlay.ko"
 sed "s|@MATRIX@|$matrix|" "$here/node" > "$vm/root/node"
 mkdir -p "$vm/root/etc/systemd/system"
 cp "$here/node.service" "$vm/root/etc/systemd/system"
-vm_boot "$kernel" 4000
+vm_boot "$kernel" 5000
