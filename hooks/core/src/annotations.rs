@@ -63,14 +63,17 @@ fn set_mode(policy: &mut Policy, value: &str) -> bool {
     };
     (policy.stale_subpaths, policy.host_root) = (mode, mode);
     if mode != Mode::Repair {
-        let soften = |alarm: Alarm| match alarm {
-            Alarm::Off => Alarm::Off,
-            Alarm::Report | Alarm::Refuse if mode == Mode::Off => Alarm::Off,
-            Alarm::Report | Alarm::Refuse => Alarm::Report,
-        };
-        policy.unmounted_volumes = soften(policy.unmounted_volumes);
-        policy.dead_sources = soften(policy.dead_sources);
-        policy.proof = soften(policy.proof);
+        for alarm in [
+            &mut policy.unmounted_volumes,
+            &mut policy.dead_sources,
+            &mut policy.proof,
+        ] {
+            if mode == Mode::Off {
+                *alarm = Alarm::Off;
+            } else if *alarm == Alarm::Refuse {
+                *alarm = Alarm::Report;
+            }
+        }
         policy.failed_repairs = FailedRepair::Pass;
     }
     true

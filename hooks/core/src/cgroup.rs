@@ -22,9 +22,10 @@ pub struct ContainerCgroups(Vec<String>);
 impl ContainerCgroups {
     /// The outermost cgroup with the container's id in each hierarchy. `None` if there is none.
     pub fn of_init(cgroup: &str, container: &str) -> Option<Self> {
-        let lines = cgroup.lines();
-        let found = lines.filter_map(|line| up_to_container(line, container));
-        let found: Vec<String> = found.map(str::to_owned).collect();
+        let mut found = Vec::new();
+        for line in cgroup.lines() {
+            found.extend(up_to_container(line, container).map(str::to_owned));
+        }
         (!found.is_empty()).then_some(Self(found))
     }
 
@@ -41,12 +42,13 @@ impl ContainerCgroups {
     /// True for a process in a cgroup of the container, or below. Another container may name a
     /// cgroup of its own after this container, so the whole path is compared.
     pub fn contain(&self, cgroup: &str) -> bool {
-        let is_within = |line: &str, outer: &String| {
-            let rest = line.strip_prefix(outer.as_str());
-            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        let is_inside = |line: &str| {
+            self.0.iter().any(|outer| {
+                let rest = line.strip_prefix(outer.as_str());
+                rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+            })
         };
-        let mut lines = cgroup.lines();
-        lines.any(|line| self.0.iter().any(|outer| is_within(line, outer)))
+        cgroup.lines().any(is_inside)
     }
 }
 

@@ -172,11 +172,8 @@ impl Reach {
     pub fn error_of_dead_source(&self) -> Option<&str> {
         match self {
             Self::Refused { number, words } if Self::DEAD.contains(number) => Some(words),
-            Self::Refused { .. }
-            | Self::Silent(_)
-            | Self::Alive
-            | Self::NotProbed
-            | Self::NotNeeded => None,
+            Self::Refused { .. } | Self::Silent(_) | Self::Alive => None,
+            Self::NotProbed | Self::NotNeeded => None,
         }
     }
 

@@ -80,20 +80,24 @@ impl Identity {
             return Self::default();
         }
         let named = |keys: [&str; 4]| {
-            let [container, uid, namespace, name] =
-                keys.map(|key| spec.annotation(key).map(str::to_owned));
-            let pod = PodName {
-                uid,
-                namespace,
-                name,
-            };
-            Self { container, pod }
+            let names = keys.map(|key| spec.annotation(key).map(str::to_owned));
+            let [container, uid, namespace, name] = names;
+            Self {
+                container,
+                pod: PodName {
+                    uid,
+                    namespace,
+                    name,
+                },
+            }
         };
         let (by_containerd, by_kubelet) = (named(OF_CONTAINERD), named(OF_KUBELET));
-        match (by_containerd.is_empty(), by_kubelet.is_empty()) {
-            (true, _) => by_kubelet,
-            (false, false) if by_containerd != by_kubelet => Self::default(),
-            (false, _) => by_containerd,
+        if by_containerd.is_empty() {
+            by_kubelet
+        } else if by_kubelet.is_empty() || by_containerd == by_kubelet {
+            by_containerd
+        } else {
+            Self::default()
         }
     }
 

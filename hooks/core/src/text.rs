@@ -12,10 +12,10 @@ pub fn cut(text: &str, most: usize) -> Cow<'_, str> {
     if text.len() <= most {
         return Cow::Borrowed(text);
     }
-    let end = (0..=most)
-        .rev()
-        .find(|end| text.is_char_boundary(*end))
-        .unwrap_or(0);
+    let mut end = most;
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
     Cow::Owned(format!("{}...", &text[..end]))
 }
 
@@ -23,36 +23,32 @@ pub fn cut(text: &str, most: usize) -> Cow<'_, str> {
 /// paths. These must not begin a line, move the cursor or change the order of characters in a
 /// terminal.
 pub fn one_line(text: &str) -> Cow<'_, str> {
-    if !text.contains(is_misleading) {
-        return Cow::Borrowed(text);
-    }
-    let mut line = String::with_capacity(text.len() + 16);
-    for c in text.chars() {
-        if is_misleading(c) {
-            line.extend(c.escape_default());
-        } else {
-            line.push(c);
-        }
-    }
-    Cow::Owned(line)
+    escaped(text, is_misleading, |c| c.escape_default().to_string())
 }
 
 /// Escapes the same characters inside the strings of a JSON text. Line breaks between values stay.
 pub fn json_for_terminals(json: &str) -> Cow<'_, str> {
     let is_escaped = |c: char| is_misleading(c) && c != '\n';
-    if !json.contains(is_escaped) {
-        return Cow::Borrowed(json);
+    // All of these characters are a single unit of UTF-16.
+    escaped(json, is_escaped, |c| format!("\\u{:04x}", u32::from(c)))
+}
+
+fn escaped(
+    text: &str,
+    is_escaped: impl Fn(char) -> bool,
+    escape: fn(char) -> String,
+) -> Cow<'_, str> {
+    if !text.contains(&is_escaped) {
+        return Cow::Borrowed(text);
     }
-    let mut text = String::with_capacity(json.len() + 64);
-    for c in json.chars() {
-        if is_escaped(c) {
-            // All of these characters are a single unit of UTF-16.
-            text.push_str(&format!("\\u{:04x}", u32::from(c)));
-        } else {
-            text.push(c);
+    let mut out = String::with_capacity(text.len() + 64);
+    for c in text.chars() {
+        match is_escaped(c) {
+            true => out += &escape(c),
+            false => out.push(c),
         }
     }
-    Cow::Owned(text)
+    Cow::Owned(out)
 }
 
 /// True for controls of ASCII and C1, for the separators of lines and paragraphs, and for the

@@ -19,9 +19,9 @@ use crate::spec::{RequestedPropagation, RootfsPropagation};
 
 pub use crate::judge::place::{Expected, ExpectedTarget, OnIt, Shown, judge};
 pub use crate::judge::verdict::{
-    Finding, Lack, Pinning, StaleCause, Unmounted, Verdict, VerdictName,
+    Finding, Lack, NoRemedy, Pinning, Remedy, RepairMethod, StaleCause, Unmounted, Verdict,
+    VerdictName,
 };
-pub use crate::judge::verdict::{NoRemedy, Remedy, RepairMethod};
 
 // Finds the volume that a subpath belongs to, among several volumes with the same name.
 //

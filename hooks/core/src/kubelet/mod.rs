@@ -18,9 +18,9 @@ use std::path::{Component, Path, PathBuf};
 
 use crate::paths::{below, join};
 
-pub use crate::kubelet::plugin::MountedVolume;
-pub use crate::kubelet::plugin::{CSI_RECORD, CsiRecord, STAGING_MOUNT};
-pub use crate::kubelet::plugin::{Plugin, RequiredMount, Writer};
+pub use crate::kubelet::plugin::{
+    CSI_RECORD, CsiRecord, MountedVolume, Plugin, RequiredMount, STAGING_MOUNT, Writer,
+};
 
 // Paths below a pod's folder, parsed once for all checks.
 

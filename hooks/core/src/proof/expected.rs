@@ -115,19 +115,17 @@ pub enum ExpectedPropagation {
 impl ExpectedBinds {
     /// True if the create or a refresh made this mount. False if that is not known.
     pub fn has_made(&self, mount: &MountEntry) -> bool {
-        let is_of_create = |id| self.mounts_before.is_some_and(|limit| id < limit);
-        let id = mount.unique_id;
-        id.is_some_and(|id| is_of_create(id) || self.refreshed_mounts.contains(&id))
+        mount.unique_id.is_some_and(|id| {
+            self.mounts_before.is_some_and(|limit| id < limit)
+                || self.refreshed_mounts.contains(&id)
+        })
     }
 
     /// Adds mounts that a refresh has attached. Keeps the newest mounts.
     pub fn add_refreshed_mounts(&mut self, ids: Vec<u64>) {
         self.refreshed_mounts.extend(ids);
-        let excess = self
-            .refreshed_mounts
-            .len()
-            .saturating_sub(MAX_REFRESHED_MOUNTS);
-        self.refreshed_mounts.drain(..excess);
+        let mounts = &mut self.refreshed_mounts;
+        mounts.drain(..mounts.len().saturating_sub(MAX_REFRESHED_MOUNTS));
     }
 }
 
@@ -169,23 +167,24 @@ impl ExpectedBind {
     /// True if symlinks lead to the same path as in the `other` expectation for the same bind. The
     /// link `..data` of a volume may lead to the payload of another time.
     pub fn has_same_way(&self, other: &Self) -> bool {
-        let (Some(way), Some(other)) = (&self.resolved, &other.resolved) else {
-            return self.resolved == other.resolved;
-        };
-        let (way, other) = (way.iter(), other.iter());
-        way.map(without_time).eq(other.map(without_time))
+        match (&self.resolved, &other.resolved) {
+            (Some(way), Some(other)) => way
+                .iter()
+                .map(without_time)
+                .eq(other.iter().map(without_time)),
+            (way, other) => way == other,
+        }
     }
 
     /// The place at the create, and the places of later refreshes. A mount of this bind shows a
     /// place of this list.
     pub fn places(&self) -> Vec<FilePlace> {
-        let at_create = FilePlace {
+        let mut places = vec![FilePlace {
             device: self.device,
             path: self.root.clone(),
-        };
-        std::iter::once(at_create)
-            .chain(self.refreshed.iter().cloned())
-            .collect()
+        }];
+        places.extend_from_slice(&self.refreshed);
+        places
     }
 
     /// Adds the place that a refresh attaches next, after the place that the container's mount shows
@@ -207,13 +206,11 @@ impl ExpectedBind {
     /// True if the mount shows the bind's source. A root that was deleted since is still the
     /// source.
     pub(super) fn is_shown_by(&self, mount: &MountEntry) -> bool {
-        mount.device == self.device && mount.root.path == self.root && self.is_of_type(mount)
-    }
-
-    /// statmount(2) reports the subtype of a FUSE filesystem since Linux 6.13.
-    fn is_of_type(&self, mount: &MountEntry) -> bool {
+        // statmount(2) reports the subtype of a FUSE filesystem since Linux 6.13.
         let has_lost_subtype = mount.fs_type.0 == "fuse" && self.fs_type.starts_with("fuse.");
-        mount.fs_type.0 == self.fs_type || has_lost_subtype
+        mount.device == self.device
+            && mount.root.path == self.root
+            && (mount.fs_type.0 == self.fs_type || has_lost_subtype)
     }
 }
 

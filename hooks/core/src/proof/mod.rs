@@ -75,7 +75,7 @@ pub struct Comparison<'e> {
 }
 
 /// An entry of the spec's `mounts`.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Entry<'e> {
     /// The destination, in the kernel's way to print a path.
     place: PathBuf,
@@ -99,24 +99,16 @@ impl<'e> Comparison<'e> {
         }
         let mut entries = Vec::with_capacity(expected.entries.len());
         for (index, entry) in expected.entries.iter().enumerate() {
-            let place = places.get(&index).unwrap_or(&entry.destination);
-            let is_nowhere = place.as_os_str().is_empty();
-            entries.push(Entry {
-                place: if is_nowhere {
-                    PathBuf::new()
-                } else {
-                    as_printed(place)
-                },
-                bind: None,
-            });
+            let mut place = places.get(&index).unwrap_or(&entry.destination).clone();
+            if !place.as_os_str().is_empty() {
+                place = as_printed(&place);
+            }
+            entries.push(Entry { place, bind: None });
         }
         for bind in &expected.binds {
             // The record of an earlier version has no entries.
-            while entries.len() <= bind.bind {
-                entries.push(Entry {
-                    place: PathBuf::new(),
-                    bind: None,
-                });
+            if entries.len() <= bind.bind {
+                entries.resize_with(bind.bind + 1, Entry::default);
             }
             let entry = &mut entries[bind.bind];
             if entry.place.as_os_str().is_empty() {

@@ -24,17 +24,18 @@ use crate::evidence::Reach;
 use crate::judge::{Expected, OnIt, Shown, Verdict, judge};
 use crate::mount_table::{MountEntry, MountId, MountTable};
 
-pub use crate::refresh::files::can_lead;
-pub use crate::refresh::files::{BoundFile, files_in_container};
-pub use crate::refresh::files::{HostRootBind, host_roots_in_container};
+pub use crate::refresh::files::{
+    BoundFile, HostRootBind, can_lead, files_in_container, host_roots_in_container,
+};
 pub use crate::refresh::interrupted::{changed_by_tuck, is_record_needed, left_shared};
 pub use crate::refresh::kept_mounts::{GoneMount, KeptMounts, MountsBelow, Restriction};
 pub use crate::refresh::mounts::{
     BoundMount, REFRESHED_FILE, RefreshedBind, RefreshedMounts, mounts_in_container,
 };
-pub use crate::refresh::volumes::{InnerBind, MountsInVolume, NestedBind, mounts_in_volume};
-pub use crate::refresh::volumes::{PodVolume, subpaths_in_container};
-pub use crate::refresh::volumes::{SpecBind, missing_binds};
+pub use crate::refresh::volumes::{
+    InnerBind, MountsInVolume, NestedBind, PodVolume, SpecBind, missing_binds, mounts_in_volume,
+    subpaths_in_container,
+};
 pub use crate::refresh::way::{Found, LookUp, ReliedOn, Way, WayFolder};
 
 /// A mount of a container that shows a file or directory of a volume, or a file of a directory on

@@ -17,13 +17,10 @@ use crate::judge::{Finding, Verdict, VerdictName};
 use crate::source::{KindName, SourceKind};
 use crate::text::{cut, shell_word};
 
-pub use crate::report::journal_line::{Actor, RebindLine};
 pub use crate::report::journal_line::{
-    AttachMethod, MountResult, Notification, RefreshLine, RefreshedMount,
+    Actor, AttachMethod, CreateLine, JournalLine, MountResult, Notification, RebindLine,
+    RefreshLine, RefreshedMount, ReleaseLine, ReleaseResult, ReleasedCopy, Unchecked, UnreadLine,
 };
-pub use crate::report::journal_line::{CreateLine, Unchecked};
-pub use crate::report::journal_line::{JournalLine, UnreadLine};
-pub use crate::report::journal_line::{ReleaseLine, ReleaseResult, ReleasedCopy};
 
 /// The report of an admission or inspection.
 pub type Report = ReportOf<BindReport>;

@@ -114,31 +114,27 @@ impl MountMakers {
     /// # Errors
     /// If the bytes are not JSON, or if a value does not have the runtime spec's shape.
     pub fn from_spec(bytes: &[u8]) -> serde_json::Result<Self> {
-        let Spec {
-            mounts,
-            linux,
-            hooks,
-            process,
-        } = serde_json::from_slice(bytes)?;
-        let linux = linux.unwrap_or_default();
-        let rules = linux.resources.and_then(|resources| resources.devices);
-        let mut rules = rules.into_iter().flatten();
-        let allows_disks =
-            |rule: DeviceRule| rule.allow == Some(true) && rule.kind.as_deref() != Some("c");
-        let has_devices =
-            linux.devices.is_some_and(|devices| !devices.is_empty()) || rules.any(allows_disks);
-        let mounts = mounts.unwrap_or_default().into_iter().enumerate();
-        let capabilities = process.and_then(|process| process.capabilities);
+        let spec: Spec = serde_json::from_slice(bytes)?;
+        let linux = spec.linux.unwrap_or_default();
+        let mut has_devices = linux.devices.is_some_and(|devices| !devices.is_empty());
+        for rule in linux
+            .resources
+            .and_then(|it| it.devices)
+            .unwrap_or_default()
+        {
+            has_devices |= rule.allow == Some(true) && rule.kind.as_deref() != Some("c");
+        }
+        let mut mounts = Vec::new();
+        for (index, mount) in spec.mounts.unwrap_or_default().into_iter().enumerate() {
+            mounts.extend(mount.map(|mount| mount.at(index)));
+        }
+        let mut covered = linux.masked_paths.unwrap_or_default();
+        covered.extend(linux.readonly_paths.unwrap_or_default());
+        let capabilities = spec.process.and_then(|process| process.capabilities);
         Ok(Self {
-            mounts: mounts
-                .filter_map(|(index, mount)| Some(mount?.at(index)))
-                .collect(),
-            covered: [linux.masked_paths, linux.readonly_paths]
-                .into_iter()
-                .flatten()
-                .flatten()
-                .collect(),
-            has_hooks: hooks.is_some_and(|hooks| hooks.has_any()),
+            mounts,
+            covered,
+            has_hooks: spec.hooks.is_some_and(|hooks| hooks.has_any()),
             has_devices,
             // Without a list, the runtime decides.
             container_may_mount: capabilities.is_none_or(|sets| sets.has_sys_admin()),
@@ -163,12 +159,11 @@ impl MountMakers {
     /// True if nothing but the binds can have given the container a file of the host: no hook, no
     /// device, no other filesystem, and no right to mount.
     pub fn has_binds_alone(&self) -> bool {
-        let is_known =
-            |mount: &SpecMount| mount.source.is_some() || PSEUDO.contains(&mount.fs_type.as_str());
+        let mut mounts = self.mounts.iter();
         !self.has_hooks
             && !self.has_devices
             && !self.container_may_mount
-            && self.mounts.iter().all(is_known)
+            && mounts.all(|it| it.source.is_some() || PSEUDO.contains(&it.fs_type.as_str()))
     }
 
     /// True if a process of the container can have `CAP_SYS_ADMIN`, so that it may have mounted
@@ -179,19 +174,18 @@ impl MountMakers {
 
     /// The paths below `place` at which the spec mounts, masks or protects something.
     pub fn paths_below(&self, place: &Path) -> impl Iterator<Item = &Path> {
-        let destinations = self.mounts.iter().map(|mount| &mount.destination);
-        let is_below = move |path: &&PathBuf| lies_below(path, place);
-        let all = destinations.chain(&self.covered);
-        all.filter(is_below).map(PathBuf::as_path)
+        let destinations = self.mounts.iter().map(|mount| &*mount.destination);
+        let all = destinations.chain(self.covered_paths());
+        all.filter(move |path| lies_below(path, place))
     }
 }
 
 impl RawMount {
     fn at(self, index: usize) -> SpecMount {
         let options = self.options.unwrap_or_default();
-        let is_bind_option = |option: &String| option == "bind" || option == "rbind";
         let fs_type = self.kind.unwrap_or_default();
-        let is_bind = fs_type == "bind" || options.iter().flatten().any(is_bind_option);
+        let mut words = options.iter().flatten();
+        let is_bind = fs_type == "bind" || words.any(|it| it == "bind" || it == "rbind");
         SpecMount {
             index,
             destination: self.destination.unwrap_or_default(),
@@ -210,10 +204,7 @@ impl Hooks {
             &self.start_container,
             &self.poststart,
         ];
-        let is_set = |hooks: &&Option<Vec<IgnoredAny>>| {
-            hooks.as_ref().is_some_and(|hooks| !hooks.is_empty())
-        };
-        all.iter().any(is_set)
+        all.into_iter().flatten().any(|hooks| !hooks.is_empty())
     }
 }
 

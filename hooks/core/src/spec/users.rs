@@ -155,22 +155,20 @@ impl SpecUsers {
     /// of the idmapped binds if all are equal, otherwise `None`.
     fn ids_of_mount_at(&self, place: &Path) -> Option<&BindIds> {
         let idmapped = &self.mounts.idmapped;
-        let named = idmapped
-            .iter()
-            .rev()
-            .find(|(destination, _)| destination == place);
+        let mut named = idmapped.iter().rev();
+        if let Some((_, ids)) = named.find(|(destination, _)| destination == place) {
+            return Some(ids);
+        }
         let (_, first) = idmapped.first()?;
-        let equal = || {
-            idmapped
-                .iter()
-                .all(|(_, ids)| ids == first)
-                .then_some(first)
-        };
-        named.map(|(_, ids)| ids).or_else(equal)
+        self.mounts.have_equal_ids().then_some(first)
     }
 }
 
 impl Mounts {
+    fn have_equal_ids(&self) -> bool {
+        self.idmapped.windows(2).all(|two| two[0].1 == two[1].1)
+    }
+
     fn add(&mut self, mount: Mount) -> Result<(), String> {
         let ids = mount.ids();
         let Some(destination) = mount.destination else {
@@ -207,14 +205,11 @@ impl<'de> Deserialize<'de> for Mounts {
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Mounts, A::Error> {
                 let mut mounts = Mounts::default();
                 while let Some(mount) = list.next_element::<Option<Mount>>()? {
-                    mounts
-                        .add(mount.unwrap_or_default())
-                        .map_err(A::Error::custom)?;
+                    let added = mounts.add(mount.unwrap_or_default());
+                    added.map_err(A::Error::custom)?;
                 }
                 // As for a pod: the kubelet gives all volumes the ids of the pod.
-                if let Some((_, first)) = mounts.idmapped.first()
-                    && mounts.idmapped.iter().all(|(_, ids)| ids == first)
-                {
+                if mounts.have_equal_ids() {
                     mounts.idmapped.truncate(1);
                 }
                 mounts.idmapped.shrink_to_fit();
@@ -228,10 +223,8 @@ impl<'de> Deserialize<'de> for Mounts {
 impl Linux {
     fn user_namespace(self) -> RequestedUserNamespace {
         let namespaces = self.namespaces.unwrap_or_default();
-        let Some(namespace) = namespaces
-            .into_iter()
-            .find(|namespace| namespace.kind == "user")
-        else {
+        let mut users = namespaces.into_iter().filter(|it| it.kind == "user");
+        let Some(namespace) = users.next() else {
             return RequestedUserNamespace::OfRuntime;
         };
         let ids = IdMaps::of(self.uid_mappings, self.gid_mappings);
@@ -245,18 +238,18 @@ impl Linux {
 impl Mount {
     /// `None` for a bind that is not idmapped.
     fn ids(&self) -> Option<BindIds> {
-        let options = || self.options.iter().flatten().flatten();
-        let own = |option: &&String| option.starts_with("idmap=") || option.starts_with("ridmap=");
-        if let Some(option) = options().find(own) {
-            return Some(BindIds::OfRuntime(option.clone()));
+        let mut is_of_container = false;
+        for option in self.options.iter().flatten().flatten() {
+            if option.starts_with("idmap=") || option.starts_with("ridmap=") {
+                return Some(BindIds::OfRuntime(option.clone()));
+            }
+            is_of_container |= option == "idmap" || option == "ridmap";
         }
         let ids = IdMaps::of(self.uid_mappings.clone(), self.gid_mappings.clone());
         if ids != IdMaps::default() {
             return Some(BindIds::Named(ids));
         }
-        options()
-            .any(|option| option == "idmap" || option == "ridmap")
-            .then_some(BindIds::OfContainer)
+        is_of_container.then_some(BindIds::OfContainer)
     }
 }
 
@@ -279,21 +272,17 @@ impl IdMap {
 
     /// Parses the text of a `/proc/PID/uid_map`; `None` if the text is invalid.
     pub fn from_proc(text: &str) -> Option<Self> {
-        let range = |line: &str| {
-            let mut numbers = line
-                .split_ascii_whitespace()
-                .map(|number| number.parse().ok());
-            let (inside, outside, size) = (numbers.next()??, numbers.next()??, numbers.next()??);
-            Some(IdRange {
-                inside,
-                outside,
-                size,
-            })
-        };
-        text.lines()
-            .map(range)
-            .collect::<Option<Vec<_>>>()
-            .map(Self::of)
+        let mut ranges = Vec::new();
+        for line in text.lines() {
+            let mut words = line.split_ascii_whitespace();
+            let mut number = || words.next()?.parse().ok();
+            ranges.push(IdRange {
+                inside: number()?,
+                outside: number()?,
+                size: number()?,
+            });
+        }
+        Some(Self::of(ranges))
     }
 
     /// True if root of the host is mapped. The map was read in the host's user namespace.
@@ -305,12 +294,13 @@ impl IdMap {
 impl IdRange {
     /// Appends `next` to this range if `next` begins at the end of this range.
     fn takes_over(&mut self, next: &Self) -> bool {
-        let ends = |begin: u32| begin.checked_add(self.size);
-        let follows =
-            ends(self.inside) == Some(next.inside) && ends(self.outside) == Some(next.outside);
-        let size = self.size.checked_add(next.size).filter(|_| follows);
-        self.size = size.unwrap_or(self.size);
-        size.is_some()
+        let follows = self.inside.checked_add(self.size) == Some(next.inside)
+            && self.outside.checked_add(self.size) == Some(next.outside);
+        match self.size.checked_add(next.size) {
+            Some(size) if follows => self.size = size,
+            _ => return false,
+        }
+        true
     }
 }
 
