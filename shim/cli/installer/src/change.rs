@@ -100,9 +100,10 @@ pub struct Plan {
 }
 
 impl Change {
-    /// The change of a file from its current content to `after`.
-    pub fn of(owner: Owner, path: &Path, after: Option<Vec<u8>>) -> Result<Self> {
-        Self::to(owner, resolved(path), after.map(Content::File))
+    /// The change of a file, or of the file to which a link leads, to this text.
+    pub fn text(owner: Owner, path: &Path, text: String) -> Result<Self> {
+        let after = Content::File(text.into_bytes());
+        Self::to(owner, resolved(path), Some(after))
     }
 
     /// The change to a link that leads to `target`.
@@ -110,7 +111,8 @@ impl Change {
         Self::to(owner, path, Some(Content::Link(target.to_owned())))
     }
 
-    fn to(owner: Owner, path: PathBuf, after: Option<Content>) -> Result<Self> {
+    /// The change of this very path from its current content to `after`.
+    pub fn to(owner: Owner, path: PathBuf, after: Option<Content>) -> Result<Self> {
         Ok(Self {
             owner,
             before: content(&path)?,
@@ -349,7 +351,7 @@ pub struct Attributes {
     accessed: (i64, i64),
     modified: (i64, i64),
     /// The attributes with their values in hexadecimal digits.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default)]
     xattrs: BTreeMap<String, String>,
 }
 
@@ -516,7 +518,7 @@ mod tests {
         fs::write(&file, "a = 1\nb = 2\n").unwrap();
         fs::set_permissions(&file, Permissions::from_mode(0o640)).unwrap();
         symlink(&file, &link).unwrap();
-        let change = Change::of(Owner::Docker, &link, Some(b"a = 1\nb = 3\n".to_vec())).unwrap();
+        let change = Change::text(Owner::Docker, &link, "a = 1\nb = 3\n".to_owned()).unwrap();
         let diff = change.diff().unwrap();
         assert!(
             diff.contains("\n-b = 2\n+b = 3\n") && diff.contains("+++ "),
@@ -537,7 +539,7 @@ mod tests {
     fn a_file_that_changed_meanwhile_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("config");
-        let change = Change::of(Owner::Docker, &file, Some(b"new".to_vec())).unwrap();
+        let change = Change::text(Owner::Docker, &file, "new".to_owned()).unwrap();
         fs::write(&file, "somebody else's").unwrap();
         assert!(
             change

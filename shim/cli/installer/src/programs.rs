@@ -29,7 +29,7 @@ use bindguard_operator::root_program::{
 use rustix::fs::{Access, StatVfsMountFlags, access};
 use sha2::{Digest, Sha256};
 
-use crate::change::{Change, Doing, digits_of, identity, nearest};
+use crate::change::{Change, Content, Doing, digits_of, identity, nearest};
 use crate::options::Owner;
 use crate::record::{Record, there_or_not};
 use crate::running::{daemon_that_names, users_of};
@@ -165,7 +165,8 @@ impl Programs {
         for program in &programs {
             let path = version.join(program.name);
             if !program.is_at(&path) {
-                let change = Change::of(Owner::Bindguard, &path, Some(program.bytes()?))?;
+                let bytes = Content::File(program.bytes()?);
+                let change = Change::to(Owner::Bindguard, path, Some(bytes))?;
                 changes.push(Change {
                     mode: 0o755,
                     ..change

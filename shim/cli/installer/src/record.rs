@@ -34,18 +34,14 @@ pub struct Entry {
     /// SHA-256 of the former bytes; none if there was no file.
     pub original: Option<String>,
     /// The former target, if there was a link.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub original_link: Option<PathBuf>,
     /// The attributes of the former file.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attributes: Option<Attributes>,
     /// SHA-256 of the content that was written.
     pub written: String,
     /// SHA-256 of the content that an earlier install wrote: a kill may leave this content.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub written_before: Option<String>,
     /// The command that activates a change of this file.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
 }
 
@@ -57,22 +53,20 @@ pub struct Record {
     /// The files, in the order in which they were changed.
     pub files: Vec<Entry>,
     /// Folders that installs made; parents come first.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     folders: Vec<PathBuf>,
     /// Restarts that were not done yet.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     owed: Vec<OwedRestart>,
     /// The last installation of each runtime.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     pub installed: Vec<Installed>,
-    /// An uninstall that is not complete.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// An uninstall that is not complete. The agent reads no `null` here.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub removal: Option<PendingRemoval>,
     /// SHA-256 of the config that the last install was to put on this node.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_config: Option<String>,
     /// Docker's data root, as the running dockerd named it last.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub docker_root: Option<PathBuf>,
     /// The parts that no install could have written: their list, the part, and why. They stay in the
     /// file, and are not used.
@@ -90,7 +84,7 @@ pub struct PendingRemoval {
     #[serde(flatten)]
     pub kept: Removal,
     /// Files of other tools that name bindguard's programs.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     pub named_in: Vec<PathBuf>,
 }
 
@@ -111,7 +105,7 @@ pub struct Installed {
     /// The OCI runtime that bindguard-runtime must call.
     pub needs_runtime: Option<PathBuf>,
     /// Other programs without which no container would start.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     pub needs_programs: Vec<PathBuf>,
 }
 
@@ -135,7 +129,6 @@ pub struct OwedRestart {
     /// The command that activates the change.
     pub command: String,
     /// The process that ran when the file was changed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     daemon: Option<Daemon>,
 }
 

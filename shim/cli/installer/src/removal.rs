@@ -238,7 +238,7 @@ impl KeptName {
         let Some(after) = after.doing("edit", &self.path)? else {
             return Ok(None);
         };
-        let mut change = Change::of(self.owner, &self.path, Some(after))?;
+        let mut change = Change::to(self.owner, self.path.clone(), Some(Content::File(after)))?;
         if !change.is_none() {
             change.command = runtimes::removal_command(self.owner, None, Some(&before));
         }

@@ -5,6 +5,7 @@ use std::io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
+use anyhow::{Result, bail};
 use bindguard_operator::root_program::{PROGRAM_FOLDERS, RootProgram};
 use rustix::fs::{Access, access};
 
@@ -14,20 +15,9 @@ pub fn find(name: impl AsRef<OsStr>) -> Option<PathBuf> {
     Some(found.path().to_owned())
 }
 
-/// Why no container starts under a runtime.
-#[derive(Debug, thiserror::Error)]
-pub enum Unusable {
-    /// No runtime of the default's name.
-    #[error("the runtime {0:?} is not configured")]
-    NotConfigured(String),
-    /// A program that cannot be run.
-    #[error("the program {program} of the runtime {runtime:?} cannot be run: {source}")]
-    Program {
-        runtime: String,
-        /// The program, as the configuration names it.
-        program: String,
-        source: io::Error,
-    },
+/// The error of a default that is no runtime of its daemon.
+pub fn not_configured<T>(runtime: &str) -> Result<T> {
+    bail!("the runtime {runtime:?} is not configured")
 }
 
 /// The folders in which a daemon and its shims find programs.
@@ -61,7 +51,7 @@ impl SearchPath {
     /// # Errors
     /// If the program is missing or not executable. Other errors, such as those of a file system
     /// that does not answer, say nothing about the program.
-    pub fn program_of(&self, runtime: &str, name: &str) -> Result<Option<PathBuf>, Unusable> {
+    pub fn program_of(&self, runtime: &str, name: &str) -> Result<Option<PathBuf>> {
         let path = Path::new(name);
         let source = if path.is_absolute() {
             match runnable(path) {
@@ -86,11 +76,7 @@ impl SearchPath {
         if !is_definite(&source) {
             return Ok(None);
         }
-        Err(Unusable::Program {
-            runtime: runtime.to_owned(),
-            program: name.to_owned(),
-            source,
-        })
+        bail!("the program {name} of the runtime {runtime:?} cannot be run: {source}")
     }
 }
 

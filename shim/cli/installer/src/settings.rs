@@ -161,7 +161,7 @@ fn of_the_node(present: Vec<u8>, runtime: Option<&Path>) -> Result<SettingsPlan>
 
 fn written(text: String) -> Result<SettingsPlan> {
     let path = Path::new(DEFAULT_PATH);
-    let change = Change::of(Owner::Bindguard, path, Some(text.into_bytes()))?;
+    let change = Change::text(Owner::Bindguard, path, text)?;
     Ok(SettingsPlan {
         change: Some(change),
         ..SettingsPlan::default()

@@ -55,7 +55,7 @@ pub fn plan(options: &InstallOptions) -> Result<Plan> {
                 text.extend([line, "\n"]);
             }
         }
-        let change = Change::of(Owner::Agent, unit, Some(text.into_bytes()))?;
+        let change = Change::text(Owner::Agent, unit, text)?;
         plan.changes.push(change);
     }
     let link = Change::link(Owner::Agent, ENABLED.into(), unit)?;

@@ -17,7 +17,7 @@ use crate::change::{self, Change, Content, Plan, read_text};
 use crate::options::{InstallOptions, Owner, USUAL_RUNTIME};
 use crate::record::{Entry, Record};
 use crate::running::{self, DOCKER_RELOAD, Daemon, option};
-use crate::search_path::{SearchPath, Unusable};
+use crate::search_path::{SearchPath, not_configured};
 
 /// The file that dockerd reads.
 pub const CONFIG: &str = "/etc/docker/daemon.json";
@@ -62,7 +62,7 @@ pub fn plan(options: &InstallOptions, record: &Record) -> Result<Plan> {
         needs_runtime = named.unwrap_or(needs_runtime);
     }
     plan.needs_runtime = Some(needs_runtime);
-    let change = Change::of(Owner::Docker, path, Some(after.into_bytes()))?;
+    let change = Change::text(Owner::Docker, path, after)?;
     plan.changes.push(change);
     Ok(plan)
 }
@@ -89,20 +89,20 @@ pub fn default_after_removal(changes: &[Change]) -> Result<Plan> {
         let text = without_member(&text, &DEFAULT).context(EDIT)?;
         plan.notes.push(replaced(&why));
         let path = Path::new(CONFIG);
-        let change = Change::of(Owner::Docker, path, Some(text.into_bytes()))?;
+        let change = Change::text(Owner::Docker, path, text)?;
         plan.changes.push(change);
     }
     Ok(plan)
 }
 
-fn replaced(why: &Unusable) -> String {
+fn replaced(why: &anyhow::Error) -> String {
     format!(
         "Docker's default runtime starts no container: {why}; Docker's own {USUAL_RUNTIME} takes its place"
     )
 }
 
 /// An error in the result if no container starts under the default that the text names.
-fn usable_default(text: &str) -> Result<Result<(), Unusable>> {
+fn usable_default(text: &str) -> Result<Result<()>> {
     let default = member(text, &DEFAULT)?;
     let Some(name) = default.as_ref().and_then(Value::as_str) else {
         return Ok(Ok(()));
@@ -114,7 +114,7 @@ fn usable_default(text: &str) -> Result<Result<(), Unusable>> {
         if is_built_in || daemon.is_some_and(adds_more) {
             return Ok(Ok(()));
         }
-        return Ok(Err(Unusable::NotConfigured(name.to_owned())));
+        return Ok(not_configured(name));
     };
     let Some(program) = runtime["path"].as_str() else {
         return Ok(Ok(()));

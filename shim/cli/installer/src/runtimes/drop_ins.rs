@@ -20,7 +20,7 @@ use crate::change::{Change, Doing, Plan, bytes_after};
 use crate::options::{InstallOptions, Owner, USUAL_RUNTIME};
 use crate::record::HEADING;
 use crate::running::{self, Daemon};
-use crate::search_path::{SearchPath, Unusable, find, is_gone};
+use crate::search_path::{SearchPath, find, is_gone, not_configured};
 use crate::toml_text::{Place, with_value, without_value};
 
 /// An engine that reads drop-ins.
@@ -143,7 +143,7 @@ impl Engine {
 
     fn plan(&self, text: String, runtime: PathBuf, healing: Plan) -> Result<Plan> {
         let drop_in = Path::new(self.drop_in);
-        let mut changes = vec![Change::of(self.owner, drop_in, Some(text.into_bytes()))?];
+        let mut changes = vec![Change::text(self.owner, drop_in, text)?];
         changes.extend(healing.changes);
         Ok(Plan {
             changes,
@@ -185,7 +185,7 @@ impl Engine {
         &self,
         files: &mut [FileText],
         usual: Option<&str>,
-        check: impl Fn(&str, Option<Value>) -> Result<(), Unusable>,
+        check: impl Fn(&str, Option<Value>) -> Result<()>,
     ) -> Result<Plan> {
         let mut plan = Plan::default();
         while let Some((at, name)) = self.default_of(files)? {
@@ -214,7 +214,7 @@ impl Engine {
                 self.name,
                 usual.unwrap_or("the default below it")
             ));
-            let change = Change::of(self.owner, path, Some(text.clone().into_bytes()))?;
+            let change = Change::text(self.owner, path, text.clone())?;
             plan.changes.retain(|edited| edited.path != change.path);
             plan.changes.push(change);
         }
@@ -350,7 +350,7 @@ fn healed_podman(files: &mut [FileText]) -> Result<Plan> {
             Some(Value::Array(paths)) => paths,
             _ if name.starts_with('/') => vec![Value::from(name)],
             _ if PODMAN.built_in.contains(&name) => return Ok(()),
-            _ => return Err(Unusable::NotConfigured(name.to_owned())),
+            _ => return not_configured(name),
         };
         let mut last = Ok(());
         for program in paths.iter().filter_map(Value::as_str) {
@@ -423,7 +423,7 @@ fn healed_crio(files: &mut [FileText]) -> Result<Plan> {
         let named = match &entry {
             Some(entry) => entry.get("runtime_path").and_then(Value::as_str),
             None if CRIO.built_in.contains(&name) => None,
-            None => return Err(Unusable::NotConfigured(name.to_owned())),
+            None => return not_configured(name),
         };
         let program = named.filter(|path| !path.is_empty()).unwrap_or(name);
         path.program_of(name, program).map(drop)

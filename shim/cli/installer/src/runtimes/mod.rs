@@ -96,8 +96,7 @@ pub fn unrecorded(record: &Record) -> Vec<Change> {
         if after.as_ref() == Some(&present) {
             continue;
         }
-        let after = after.as_ref().and_then(Content::bytes);
-        let Ok(mut change) = Change::of(owner, &path, after.map(<[u8]>::to_vec)) else {
+        let Ok(mut change) = Change::to(owner, path, after) else {
             continue;
         };
         let installed = match owner {

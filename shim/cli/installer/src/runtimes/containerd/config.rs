@@ -23,7 +23,7 @@ use crate::options::{InstallOptions, USUAL_RUNTIME};
 use crate::record::Record;
 use crate::runtimes::containerd::node::ContainerdLayout;
 use crate::runtimes::containerd::{DROP_IN, V2, V3, without_bindguard};
-use crate::search_path::{SearchPath, Unusable};
+use crate::search_path::{SearchPath, not_configured};
 use crate::toml_text::{Place, find, parse, with_value, without_value};
 
 /// Major and minor.
@@ -431,7 +431,7 @@ impl Effective {
 
     /// The programs of a runtime that were found. containerd serves no CRI if its default is missing
     /// from its runtimes, and no pod starts without the runtime's programs.
-    pub fn usable(&self, name: &str, path: &SearchPath) -> Result<Vec<PathBuf>, Unusable> {
+    pub fn usable(&self, name: &str, path: &SearchPath) -> Result<Vec<PathBuf>> {
         let table = self.configured(name)?;
         let word = |key: &str| table.get(key).and_then(Value::as_str).unwrap_or_default();
         let (kind, shim_path) = (word("runtime_type"), word("runtime_path"));
@@ -452,7 +452,7 @@ impl Effective {
 
     /// The OCI runtime behind a runtime of runc's kind, if it was found: what a handler of
     /// bindguard's calls in turn.
-    pub fn oci_runtime(&self, name: &str, path: &SearchPath) -> Result<Option<PathBuf>, Unusable> {
+    pub fn oci_runtime(&self, name: &str, path: &SearchPath) -> Result<Option<PathBuf>> {
         let table = self.configured(name)?;
         if !is_guarded(&table) {
             return Ok(None);
@@ -460,9 +460,11 @@ impl Effective {
         path.program_of(name, binary_name(&table))
     }
 
-    fn configured(&self, name: &str) -> Result<Table, Unusable> {
-        self.runtime(name)
-            .ok_or_else(|| Unusable::NotConfigured(name.to_owned()))
+    fn configured(&self, name: &str) -> Result<Table> {
+        match self.runtime(name) {
+            Some(table) => Ok(table),
+            None => not_configured(name),
+        }
     }
 
     /// The names of all runtimes.

@@ -29,7 +29,7 @@ use crate::runtimes::containerd::config::{
     patterns, with_import, with_imports_of_others, without_import,
 };
 use crate::runtimes::containerd::node::{ContainerdLayout, Distribution, node_config, of_template};
-use crate::search_path::{SearchPath, Unusable};
+use crate::search_path::SearchPath;
 use crate::toml_text::{Place, find, parse};
 
 pub use self::node::unit_exists;
@@ -151,7 +151,7 @@ impl<'a> Edit<'a> {
         let path = &files.search_path();
         let mut default = options.default.then(|| RUNTIME.to_owned());
         let mut base = base_of(before, options);
-        let find_programs = || -> Result<Vec<PathBuf>, Unusable> {
+        let find_programs = || -> Result<Vec<PathBuf>> {
             let mut found = Vec::new();
             if !options.default {
                 found = before.usable(&before.default, path)?;
@@ -365,7 +365,7 @@ fn changes(edits: Vec<(PathBuf, String)>, files: &Files, record: &Record) -> Res
     let owner = Owner::Containerd;
     let mut changes = Vec::new();
     for (path, text) in edits {
-        changes.push(Change::of(owner, &path, Some(text.into_bytes()))?);
+        changes.push(Change::text(owner, &path, text)?);
     }
     for entry in record.files.iter().filter(|entry| entry.owner == owner) {
         if changes.iter().any(|change| change.path == entry.path) {
@@ -375,9 +375,8 @@ fn changes(edits: Vec<(PathBuf, String)>, files: &Files, record: &Record) -> Res
             continue;
         };
         let without = without_bindguard(&entry.path, &present, record)?;
-        let without = without.as_ref().and_then(Content::bytes);
         // a file of an earlier install on another main file is not read by this one
-        changes.push(Change::of(owner, &entry.path, without.map(<[u8]>::to_vec))?);
+        changes.push(Change::to(owner, entry.path.clone(), without)?);
     }
     let main = change::resolved(&files.layout.config);
     // the import before the file that it names, and the file before its import
@@ -468,7 +467,7 @@ fn cleaned(text: &str, original: Option<&str>) -> Result<String> {
 /// If runc starts no container either: then there is no better default, and nothing is written.
 fn replaced(
     effective: &Effective,
-    why: Unusable,
+    why: anyhow::Error,
     path: &SearchPath,
 ) -> Result<(Vec<PathBuf>, String)> {
     let programs = effective.usable(USUAL_RUNTIME, path).map_err(|runc| {
@@ -530,7 +529,7 @@ pub fn default_after_removal(record: &Record) -> Result<Plan> {
     match files.with_runc_instead_of(gone)? {
         Some((file, text)) if !files.layout.is_generated(&file) => {
             plan.notes.push(note);
-            let change = Change::of(Owner::Containerd, &file, Some(text.into_bytes()))?;
+            let change = Change::text(Owner::Containerd, &file, text)?;
             plan.changes.push(change);
             Ok(plan)
         }
