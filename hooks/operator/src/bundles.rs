@@ -35,20 +35,21 @@ pub fn pod_state_folders(root: &Path) -> Vec<PathBuf> {
 
 /// The bundles in containerd's task folders, on a node whose `/` is at `root`.
 pub fn tasks(root: &Path) -> impl Iterator<Item = PathBuf> {
-    let namespaces = namespaces(root);
-    namespaces.flat_map(|namespace| entries(&namespace))
+    namespaces(root).flat_map(|namespace| entries(&namespace))
 }
 
-fn namespaces(root: &Path) -> impl Iterator<Item = PathBuf> {
+pub(crate) fn namespaces(root: &Path) -> impl Iterator<Item = PathBuf> {
     TASKS.iter().flat_map(|folder| entries(&root.join(folder)))
 }
 
-/// The bundle of a container that crun or runc started as root, of Podman or of CRI-O.
-fn recorded_bundle(root: &Path, id: &str) -> Option<PathBuf> {
-    STATES
+/// The folders that are the container's bundle, if they exist: containerd's, or those of a container
+/// that crun or runc started as root, of Podman or of CRI-O.
+fn bundles_of(root: &Path, id: &str) -> impl Iterator<Item = PathBuf> {
+    let recorded = STATES
         .iter()
-        .find_map(|folder| bundle_and_pid(&root.join(folder).join(id)))
-        .map(|(bundle, _)| bundle)
+        .find_map(|folder| bundle_and_pid(&root.join(folder).join(id)));
+    let bundles = namespaces(root).map(move |namespace| namespace.join(id));
+    bundles.chain(recorded.map(|(bundle, _)| bundle))
 }
 
 /// The spec of a container, on a node whose `/` is at `root`. `None` if no bundle is found.
@@ -61,19 +62,11 @@ pub fn bundle_of_container(root: &Path, id: &str) -> Option<PathBuf> {
     bundles_of(root, id).find(|bundle| bundle.join("config.json").symlink_metadata().is_ok())
 }
 
-/// The folders that are the container's bundle, if they exist.
-fn bundles_of(root: &Path, id: &str) -> impl Iterator<Item = PathBuf> {
-    let bundles = namespaces(root).map(move |namespace| namespace.join(id));
-    bundles.chain(recorded_bundle(root, id))
-}
-
 /// The binds in the spec of a container, on a node whose `/` is at `root`. Empty if no bundle is
 /// found.
 pub fn binds_of_container(root: &Path, id: &str) -> Vec<SpecBind> {
-    let bytes = spec_of_container(root, id);
-    let spec = bytes
-        .as_ref()
-        .and_then(|bytes| SpecView::from_bytes(bytes).ok());
+    let bytes = spec_of_container(root, id).unwrap_or_default();
+    let spec = SpecView::from_bytes(&bytes);
     spec.map(|spec| SpecBind::of_spec(&spec))
         .unwrap_or_default()
 }
@@ -91,11 +84,6 @@ pub fn host_files_of_container(root: &Path, id: &str, places: &Places) -> Option
 pub(crate) fn init_of_task(task: &Path) -> Option<u32> {
     let pid = fs::read_to_string(task.join("init.pid")).ok()?;
     pid.trim().parse().ok()
-}
-
-/// The init process that crun or runc has recorded in a state folder.
-pub(crate) fn recorded_init(state: &Path) -> Option<u32> {
-    bundle_and_pid(state).map(|(_, pid)| pid)
 }
 
 /// The paths in a folder; an unreadable folder counts as empty.

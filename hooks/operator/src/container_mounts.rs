@@ -11,15 +11,23 @@ use bindguard_core::identity::PodName;
 use bindguard_core::places::Places;
 use bindguard_core::policy::{Policy, Scope};
 use bindguard_core::text::{serialize_paths, shell_word};
+use bindguard_sys::enter::{HeldProcess, ProcessError};
 use bindguard_sys::{Failure, read_mount_table};
 use serde::Serialize;
 
-use crate::container_inits::ContainerInits;
 use crate::holders::Trial;
 use crate::kubelet_roots::HostMounts;
+use crate::node::{inits_of, read_running};
 use crate::pods::{PodContainer, Pods};
 
-pub use crate::container_inits::UnreadContainer;
+/// A container whose init or mount table could not be read, for example because the table is too
+/// large.
+#[derive(Debug)]
+pub struct UnreadContainer {
+    /// The container, with its pod.
+    pub container: PodContainer,
+    pub why: ProcessError,
+}
 
 /// The mounts of the host in the running containers of pods.
 #[derive(Debug, Default)]
@@ -69,18 +77,18 @@ impl Keeper {
     fn report_of_trial(self, trial: &Trial) -> PinnedMounts {
         let Self { container, places } = self;
         let pod = container.pod.clone();
-        let name = pod.display_name().filter(|_| trial.refreshes);
         let is_released = |place: &&PathBuf| {
             let below_root = place.strip_prefix("/").unwrap_or(place);
             let mut copies = trial.releases.iter();
             copies.any(|copy| copy.mount_point.ends_with(below_root))
         };
-        let released = places.iter().find(is_released);
-        let command = match (name, released, places.first()) {
-            (Some(pod), _, _) => Some(format!("bindguard refresh --pod {pod} --what host-root")),
-            (None, Some(place), _) => Some(format!("bindguard release {}", shell_word(place))),
-            (None, None, Some(place)) => Some(format!("bindguard holders {}", shell_word(place))),
-            (None, None, None) => None,
+        let command = if let Some(pod) = pod.display_name().filter(|_| trial.refreshes) {
+            Some(format!("bindguard refresh --pod {pod} --what host-root"))
+        } else if let Some(place) = places.iter().find(is_released) {
+            Some(format!("bindguard release {}", shell_word(place)))
+        } else {
+            let place = places.first();
+            place.map(|place| format!("bindguard holders {}", shell_word(place)))
         };
         PinnedMounts {
             pod,
@@ -101,23 +109,29 @@ pub fn container_mounts(
     places: &Places,
     scope: Scope,
 ) -> Result<ContainerMounts, Failure> {
+    let mut found = ContainerMounts::default();
     if pods.running().next().is_none() {
-        return Ok(ContainerMounts::default());
+        return Ok(found);
     }
-    let mut running = ContainerInits::of(pods.running());
+    let inits = inits_of(pods.running().map(|container| container.id.as_str()));
     let table = read_mount_table()?;
     let places = &pods
         .with_runtime(places)
         .with_runtimes_at(table.mount_points());
     let host = HostMounts::of(&table, places);
-    let mut found = ContainerMounts::default();
     for container in pods.running() {
-        // A container that ended keeps nothing.
-        let Some(process) = running.hold(container) else {
+        let Some(init) = inits.get(container.id.as_str()) else {
             continue;
         };
-        let Some(table) = running.unless_ended(container, process.mounts()) else {
-            continue;
+        let table = match read_running(&container.id, *init, HeldProcess::mounts) {
+            Ok(Some(table)) => table,
+            // A container that ended keeps nothing.
+            Ok(None) => continue,
+            Err(why) => {
+                let container = container.clone();
+                found.unread.push(UnreadContainer { container, why });
+                continue;
+            }
         };
         let mut is_open = false;
         for (bind, is_reached) in host.host_root_binds(&table, scope) {
@@ -144,7 +158,6 @@ pub fn container_mounts(
             });
         }
     }
-    found.unread = running.into_unread();
     Ok(found)
 }
 

@@ -30,35 +30,42 @@ pub fn ignored_requests(pods: &Pods) -> Vec<IgnoredRequest> {
             names.entry(uid).or_default().push(name);
         }
     }
-    let ignored = pods.refresh_requests.iter().filter_map(|(uid, request)| {
-        let known = names.get(uid.as_str()).map_or(&[][..], Vec::as_slice);
-        let wanted = match &request.containers {
-            OptIn::None | OptIn::All => &[][..],
-            OptIn::Named(wanted) => wanted.as_slice(),
-        };
-        let unknown = wanted.iter().filter(|name| !known.contains(&name.as_str()));
-        let unknown_names: Vec<String> = unknown.map(|name| cut(name, 64).into()).collect();
-        let problems = request.problems.clone();
-        let is_ignored = !problems.is_empty() || !unknown_names.is_empty();
-        is_ignored.then(|| IgnoredRequest {
-            pod: pods.of_uid(uid),
-            problems,
-            unknown_names,
-        })
-    });
-    ignored.collect()
+    let mut ignored = Vec::new();
+    for (uid, request) in &pods.refresh_requests {
+        let mut unknown_names = Vec::new();
+        if let OptIn::Named(wanted) = &request.containers {
+            let known = names.get(uid.as_str());
+            for name in wanted {
+                if known.is_none_or(|known| !known.contains(&name.as_str())) {
+                    unknown_names.push(cut(name, 64).into());
+                }
+            }
+        }
+        if !request.problems.is_empty() || !unknown_names.is_empty() {
+            ignored.push(IgnoredRequest {
+                pod: pods.of_uid(uid),
+                problems: request.problems.clone(),
+                unknown_names,
+            });
+        }
+    }
+    ignored
 }
 
 impl IgnoredRequest {
     /// The problems in words. A name counts if the earlier findings have the name as well.
     pub fn confirmed_by(&self, earlier: &[Self]) -> Vec<String> {
-        let before = earlier.iter().find(|before| before.pod.uid == self.pod.uid);
-        let is_confirmed =
-            |name: &&String| before.is_some_and(|before| before.unknown_names.contains(name));
-        let names = self.unknown_names.iter().filter(is_confirmed);
-        let names =
-            names.map(|name| format!("ignoring {REFRESH}: the pod has no container {name:?}"));
-        self.problems.iter().cloned().chain(names).collect()
+        let mut problems = self.problems.clone();
+        if let Some(before) = earlier.iter().find(|it| it.pod.uid == self.pod.uid) {
+            for name in &self.unknown_names {
+                if before.unknown_names.contains(name) {
+                    problems.push(format!(
+                        "ignoring {REFRESH}: the pod has no container {name:?}"
+                    ));
+                }
+            }
+        }
+        problems
     }
 }
 

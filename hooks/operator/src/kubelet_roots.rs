@@ -7,10 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fs, io};
 
-use bindguard_core::evidence::FileIdentity;
 use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_core::mount_table::{Device, MountEntry, MountIndex, MountTable, Propagation};
-use bindguard_core::paths::below;
+use bindguard_core::paths::{below, join};
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
 use bindguard_guard::{Probes, in_real_folder};
@@ -23,32 +22,30 @@ const PROBE_TIMEOUT: Duration = Duration::from_millis(700);
 /// The roots of this node's kubelets that exist and answer, each directory once.
 #[derive(Debug, Default)]
 pub(crate) struct Roots {
-    known: Vec<Root>,
+    pub(crate) known: Vec<Root>,
     /// The reasons why other roots are not inspected.
     pub(crate) problems: Vec<String>,
 }
 
 #[derive(Debug)]
-struct Root {
+pub(crate) struct Root {
     /// The first name that the places have for it.
-    named: PathBuf,
-    real: PathBuf,
+    pub(crate) named: PathBuf,
+    /// Its name in the mount table.
+    pub(crate) real: PathBuf,
 }
 
 impl Roots {
     /// Probes each root in a separate process.
     pub(crate) fn of(places: &Places) -> Self {
-        let names: Vec<PathBuf> = places.kubelet_roots().map(Path::to_owned).collect();
+        let names = places.kubelet_roots.clone();
         let mut roots = Self::default();
-        // If no process can be started, the configured names are used unchecked.
         let Ok(answers) = probe_side_by_side(&names, PROBE_TIMEOUT) else {
-            roots.known = names
-                .into_iter()
-                .map(|name| Root {
-                    real: name.clone(),
-                    named: name,
-                })
-                .collect();
+            // If no process can be started, the configured names are used unchecked.
+            for named in names {
+                let real = named.clone();
+                roots.known.push(Root { named, real });
+            }
             return roots;
         };
         let mut seen = Vec::new();
@@ -57,11 +54,10 @@ impl Roots {
                 Answer::Reached(real) => {
                     // A bind, as on minikube, is another name as much as a symlink is.
                     let identity = Handle::of(&real).and_then(|handle| handle.identity()).ok();
-                    let is_known = |(path, file): &(PathBuf, Option<FileIdentity>)| {
-                        *path == real || identity.is_some() && *file == identity
-                    };
-                    if !seen.iter().any(is_known) {
-                        seen.push((real.clone(), identity));
+                    let is_known = roots.known.iter().any(|known| known.real == real)
+                        || identity.is_some() && seen.contains(&identity);
+                    if !is_known {
+                        seen.push(identity);
                         roots.known.push(Root { named, real });
                     }
                 }
@@ -79,18 +75,16 @@ impl Roots {
         roots
     }
 
-    /// Their names.
     pub(crate) fn names(&self) -> impl Iterator<Item = &Path> + Clone {
         self.known.iter().map(|root| root.named.as_path())
     }
 
     /// The mount table with these names instead of the kernel's.
-    pub(crate) fn name_mounts(&self, table: MountTable) -> MountTable {
-        let renamed = |table: MountTable, root: &Root| match root.named == root.real {
-            true => table,
-            false => table.with_name(&root.real, &root.named),
-        };
-        self.known.iter().fold(table, renamed)
+    pub(crate) fn name_mounts(&self, mut table: MountTable) -> MountTable {
+        for root in self.known.iter().filter(|root| root.named != root.real) {
+            table = table.with_name(&root.real, &root.named);
+        }
+        table
     }
 
     /// The subpath at a path, given by any name.
@@ -102,11 +96,10 @@ impl Roots {
     }
 
     fn not_a_subpath(self, path: &Path) -> NotASubpath {
-        let problem = self.problems.into_iter().next();
-        problem.map_or_else(
-            || NotASubpath::Other(path.to_owned()),
-            NotASubpath::Unchecked,
-        )
+        match self.problems.into_iter().next() {
+            Some(problem) => NotASubpath::Unchecked(problem),
+            None => NotASubpath::Other(path.to_owned()),
+        }
     }
 }
 
@@ -133,25 +126,21 @@ pub enum NotASubpath {
 /// # Errors
 /// If the path is no such path, or if the kubelet's directories do not answer.
 pub fn exact_subpath(path: &Path, places: &Places) -> Result<VolumeSubpath, NotASubpath> {
-    let roots = Roots::of(places);
-    let normal: PathBuf = path.components().collect();
-    let is_exact =
-        |_: &VolumeSubpath| normal.as_os_str() == path.as_os_str() && !is_below_a_link(path);
-    let found = roots.subpath(path).filter(is_exact);
-    found.ok_or_else(|| roots.not_a_subpath(path))
-}
-
-/// True if a folder between a kubelet's root and the subpath is a symlink. The subpath itself may
-/// be on a server that does not answer; where it is a symlink, no mount is at its path.
-fn is_below_a_link(subpath: &Path) -> bool {
     /// `pods/UID/volume-subpaths/VOLUME/CONTAINER`
     const FOLDERS: usize = 5;
-    let is_link = |folder: &Path| {
-        folder
-            .symlink_metadata()
-            .is_ok_and(|metadata| metadata.is_symlink())
-    };
-    subpath.ancestors().skip(1).take(FOLDERS).any(is_link)
+    let roots = Roots::of(places);
+    let normal: PathBuf = path.components().collect();
+    if normal.as_os_str() == path.as_os_str()
+        && let Some(subpath) = roots.subpath(path)
+    {
+        // The subpath itself may be on a server that does not answer; where it is a symlink, no
+        // mount is at its path.
+        let mut folders = path.ancestors().skip(1).take(FOLDERS);
+        if !folders.any(Path::is_symlink) {
+            return Ok(subpath);
+        }
+    }
+    Err(roots.not_a_subpath(path))
 }
 
 /// The volume-subpath at an operator's path, given by any name of a kubelet's root.
@@ -170,23 +159,22 @@ pub fn named_subpath(path: &Path, places: &Places) -> Result<VolumeSubpath, NotA
 
 /// The unknown kubelet roots below which volume-subpaths are mounted: no check covers their pods. A
 /// known root that is bound from another folder, as on minikube, has two names.
-pub fn other_roots<'a>(
-    table: &MountTable,
-    known: impl IntoIterator<Item = &'a Path>,
-) -> BTreeSet<PathBuf> {
-    let known: BTreeSet<&Path> = known.into_iter().collect();
-    let roots = table
-        .entries()
-        .iter()
-        .filter_map(|entry| root_of_subpath(&entry.mount_point));
-    let mut others: BTreeSet<PathBuf> = roots
-        .filter(|root| !known.contains(root.as_path()))
-        .collect();
+pub fn other_roots(table: &MountTable, places: &Places) -> BTreeSet<PathBuf> {
+    let mut others = BTreeSet::new();
+    for path in table.mount_points() {
+        // Six names below its root: `pods/<uid>/volume-subpaths/<volume>/<container>/<index>`
+        let Some(root) = path.ancestors().nth(6) else {
+            continue;
+        };
+        let is_known = others.contains(root) || places.kubelet_roots().any(|known| known == root);
+        if !is_known && VolumeSubpath::from_path(path, [root]).is_some() {
+            others.insert(root.to_owned());
+        }
+    }
     others.retain(|root| {
         let place = place_in(table, root);
-        !known
-            .iter()
-            .any(|known| place.is_some() && place_in(table, known) == place)
+        let mut known = places.kubelet_roots();
+        place.is_none() || !known.any(|known| place_in(table, known) == place)
     });
     others
 }
@@ -196,12 +184,6 @@ pub fn other_roots<'a>(
 pub(crate) fn place_in(table: &MountTable, path: &Path) -> Option<(Device, PathBuf)> {
     let mount = table.mount_over(path)?;
     Some((mount.device, mount.place_in_filesystem(path)?))
-}
-
-/// Six names below its root: `pods/<uid>/volume-subpaths/<volume>/<container>/<index>`.
-fn root_of_subpath(path: &Path) -> Option<PathBuf> {
-    let root = path.ancestors().nth(6)?;
-    VolumeSubpath::from_path(path, [root]).map(|_| root.to_owned())
 }
 
 // The host's mounts, and their copies in another mount namespace.
@@ -218,12 +200,11 @@ fn root_of_subpath(path: &Path) -> Option<PathBuf> {
 /// Limit of places that are named for a namespace. A container can make thousands of such mounts.
 const MAX_PLACES: usize = 1000;
 
-/// The mounts of a device with their positions in the table, by root.
 type MountsByRoot<'t> = HashMap<&'t Path, Vec<(usize, &'t MountEntry)>>;
 
 pub(crate) struct HostMounts<'t> {
-    /// A look-up for each mount of a container, not a search: the container decides how many there
-    /// are.
+    /// The mounts with their positions in the table, by device and root. A look-up for each mount of
+    /// a container, not a search: the container decides how many there are.
     by_root: HashMap<Device, MountsByRoot<'t>>,
     peer_groups: HashSet<u32>,
     places: &'t Places,
@@ -231,34 +212,26 @@ pub(crate) struct HostMounts<'t> {
 
 impl<'t> HostMounts<'t> {
     pub(crate) fn of(own: &'t MountTable, places: &'t Places) -> Self {
-        let peer_groups = own
-            .entries()
-            .iter()
-            .filter_map(|entry| entry.propagation.peer_group)
-            .collect();
-        let mut by_root: HashMap<Device, MountsByRoot<'t>> = HashMap::new();
-        for (position, entry) in own.entries().iter().enumerate() {
-            let of_device = by_root.entry(entry.device).or_default();
-            of_device
-                .entry(entry.root.path.as_path())
-                .or_default()
-                .push((position, entry));
-        }
-        Self {
-            by_root,
-            peer_groups,
+        let mut host = Self {
+            by_root: HashMap::new(),
+            peer_groups: HashSet::new(),
             places,
+        };
+        for (position, entry) in own.entries().iter().enumerate() {
+            host.peer_groups.extend(entry.propagation.peer_group);
+            let of_device = host.by_root.entry(entry.device).or_default();
+            let of_root = of_device.entry(&*entry.root.path).or_default();
+            of_root.push((position, entry));
         }
+        host
     }
 
     /// The places on the host of the mounts that a namespace pins, each once; at most
     /// [`MAX_PLACES`].
     pub(crate) fn pinned_by(&self, table: &MountTable) -> Vec<PathBuf> {
         let index = MountIndex::of(table);
-        let places = table
-            .entries()
-            .iter()
-            .filter_map(|entry| self.place_of_pinned(entry, &index));
+        let entries = table.entries().iter();
+        let places = entries.filter_map(|entry| self.place_of_pinned(entry, &index));
         let mut found: Vec<_> = places.take(MAX_PLACES).collect();
         found.sort();
         found.dedup();
@@ -272,29 +245,38 @@ impl<'t> HostMounts<'t> {
         scope: Scope,
     ) -> Vec<(&'c MountEntry, bool)> {
         let index = MountIndex::of(table);
-        let is_on_its_root = |entry: &&MountEntry| {
-            let parent = index
-                .parent(entry)
-                .map(|parent| parent.mount_point.as_path());
-            entry.mount_point != Path::new("/") && parent == Some(Path::new("/"))
-        };
-        let is_host_root = |entry: &&MountEntry| {
-            self.paths_of(entry, &entry.root.path)
-                .any(|(_, path)| self.places.holds_runtime_mounts(&path, scope))
-        };
-        let binds = table
-            .entries()
-            .iter()
-            .filter(is_on_its_root)
-            .filter(is_host_root);
+        let root = Path::new("/");
+        let mut binds = Vec::new();
+        for entry in table.entries() {
+            let is_on_its_root = entry.mount_point != root
+                && index
+                    .parent(entry)
+                    .is_some_and(|parent| parent.mount_point == root);
+            let is_host_root =
+                |(_, path): (&MountEntry, PathBuf)| self.places.holds_runtime_mounts(&path, scope);
+            if is_on_its_root
+                && self
+                    .paths_of(entry, &entry.root.path)
+                    .into_iter()
+                    .any(is_host_root)
+            {
+                binds.push((entry, self.unmounts_below(&entry.propagation)));
+            }
+        }
         binds
-            .map(|entry| (entry, self.unmounts_below(&entry.propagation)))
-            .collect()
     }
 
     /// The place of a pinned mount on the host; `None`: it is not pinned.
     fn place_of_pinned(&self, entry: &MountEntry, table: &MountIndex<'_>) -> Option<PathBuf> {
-        if self.shows(entry) {
+        // The files of all namespaces are on the same device.
+        let is_shown = match entry.fs_type.0.as_str() {
+            "nsfs" => self
+                .with_root(entry.device, &entry.root.path)
+                .iter()
+                .any(|(_, mount)| mount.root == entry.root),
+            _ => self.by_root.contains_key(&entry.device),
+        };
+        if is_shown {
             return None;
         }
         let parent = table.parent(entry)?;
@@ -307,96 +289,64 @@ impl<'t> HostMounts<'t> {
             return None;
         }
         let place = parent.place_in_filesystem(&entry.mount_point)?;
-        let (mount, path) = self.paths_of(parent, &place).next()?;
-        let mut starts = self.paths_of(parent, &parent.root.path);
+        let (mount, path) = self.paths_of(parent, &place).into_iter().next()?;
+        let starts = self.paths_of(parent, &parent.root.path);
         let is_made_there = is_of_the_kernel(&path)
             || self.is_root_of_a_container(mount)
-            || starts.any(|(_, start)| self.places.lies_in_volume(&start));
+            || starts
+                .iter()
+                .any(|(_, start)| self.places.lies_in_volume(start));
         (!is_made_there).then_some(path)
     }
 
     /// True if host umounts reach mounts on `parent`: a umount propagates from a peer or a master
     /// of the parent mount.
     fn unmounts_below(&self, parent: &Propagation) -> bool {
-        parent.master.is_some()
-            || parent
-                .peer_group
-                .is_some_and(|group| self.peer_groups.contains(&group))
-    }
-
-    /// True if the host has the same filesystem mounted anywhere. The files of all namespaces are
-    /// on the same device.
-    fn shows(&self, entry: &MountEntry) -> bool {
-        if entry.fs_type.0 != "nsfs" {
-            return self.by_root.contains_key(&entry.device);
-        }
-        self.with_root(entry.device, &entry.root.path)
-            .iter()
-            .any(|(_, mount)| mount.root == entry.root)
+        let group = parent.peer_group;
+        parent.master.is_some() || group.is_some_and(|group| self.peer_groups.contains(&group))
     }
 
     fn with_root(&self, device: Device, root: &Path) -> &[(usize, &'t MountEntry)] {
-        self.by_root
-            .get(&device)
+        let roots = self.by_root.get(&device);
+        roots
             .and_then(|roots| roots.get(root))
             .map_or(&[], Vec::as_slice)
     }
 
     /// The host's mounts that show a place in the filesystem of `of`, and the paths of that place,
     /// in the order of the table.
-    fn paths_of(
-        &self,
-        of: &MountEntry,
-        place: &Path,
-    ) -> impl Iterator<Item = (&'t MountEntry, PathBuf)> {
-        let showing = place
-            .ancestors()
-            .flat_map(|above| self.with_root(of.device, above));
-        let mut mounts: Vec<(usize, &'t MountEntry)> = showing.copied().collect();
+    fn paths_of(&self, of: &MountEntry, place: &Path) -> Vec<(&'t MountEntry, PathBuf)> {
+        let mut mounts = Vec::new();
+        for above in place.ancestors() {
+            mounts.extend(self.with_root(of.device, above));
+        }
         mounts.sort_by_key(|(position, _)| *position);
-        let path = |(_, mount): (usize, &'t MountEntry)| {
-            let below = below(place, &mount.root.path)?;
-            // Joining an empty path would leave a slash at the end.
-            let is_root = below.as_os_str().is_empty();
-            Some((
-                mount,
-                if is_root {
-                    mount.mount_point.clone()
-                } else {
-                    mount.mount_point.join(below)
-                },
-            ))
-        };
-        mounts
-            .into_iter()
-            .filter_map(path)
-            .collect::<Vec<_>>()
-            .into_iter()
+        let mut paths = Vec::new();
+        for (_, mount) in mounts {
+            if let Some(below) = below(place, &mount.root.path) {
+                paths.push((mount, join(mount.mount_point.clone(), below)));
+            }
+        }
+        paths
     }
 
     /// True for a container's root. The runtime mounts on it before the container's init makes it
     /// the root of its namespace.
     fn is_root_of_a_container(&self, mount: &MountEntry) -> bool {
-        let is_named = mount
-            .mount_point
-            .file_name()
-            .is_some_and(|name| name == "rootfs" || name == "merged");
+        let name = mount.mount_point.file_name();
+        let is_named = name.is_some_and(|name| name == "rootfs" || name == "merged");
         let is_overlay = matches!(mount.fs_type.0.as_str(), "overlay" | "fuse.fuse-overlayfs");
         (is_named || is_overlay) && self.places.is_mounted_below(&mount.mount_point)
     }
 }
 
-/// True for a kernel directory. Runtimes mount there for containers, also in a copy of the host's;
-/// no host mount is busy there.
-/// True for a path of the mounts of the kernel and of container runtimes, which every namespace
-/// needs.
+/// True for a kernel directory: every namespace needs its mounts. Runtimes mount there for
+/// containers, also in a copy of the host's; no host mount is busy there.
 pub(crate) fn is_of_the_kernel(path: &Path) -> bool {
     ["/proc", "/sys", "/dev"]
         .iter()
         .any(|folder| path.starts_with(folder))
 }
-
-// The device number of a block special file.
 
 /// The device of a block special file; `None` for any other file. Follows symlinks, for example in
 /// `/dev/disk`.
@@ -429,7 +379,7 @@ mod other_roots_tests {
         ]
         .concat();
         let table = MountTable::from_mountinfo(text.as_bytes()).unwrap();
-        let others = other_roots(&table, [Path::new("/var/lib/kubelet")]);
+        let others = other_roots(&table, &Places::default());
         assert_eq!(others, BTreeSet::from([PathBuf::from("/data/kubelet")]));
     }
 
@@ -445,7 +395,7 @@ mod other_roots_tests {
 281 269 0:74 /d/kubelet/pods/u/f /mnt/d/other/pods/u/volume-subpaths/v/c/0 rw shared:187 - tmpfs d rw
 ";
         let table = MountTable::from_mountinfo(text.as_bytes()).unwrap();
-        let others = other_roots(&table, [Path::new("/var/lib/kubelet")]);
+        let others = other_roots(&table, &Places::default());
         assert_eq!(others, BTreeSet::from([PathBuf::from("/mnt/d/other")]));
     }
 }

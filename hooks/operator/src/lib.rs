@@ -28,7 +28,6 @@ pub mod namespaces;
 pub mod node;
 pub mod node_report;
 pub mod old_binds;
-pub mod old_files;
 pub mod pod_deletion;
 pub mod pods;
 pub mod root_program;
@@ -36,8 +35,6 @@ pub mod survey;
 pub mod terminal;
 pub mod unix_http;
 
-mod container_cgroup;
-mod container_inits;
 mod kubelet_roots;
 mod process_files;
 

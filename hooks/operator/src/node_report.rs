@@ -9,13 +9,12 @@ use serde::{Serialize, Serializer};
 
 use crate::container_mounts::PinnedMounts;
 use crate::kubelet_roots::other_roots;
-use crate::old_binds::OldBinds;
-use crate::old_files::OldFiles;
+use crate::old_binds::{OldBinds, OldFiles};
 use crate::pod_deletion::{Deletion, MountInVolume, mounts_in_volumes};
 use crate::pods::{PodContainer, Pods};
-use bindguard_core::judge::{Finding, StaleCause, Unmounted, Verdict, VerdictName};
+use bindguard_core::judge::{Finding, StaleCause, Unmounted, Verdict};
 use bindguard_core::kubelet::{PodPath, VolumeSubpath};
-use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable};
+use bindguard_core::mount_table::{MountIndex, MountTable};
 use bindguard_core::places::Places;
 use bindguard_core::policy::BelowEmptyDirs;
 use bindguard_core::report::{BindReport, Outcome, PlannedAction, Report};
@@ -87,16 +86,6 @@ pub struct Origin {
     pub original_destination: PathBuf,
 }
 
-impl Origin {
-    fn of(entry: &MountEntry) -> Self {
-        Self {
-            issue: ISSUE,
-            original_source: entry.root.display_name(),
-            original_destination: entry.mount_point.clone(),
-        }
-    }
-}
-
 impl NodeReport {
     /// Adds names, origins and next steps to the findings. Without a complete mount table there are
     /// no origins, and no command that is safe only if something is not mounted.
@@ -106,33 +95,29 @@ impl NodeReport {
         pods: &Pods,
         places: &Places,
     ) -> Self {
-        let checked = report.binds.len();
+        let mut found = Self {
+            checked: report.binds.len(),
+            problems: report.problems,
+            duration_us: report.duration_us,
+            ..Self::default()
+        };
         let index = table.map(MountIndex::of);
         let own = table.zip(index.as_ref());
-        let binds = report
-            .binds
-            .into_iter()
-            .map(|bind| NodeBind::from_bind(bind, own, pods, places))
-            .collect();
-        let others = table.map(|table| other_roots(table, places.kubelet_roots()));
-        let others = others.into_iter().flatten().map(|root| {
-            format!(
-                "the pods of the kubelet at {0} are not checked: name it in [kubelet] roots of config.toml",
-                root.display()
-            )
-        });
-        let problems = report.problems.into_iter().chain(others).collect();
-        let below = table.map(|table| mounts_in_volumes(table, pods, places));
-        Self {
-            binds,
-            old_files: Vec::new(),
-            old_binds: Vec::new(),
-            pinned: Vec::new(),
-            mounts_below_emptydir: below.unwrap_or_default(),
-            checked,
-            problems,
-            duration_us: report.duration_us,
+        for bind in report.binds {
+            found
+                .binds
+                .push(NodeBind::from_bind(bind, own, pods, places));
         }
+        if let Some(table) = table {
+            for root in other_roots(table, places) {
+                found.problems.push(format!(
+                    "the pods of the kubelet at {} are not checked: name it in [kubelet] roots of config.toml",
+                    root.display()
+                ));
+            }
+            found.mounts_below_emptydir = mounts_in_volumes(table, pods, places);
+        }
+        found
     }
 
     /// Leaves out the mounts below emptyDirs that are not wanted, all of them under a policy that
@@ -151,18 +136,14 @@ impl NodeReport {
 
     /// True if something could not be checked.
     pub fn is_incomplete(&self) -> bool {
-        !self.problems.is_empty()
-            || self
-                .binds
-                .iter()
-                .any(|bind| bind.bind.verdict() == VerdictName::Unknown)
+        let is_unknown = |bind: &NodeBind| matches!(bind.bind.finding.verdict, Verdict::Unknown(_));
+        !self.problems.is_empty() || self.binds.iter().any(is_unknown)
     }
 
     /// True if there is a finding that this run did not repair.
     pub fn has_findings(&self) -> bool {
-        self.binds
-            .iter()
-            .any(|bind| bind.is_finding() && !bind.bind.is_repaired())
+        let is_left = |bind: &NodeBind| bind.is_finding() && !bind.bind.is_repaired();
+        self.binds.iter().any(is_left)
             || self.old_files.iter().any(OldFiles::is_finding)
             || self.old_binds.iter().any(OldBinds::is_finding)
             || !self.pinned.is_empty()
@@ -172,53 +153,113 @@ impl NodeReport {
 
 impl NodeBind {
     fn from_bind(
-        mut bind: BindReport,
+        bind: BindReport,
         own: Option<(&MountTable, &MountIndex<'_>)>,
         pods: &Pods,
         places: &Places,
     ) -> Self {
-        let path = PodPath::from_path(bind.source(), places.kubelet_roots());
-        let subpath = path.as_ref().and_then(VolumeSubpath::from_pod_path);
-        let pod = path.map(|path| pods.of_uid(path.pod_uid));
-        let container = subpath
-            .as_ref()
-            .and_then(|subpath| pods.container(subpath.pod_uid(), subpath.container()));
-        let container = container.cloned();
-        let origin = own
-            .and_then(|(_, index)| index.stack_at(bind.source()).last())
-            .filter(|_| is_stale(&bind))
-            .map(|entry| Origin::of(entry));
-        let may_run = subpath
-            .as_ref()
-            .and_then(|subpath| pods.may_run(subpath.pod_uid(), subpath.container()));
-        let guarded = subpath.as_ref().filter(|_| would_be_repaired(&bind));
-        let guarded = guarded.and_then(|subpath| pods.is_guarded(subpath.pod_uid()));
-        if bind.finding.verdict == Verdict::Unmounted(Unmounted::Subpath) && may_run == Some(false)
-        {
-            bind.finding.verdict = Verdict::Unmounted(Unmounted::UnusedSubpath);
-        }
-        let mut notes = notes(&bind.finding, may_run, guarded);
-        let command = match pod.as_ref().filter(|_| needs_new_pod(&bind)) {
-            None => next_step(&bind, pod.as_ref()),
-            Some(named) => match own.map(|(table, _)| Deletion::of(named, table, places)) {
-                None => on_pod("describe", named),
-                Some(Deletion::Command(command)) => Some(command),
-                Some(Deletion::Unnamed) => on_pod("delete", named),
-                Some(Deletion::Erases(mounts)) => {
-                    notes.push(Note::ErasesHostFiles);
-                    let innermost = mounts.first().map(|mount| shell_word(mount));
-                    innermost.map(|mount| format!("umount {mount}"))
-                }
-            },
-        };
-        Self {
+        let source = bind.source().to_owned();
+        let mut found = Self {
             bind,
-            pod,
-            container,
-            origin,
-            guarded,
-            notes,
-            command,
+            pod: None,
+            container: None,
+            origin: None,
+            guarded: None,
+            notes: Vec::new(),
+            command: None,
+        };
+        let mut may_run = None;
+        if let Some(path) = PodPath::from_path(&source, places.kubelet_roots()) {
+            let uid = path.pod_uid;
+            found.pod = Some(pods.of_uid(uid));
+            if let Some(subpath) = VolumeSubpath::from_pod_path(&path) {
+                found.container = pods.container(uid, subpath.container()).cloned();
+                may_run = pods.may_run(uid, subpath.container());
+                if found.would_be_repaired() {
+                    found.guarded = pods.is_guarded(uid);
+                }
+            }
+        }
+        let verdict = &mut found.bind.finding.verdict;
+        if *verdict == Verdict::Unmounted(Unmounted::Subpath) && may_run == Some(false) {
+            *verdict = Verdict::Unmounted(Unmounted::UnusedSubpath);
+            found.notes.push(Note::NotInUse);
+        }
+        if found.is_stale() {
+            let mount = own.and_then(|(_, index)| index.stack_at(&source).last());
+            found.origin = mount.map(|mount| Origin {
+                issue: ISSUE,
+                original_source: mount.root.display_name(),
+                original_destination: mount.mount_point.clone(),
+            });
+            if matches!(found.bind.finding.kind, SourceKind::Subpath(_)) {
+                if may_run != Some(false) {
+                    found.notes.push(Note::OldContent);
+                }
+                match found.guarded {
+                    Some(true) => found.notes.push(Note::Guarded),
+                    Some(false) => found.notes.push(Note::NotGuarded),
+                    None => {}
+                }
+            }
+        }
+        found.command = found.next_step(own.map(|(table, _)| table), places);
+        found
+    }
+
+    /// The command for the finding. Notes what has to be done before a pod is deleted.
+    fn next_step(&mut self, own: Option<&MountTable>, places: &Places) -> Option<String> {
+        let Finding {
+            source,
+            kind,
+            verdict,
+            ..
+        } = &self.bind.finding;
+        if self.bind.is_repaired() {
+            return None;
+        }
+        let path = shell_word(source);
+        let is_planned = matches!(self.bind.outcome, Some(Outcome::Planned { .. }));
+        match (verdict, kind) {
+            (Verdict::Stale { .. }, _) if is_planned => Some(format!("bindguard repair {path}")),
+            (Verdict::Stale { .. }, SourceKind::Subpath(_)) if !is_placeholder(verdict) => {
+                Some(format!("bindguard repair --unmount {path}"))
+            }
+            // Only a new pod cures the finding.
+            (
+                Verdict::Stale { .. },
+                SourceKind::Subpath(_) | SourceKind::MountedVolume(_) | SourceKind::PlainVolume,
+            ) => {
+                let Some(pod) = &self.pod else {
+                    let is_subpath = matches!(kind, SourceKind::Subpath(_));
+                    return is_subpath.then(|| format!("bindguard repair --unmount {path}"));
+                };
+                let Some(own) = own else {
+                    return on_pod("describe", pod);
+                };
+                match Deletion::of(pod, own, places) {
+                    Deletion::Command(command) => Some(command),
+                    Deletion::Unnamed => on_pod("delete", pod),
+                    Deletion::Erases(mounts) => {
+                        self.notes.push(Note::ErasesHostFiles);
+                        let innermost = mounts.first()?;
+                        Some(format!("umount {}", shell_word(innermost)))
+                    }
+                }
+            }
+            (Verdict::Unmounted(_) | Verdict::Dead(_) | Verdict::Orphaned { .. }, _) => {
+                on_pod("describe", self.pod.as_ref()?)
+            }
+            (
+                Verdict::Stale { .. }
+                | Verdict::Current
+                | Verdict::Foreign
+                | Verdict::Pinning(_)
+                | Verdict::Wrong(_)
+                | Verdict::NotProbed
+                | Verdict::Unknown(_),
+                _,
+            ) => None,
         }
     }
 
@@ -227,14 +268,21 @@ impl NodeBind {
         self.bind.finding.verdict.is_finding()
     }
 
-    /// True if the guard would repair the bind, in this or another pod.
+    /// True for a subpath that the guard would repair at a create, in this or another pod. For a
+    /// placeholder directory it edits the spec.
     pub fn would_be_repaired(&self) -> bool {
-        would_be_repaired(&self.bind)
+        let is_planned = matches!(&self.bind.outcome, Some(Outcome::Planned { action })
+            if *action != PlannedAction::Refuse);
+        matches!(self.bind.finding.kind, SourceKind::Subpath(_))
+            && (is_planned || is_placeholder(&self.bind.finding.verdict))
     }
 
     /// True if it is stale or orphaned.
     pub fn is_stale(&self) -> bool {
-        is_stale(&self.bind)
+        matches!(
+            self.bind.finding.verdict,
+            Verdict::Stale { .. } | Verdict::Orphaned { .. }
+        )
     }
 }
 
@@ -275,95 +323,18 @@ impl Serialize for Note {
     }
 }
 
-/// Effects of a finding on its pod. `may_run`: its container may be running; `guarded`: the guard
-/// runs before the pod's creates. `None` means unknown.
-fn notes(finding: &Finding, may_run: Option<bool>, guarded: Option<bool>) -> Vec<Note> {
-    match (&finding.verdict, &finding.kind) {
-        (Verdict::Unmounted(Unmounted::UnusedSubpath), _) => vec![Note::NotInUse],
-        (Verdict::Stale { .. } | Verdict::Orphaned { .. }, SourceKind::Subpath(_)) => {
-            let old = (may_run != Some(false)).then_some(Note::OldContent);
-            let guard = guarded.map(|guarded| {
-                if guarded {
-                    Note::Guarded
-                } else {
-                    Note::NotGuarded
-                }
-            });
-            old.into_iter().chain(guard).collect()
-        }
-        _ => Vec::new(),
-    }
-}
-
-fn is_stale(bind: &BindReport) -> bool {
-    matches!(
-        bind.finding.verdict,
-        Verdict::Stale { .. } | Verdict::Orphaned { .. }
-    )
-}
-
-/// True for a subpath that the guard will repair at a create. For a placeholder directory it edits
-/// the spec.
-fn would_be_repaired(bind: &BindReport) -> bool {
-    let is_planned = match &bind.outcome {
-        Some(Outcome::Planned { action }) => *action != PlannedAction::Refuse,
-        _ => false,
-    };
-    matches!(bind.finding.kind, SourceKind::Subpath(_))
-        && (is_planned || is_placeholder(&bind.finding.verdict))
-}
-
-/// True for a finding that only a new pod cures.
-fn needs_new_pod(bind: &BindReport) -> bool {
-    let verdict = &bind.finding.verdict;
-    let is_planned = matches!(bind.outcome, Some(Outcome::Planned { .. }));
-    if bind.is_repaired() || is_planned || !matches!(verdict, Verdict::Stale { .. }) {
-        return false;
-    }
-    match bind.finding.kind {
-        SourceKind::Subpath(_) => is_placeholder(verdict),
-        SourceKind::MountedVolume(_) | SourceKind::PlainVolume => true,
-        SourceKind::InVolume | SourceKind::HostRoot | SourceKind::Foreign => false,
-    }
-}
-
-/// The next step for a finding that needs no new pod.
-fn next_step(bind: &BindReport, pod: Option<&PodName>) -> Option<String> {
-    if bind.is_repaired() {
-        return None;
-    }
-    let path = shell_word(bind.source());
-    match &bind.finding.verdict {
-        Verdict::Stale { .. } if matches!(bind.outcome, Some(Outcome::Planned { .. })) => {
-            Some(format!("bindguard repair {path}"))
-        }
-        Verdict::Stale { .. } => matches!(bind.finding.kind, SourceKind::Subpath(_))
-            .then(|| format!("bindguard repair --unmount {path}")),
-        Verdict::Unmounted(_) | Verdict::Dead(_) | Verdict::Orphaned { .. } => {
-            on_pod("describe", pod?)
-        }
-        Verdict::Current | Verdict::Foreign | Verdict::Pinning(_) | Verdict::Wrong(_) => None,
-        Verdict::NotProbed | Verdict::Unknown(_) => None,
-    }
-}
-
 /// True for a placeholder directory. A directory is also beneath the mount, so no file can be bound
 /// there any more.
 fn is_placeholder(verdict: &Verdict) -> bool {
-    matches!(
-        verdict,
-        Verdict::Stale {
-            cause: StaleCause::Placeholder,
-            ..
-        }
-    )
+    let cause = StaleCause::Placeholder;
+    matches!(verdict, Verdict::Stale { cause: found, .. } if *found == cause)
 }
 
 /// A command about a pod. If no runtime of this node knows the pod's name, the command that finds
 /// the name by the uid.
 fn on_pod(verb: &str, pod: &PodName) -> Option<String> {
     const COLUMNS: &str = "NAMESPACE:.metadata.namespace,NAME:.metadata.name,UID:.metadata.uid";
-    if let (Some(namespace), Some(name)) = (&pod.namespace, &pod.name) {
+    if let Some((namespace, name)) = pod.names() {
         return Some(format!("kubectl -n {namespace} {verb} pod {name}"));
     }
     let uid = shell_word(Path::new(pod.uid.as_ref()?));

@@ -1,9 +1,15 @@
-//! Running containers whose binds show an old mount or file of the host: a volume that was mounted
-//! anew, a single file or socket that was replaced, a private copy of the host's mounts.
+//! Running containers that read old files, and those whose binds show an old mount or file of the
+//! host: a volume that was mounted anew, a single file or socket that was replaced, a private copy
+//! of the host's mounts.
+//!
+//! A `subPath` file of a running container never changes (kubernetes#50345). The container's own
+//! mount table shows which of its mounts are stale.
 //!
 //! The findings are those of `bindguard refresh --dry-run`. Nothing is entered and nothing is
 //! changed. A source is opened only if no server has to answer, and probed with a deadline.
 
+use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::error_chain;
@@ -11,21 +17,21 @@ use bindguard_core::identity::PodName;
 use bindguard_core::judge::judge_reach;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Policy;
-use bindguard_core::refresh_request::{HOST_FILES, HOST_ROOT, RequestedBinds, VOLUMES};
+use bindguard_core::refresh_request::{HOST_FILES, HOST_ROOT, VOLUMES};
 use bindguard_core::report::{MountResult, RefreshedMount};
 use bindguard_core::spec::SpecView;
-use bindguard_guard::Probes;
 use bindguard_guard::refresh::{
-    BoundFiles, BoundMounts, CurrentFiles, FileBind, HeldProcess, HostRoots, ProcessError,
+    BoundFiles, BoundMounts, CurrentFiles, FileBind, HeldProcess, HostRoots, PodVolumes,
+    ProcessError, RefreshError, find_stale,
 };
+use bindguard_guard::{Probes, kubelet_roots_by_all_names};
 use bindguard_sys::bundle::read_spec;
 use serde::Serialize;
 
-use crate::bundles::{bundle_of_container, host_files_of_container};
-use crate::container_inits::{ContainerInits, stale_mounts};
+use crate::bundles::{binds_of_container, bundle_of_container};
 use crate::engines::{ContainersOfNode, EngineContainer, engine_containers, state_folders};
 use crate::kubelet_roots::kubelets_here;
-use crate::node::{NotInit, hold_init, refuse_other_mounts};
+use crate::node::{hold_running, inits_of, read_running, refuse_other_mounts, unless_ended};
 use crate::pods::{PodContainer, Pods};
 
 /// The kinds of binds that a pod opts in by a word, besides subPaths.
@@ -70,14 +76,6 @@ impl BindKind {
             Self::HostFiles => HOST_FILES,
         }
     }
-
-    fn is_requested(self, binds: RequestedBinds) -> bool {
-        match self {
-            Self::Volumes => binds.volumes,
-            Self::HostRoot => binds.host_root,
-            Self::HostFiles => binds.host_files,
-        }
-    }
 }
 
 impl OldBinds {
@@ -95,261 +93,349 @@ impl OldBinds {
     }
 }
 
+/// A running container, and the old files that it reads.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct OldFiles {
+    pub pod: PodName,
+    pub container: PodContainer,
+    /// True if the container opted in to live refresh; none if the pod's annotations are not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub opted_in: Option<bool>,
+    /// The stale files and folders.
+    pub files: Vec<RefreshedMount>,
+    /// The command that shows the container the current files; none if a refresh cannot help.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+}
+
+impl OldFiles {
+    /// True if the container should read the current files: it opted in. Otherwise old files are
+    /// documented behaviour.
+    pub fn is_finding(&self) -> bool {
+        self.opted_in == Some(true)
+    }
+}
+
+/// The mounts of a container that do not show these files. Empty for a container that every refresh
+/// refuses.
+pub(crate) fn stale_mounts(
+    process: &HeldProcess,
+    files: &dyn CurrentFiles,
+) -> Result<Vec<RefreshedMount>, ProcessError> {
+    match find_stale(process, &[files]) {
+        Ok(seen) => Ok(seen.mounts),
+        Err(RefreshError::Process(error)) => Err(error),
+        Err(
+            RefreshError::MountsOfNode(_)
+            | RefreshError::Sandbox(_)
+            | RefreshError::Locked(_)
+            | RefreshError::NoSpec
+            | RefreshError::OldKernel(_)
+            | RefreshError::Namespace(_),
+        ) => Ok(Vec::new()),
+    }
+}
+
+/// True if a refresh helps: a removed key does not come back by a refresh, and a bind that is gone
+/// only by a restart.
+fn can_be_refreshed(mounts: &[RefreshedMount]) -> bool {
+    let is_stale = |mount: &RefreshedMount| mount.outcome == MountResult::Stale;
+    mounts.iter().any(is_stale)
+}
+
+/// The containers that read old files, of the pods whose folders are `wanted`; and the reasons why
+/// containers are not checked.
+pub(crate) fn old_files<'r>(
+    kubelet_roots: impl Iterator<Item = &'r Path> + Clone,
+    pods: &Pods,
+    wanted: impl Fn(&Path) -> bool,
+) -> (Vec<OldFiles>, Vec<String>) {
+    let mut by_pod = BTreeMap::<PathBuf, Vec<&PodContainer>>::new();
+    for container in pods.running() {
+        let Some(uid) = container.pod.uid.as_deref() else {
+            continue;
+        };
+        // A pod without a subPath is not checked any further.
+        let mut folders = kubelet_roots
+            .clone()
+            .map(|root| root.join("pods").join(uid));
+        let has_subpaths =
+            |folder: &PathBuf| folder.join("volume-subpaths").symlink_metadata().is_ok();
+        if let Some(folder) = folders.find(has_subpaths).filter(|folder| wanted(folder)) {
+            by_pod.entry(folder).or_default().push(container);
+        }
+    }
+    let inits = inits_of(by_pod.values().flatten().map(|it| it.id.as_str()));
+    let (mut found, mut problems) = (Vec::new(), Vec::new());
+    for (folder, containers) in by_pod {
+        // A look is harmless also where a container can write the volume.
+        let none_writable = || Ok::<_, Infallible>(Vec::new());
+        let volumes = PodVolumes::open(&folder);
+        let volumes = match volumes.and_then(|it| it.with_drivers(&folder, none_writable)) {
+            Ok(volumes) => volumes,
+            // A pod that is deleted meanwhile.
+            Err(_) if folder.symlink_metadata().is_err() => continue,
+            Err(error) => {
+                problems.push(error_chain(&error));
+                continue;
+            }
+        };
+        for container in containers {
+            let Some(init) = inits.get(container.id.as_str()) else {
+                continue;
+            };
+            let files = volumes.for_container(binds_of_container(Path::new("/"), &container.id));
+            let mounts = read_running(&container.id, *init, |it| stale_mounts(it, &files));
+            match mounts {
+                Ok(mounts) => found.extend(mounts.and_then(|it| of_files(container, it, pods))),
+                Err(error) => problems.push(container.problem(&error)),
+            }
+        }
+    }
+    (found, problems)
+}
+
+/// `None` if all files are current.
+fn of_files(
+    container: &PodContainer,
+    mut files: Vec<RefreshedMount>,
+    pods: &Pods,
+) -> Option<OldFiles> {
+    files.retain(|mount| match mount.outcome {
+        MountResult::Stale | MountResult::KeyGone | MountResult::Missing => true,
+        MountResult::Replaced { .. } | MountResult::Hidden | MountResult::Occupied => false,
+        MountResult::Restless | MountResult::Refused { .. } | MountResult::Failed { .. } => false,
+    });
+    if files.is_empty() {
+        return None;
+    }
+    let pod = container.pod.clone();
+    let opted_in = pods.opted_in(pod.uid.as_deref()?, container.name.as_deref()?);
+    let name = pod.display_name().filter(|_| can_be_refreshed(&files));
+    Some(OldFiles {
+        pod,
+        container: container.clone(),
+        opted_in,
+        files,
+        command: name.map(|pod| format!("bindguard refresh --pod {pod}")),
+    })
+}
+
 /// The containers of these pods with old binds, and the reasons why containers are not checked.
 pub fn old_binds(pods: &Pods, policy: &Policy, places: &Places) -> (Vec<OldBinds>, Vec<String>) {
     let (kubelet_roots, _) = kubelets_here(places);
-    let node = NodeBinds {
-        kubelet_roots,
-        policy,
-        places: &pods.with_runtime(places),
-        engines: ContainersOfNode::at(Path::new("/")),
-    };
-    let mut running = ContainerInits::of(pods.running());
-    let (mut found, mut problems) = (Vec::new(), Vec::new());
+    let mut survey = BindSurvey::new(kubelet_roots, policy, pods.with_runtime(places));
+    let inits = inits_of(pods.running().map(|container| container.id.as_str()));
     for container in pods.running() {
-        let Some(process) = running.hold(container) else {
+        let Some(init) = inits.get(container.id.as_str()) else {
             continue;
         };
-        if let Err(error) = refuse_other_mounts(&process) {
-            // The remaining containers of this node cannot be compared either.
-            problems.push(format!(
-                "the volumes and host files of running containers are not checked: {}",
-                error_chain(&error)
-            ));
+        if !survey.compare(container, None, *init) {
             break;
         }
-        for kind in [BindKind::Volumes, BindKind::HostFiles, BindKind::HostRoot] {
-            let seen = node.old_mounts(container, &process, kind);
-            let Some((mounts, failed)) = running.unless_ended(container, seen) else {
-                break;
-            };
-            problems.extend(failed);
-            found.extend(report(container, kind, mounts, pods));
+    }
+    for old in &mut survey.found {
+        let uid = old.pod.uid.as_ref();
+        if let Some(request) = uid.and_then(|uid| pods.refresh_requests.get(uid)) {
+            old.opted_in = Some(match old.what {
+                BindKind::Volumes => request.binds.volumes,
+                BindKind::HostRoot => request.binds.host_root,
+                BindKind::HostFiles => request.binds.host_files,
+            });
         }
     }
-    problems.extend(running.into_problems());
-    (found, problems)
+    (survey.found, survey.problems)
 }
 
 /// The containers of Docker and Podman with old binds, and the reasons why containers are not
 /// checked. Labels are not read, so no opt-in is known.
 pub fn old_binds_of_engines(policy: &Policy, places: &Places) -> (Vec<OldBinds>, Vec<String>) {
-    let node = NodeBinds {
-        kubelet_roots: Vec::new(),
-        policy,
-        places,
-        engines: ContainersOfNode::at(Path::new("/")),
-    };
-    let (mut found, mut problems) = (Vec::new(), Vec::new());
-    for container in engine_containers(&state_folders(Path::new("/"))) {
-        let (engine, id) = (container.engine.name(), &container.id);
-        let process = match hold_init(id, container.pid) {
-            Ok(process) => process,
-            // The container ended.
-            Err(NotInit::Process(ProcessError::Ended(_))) => continue,
-            Err(NotInit::Cgroup { .. } | NotInit::Record { .. }) => continue,
-            Err(NotInit::Process(error)) => {
-                problems.push(format!("{engine} container {id}: {}", error_chain(&error)));
-                continue;
+    let mut survey = BindSurvey::new(Vec::new(), policy, places.clone());
+    for engine in engine_containers(&state_folders(Path::new("/"))) {
+        let container = PodContainer {
+            id: engine.id.clone(),
+            ..PodContainer::default()
+        };
+        if !survey.compare(&container, Some(&engine), engine.pid) {
+            break;
+        }
+    }
+    (survey.found, survey.problems)
+}
+
+/// The parts of the node with which each container is compared, and the results.
+struct BindSurvey<'a> {
+    kubelet_roots: Vec<PathBuf>,
+    policy: &'a Policy,
+    places: Places,
+    engines: ContainersOfNode,
+    found: Vec<OldBinds>,
+    problems: Vec<String>,
+}
+
+impl<'a> BindSurvey<'a> {
+    fn new(kubelet_roots: Vec<PathBuf>, policy: &'a Policy, places: Places) -> Self {
+        Self {
+            kubelet_roots,
+            policy,
+            places,
+            engines: ContainersOfNode::at(Path::new("/")),
+            found: Vec::new(),
+            problems: Vec::new(),
+        }
+    }
+
+    /// Compares a container of a pod, or of an engine. False if the remaining containers of this
+    /// node cannot be compared either.
+    fn compare(
+        &mut self,
+        container: &PodContainer,
+        engine: Option<&EngineContainer>,
+        init: u32,
+    ) -> bool {
+        let id = &container.id;
+        let (name, all, subject) = match engine {
+            Some(of) => {
+                let engine = of.engine.name();
+                let name = format!("{engine} container {id}");
+                let all = format!("the containers of {engine}");
+                (name, all, Some(format!("--container {id}")))
+            }
+            None => {
+                let all = "the volumes and host files of running containers".to_owned();
+                let pod = container.pod.display_name();
+                let subject = pod.map(|pod| format!("--pod {pod}"));
+                (container.display_name(), all, subject)
+            }
+        };
+        let process = match hold_running(id, init) {
+            Ok(Some(process)) => process,
+            Ok(None) => return true,
+            Err(error) => {
+                self.problems
+                    .push(format!("{name}: {}", error_chain(&error)));
+                return true;
             }
         };
         if let Err(error) = refuse_other_mounts(&process) {
             let why = error_chain(&error);
-            problems.push(format!("the containers of {engine} are not checked: {why}"));
-            break;
+            self.problems.push(format!("{all} are not checked: {why}"));
+            return false;
         }
+        let bundle = match engine {
+            Some(of) => Some(of.bundle.clone()),
+            None => bundle_of_container(Path::new("/"), id),
+        };
+        let Some(bundle) = bundle else { return true };
+        let (mut found, mut problems) = (Vec::new(), Vec::new());
         for what in [BindKind::Volumes, BindKind::HostFiles, BindKind::HostRoot] {
-            let Some(files) = node.files_of_engine(&container, what, &mut problems) else {
+            let uid = match engine {
+                Some(_) => None,
+                None => Some(container.pod.uid.as_deref().unwrap_or_default()),
+            };
+            let source = (&*bundle, process.pid(), &*name);
+            let Some(files) = self.files(what, source, uid, &mut problems) else {
                 continue;
             };
-            let mounts = match old_mounts(&process, &*files) {
-                Ok(mounts) if mounts.is_empty() => continue,
-                Ok(mounts) => mounts,
-                Err(ProcessError::Ended(_)) => break,
+            let mut mounts = match unless_ended(stale_mounts(&process, &*files)) {
+                Ok(Some(mounts)) => mounts,
+                Ok(None) => break,
                 Err(error) => {
-                    problems.push(format!("{engine} container {id}: {}", error_chain(&error)));
+                    problems.push(format!("{name}: {}", error_chain(&error)));
                     break;
                 }
             };
-            let helps = mounts.iter().any(|it| it.outcome == MountResult::Stale);
-            let command = format!("bindguard refresh --container {id} --what {}", what.word());
+            mounts.retain(|mount| match mount.outcome {
+                MountResult::Stale | MountResult::KeyGone | MountResult::Occupied => true,
+                MountResult::Refused { .. } | MountResult::Failed { .. } => true,
+                // The container covered the mount.
+                MountResult::Hidden => false,
+                MountResult::Replaced { .. } | MountResult::Missing | MountResult::Restless => {
+                    false
+                }
+            });
+            if mounts.is_empty() {
+                continue;
+            }
+            let subject = subject.as_ref().filter(|_| can_be_refreshed(&mounts));
             found.push(OldBinds {
-                pod: PodName::default(),
-                container: PodContainer::without_pod(id),
-                engine: Some(engine),
+                pod: container.pod.clone(),
+                container: container.clone(),
+                engine: engine.map(|of| of.engine.name()),
                 what,
                 opted_in: None,
                 mounts,
-                command: helps.then_some(command),
+                command: subject.map(|it| format!("bindguard refresh {it} --what {}", what.word())),
             });
         }
+        self.found.extend(found);
+        self.problems.extend(problems);
+        true
     }
-    (found, problems)
-}
 
-/// The mounts of a container that show something else than these files.
-fn old_mounts(
-    process: &HeldProcess,
-    files: &dyn CurrentFiles,
-) -> Result<Vec<RefreshedMount>, ProcessError> {
-    let mut mounts = stale_mounts(process, files)?;
-    let is_old = |mount: &RefreshedMount| match mount.outcome {
-        MountResult::Stale | MountResult::KeyGone | MountResult::Occupied => true,
-        MountResult::Refused { .. } | MountResult::Failed { .. } => true,
-        // The container covered the mount.
-        MountResult::Hidden => false,
-        MountResult::Replaced { .. } | MountResult::Missing | MountResult::Restless => false,
-    };
-    mounts.retain(is_old);
-    Ok(mounts)
-}
-
-fn report(
-    container: &PodContainer,
-    what: BindKind,
-    mounts: Vec<RefreshedMount>,
-    pods: &Pods,
-) -> Option<OldBinds> {
-    if mounts.is_empty() {
-        return None;
-    }
-    let pod = container.pod.clone();
-    let request = pod.uid.as_ref();
-    let request = request.and_then(|uid| pods.refresh_requests.get(uid));
-    let opted_in = request.map(|request| what.is_requested(request.binds));
-    let helps = mounts.iter().any(|it| it.outcome == MountResult::Stale);
-    let name = pod.display_name().filter(|_| helps);
-    let command = name.map(|pod| format!("bindguard refresh --pod {pod} --what {}", what.word()));
-    Some(OldBinds {
-        pod,
-        container: container.clone(),
-        engine: None,
-        what,
-        opted_in,
-        mounts,
-        command,
-    })
-}
-
-/// The parts of the node with which each container is compared.
-struct NodeBinds<'a> {
-    kubelet_roots: Vec<PathBuf>,
-    policy: &'a Policy,
-    places: &'a Places,
-    engines: ContainersOfNode,
-}
-
-impl NodeBinds<'_> {
-    /// The old mounts of a kind, and the errors of the sources that could not be followed.
-    fn old_mounts(
+    /// The mounts or files that the host has now, for the container with this bundle, init and name.
+    /// `uid` is that of its pod, and `None` for a container of an engine. `None` if its spec or its
+    /// pod's folder is not known, or a source of its volumes does not answer.
+    fn files(
         &self,
-        container: &PodContainer,
-        process: &HeldProcess,
         kind: BindKind,
-    ) -> Result<(Vec<RefreshedMount>, Vec<String>), ProcessError> {
-        let mut problems = Vec::new();
-        let Some(files) = self.files(container, process, kind, &mut problems) else {
-            return Ok((Vec::new(), problems));
-        };
-        Ok((old_mounts(process, &*files)?, problems))
-    }
-
-    /// The mounts or files that the host has now, for a container of Docker or Podman. `None` if
-    /// its spec is not known, or a source of its volumes does not answer.
-    fn files_of_engine(
-        &self,
-        container: &EngineContainer,
-        kind: BindKind,
+        (bundle, init, name): (&Path, u32, &str),
+        uid: Option<&str>,
         problems: &mut Vec<String>,
     ) -> Option<Box<dyn CurrentFiles + '_>> {
-        let bytes = read_spec(&container.bundle).ok()?;
+        if kind == BindKind::HostRoot {
+            let roots = HostRoots::open(bundle, self.policy, &self.places).ok()?;
+            return Some(Box::new(roots));
+        }
+        if let Some(uid) = uid.filter(|_| kind == BindKind::Volumes) {
+            let roots = self.kubelet_roots.iter().filter(|_| !uid.is_empty());
+            let mut folders = roots.map(|root| root.join("pods").join(uid));
+            let folder = folders.find(|folder| folder.symlink_metadata().is_ok())?;
+            return Some(Box::new(BoundMounts::open(bundle, &folder).ok()?));
+        }
+        let bytes = read_spec(bundle).ok()?;
         let spec = SpecView::from_bytes(&bytes).ok()?;
-        Some(match kind {
-            BindKind::Volumes => {
-                let sources = spec.binds().iter().map(|bind| bind.source().to_owned());
-                let sources: Vec<PathBuf> = sources.collect();
-                for (source, reach) in sources.iter().zip(Probes::for_create().reaches(&sources)) {
-                    if let Some(verdict) = judge_reach(&reach) {
-                        problems.push(format!(
-                            "the volumes of {} container {} are not compared: {}: {}",
-                            container.engine.name(),
-                            container.id,
-                            source.display(),
-                            verdict.reason().unwrap_or_default()
-                        ));
-                        return None;
-                    }
+        if kind == BindKind::Volumes {
+            let sources = spec.binds().iter().map(|bind| bind.source().to_owned());
+            let sources: Vec<PathBuf> = sources.collect();
+            for (source, reach) in sources.iter().zip(Probes::for_create().reaches(&sources)) {
+                if let Some(verdict) = judge_reach(&reach) {
+                    problems.push(format!(
+                        "the volumes of {name} are not compared: {}: {}",
+                        source.display(),
+                        verdict.reason().unwrap_or_default()
+                    ));
+                    return None;
                 }
-                let (bundle, places) = (&container.bundle, self.places);
-                Box::new(BoundMounts::of_engine(bundle, &self.engines, places, None).ok()?)
             }
-            BindKind::HostRoot => {
-                let roots = HostRoots::open(&container.bundle, self.policy, self.places);
-                Box::new(roots.ok()?)
+            let mounts = BoundMounts::of_engine(bundle, &self.engines, &self.places, None);
+            return Some(Box::new(mounts.ok()?));
+        }
+        let mut binds = match uid {
+            None => FileBind::of_spec(&spec),
+            Some(_) => {
+                let roots = kubelet_roots_by_all_names(&self.places, &Probes::for_create());
+                FileBind::of_pod(&spec, &roots)
             }
-            BindKind::HostFiles => {
-                let mut binds = FileBind::of_spec(&spec);
-                problems.extend(self.leave_out_silent(&mut binds));
-                let (files, errors) = BoundFiles::open(binds, container.pid, &self.engines);
-                let name = container.engine.name();
-                problems.extend(errors.iter().map(|error| {
-                    format!("{name} container {}: {}", container.id, error_chain(error))
-                }));
-                Box::new(files)
-            }
-        })
-    }
-
-    /// Leaves out the binds whose source does not answer, and returns the reasons.
-    fn leave_out_silent(&self, binds: &mut Vec<FileBind>) -> Vec<String> {
+        };
+        // Leaves out the binds whose source does not answer.
         let served: Vec<_> = binds.extract_if(.., |bind| !bind.is_local()).collect();
         let sources: Vec<_> = served.iter().map(FileBind::source).collect();
-        let answers = Probes::for_create().reaches(&sources).into_iter();
-        let mut silent = Vec::new();
+        let answers = Probes::for_create().reaches(&sources);
         for (bind, reach) in served.into_iter().zip(answers) {
             match judge_reach(&reach) {
                 None => binds.push(bind),
-                Some(verdict) => silent.push(format!(
+                Some(verdict) => problems.push(format!(
                     "{} is not compared with running containers: {}",
                     bind.source().display(),
                     verdict.reason().unwrap_or_default()
                 )),
             }
         }
-        silent
-    }
-
-    /// The mounts or files that the host has now. `None` if the container's spec is not known.
-    fn files(
-        &self,
-        container: &PodContainer,
-        process: &HeldProcess,
-        kind: BindKind,
-        problems: &mut Vec<String>,
-    ) -> Option<Box<dyn CurrentFiles + '_>> {
-        let root = Path::new("/");
-        let bundle = || bundle_of_container(root, &container.id);
-        Some(match kind {
-            BindKind::Volumes => {
-                let uid = container.pod.uid.as_deref()?;
-                let mut folders = self.kubelet_roots.iter();
-                let folder = folders.find_map(|root| {
-                    let folder = root.join("pods").join(uid);
-                    folder.symlink_metadata().is_ok().then_some(folder)
-                })?;
-                Box::new(BoundMounts::open(&bundle()?, &folder).ok()?)
-            }
-            BindKind::HostRoot => {
-                let roots = HostRoots::open(&bundle()?, self.policy, self.places);
-                Box::new(roots.ok()?)
-            }
-            BindKind::HostFiles => {
-                let mut binds = host_files_of_container(root, &container.id, self.places)?;
-                problems.extend(self.leave_out_silent(&mut binds));
-                let (files, errors) = BoundFiles::open(binds, process.pid(), &self.engines);
-                problems.extend(errors.iter().map(|error| container.problem(error)));
-                Box::new(files)
-            }
-        })
+        let (files, errors) = BoundFiles::open(binds, init, &self.engines);
+        for error in &errors {
+            problems.push(format!("{name}: {}", error_chain(error)));
+        }
+        Some(Box::new(files))
     }
 }

@@ -41,7 +41,7 @@ impl fmt::Display for ContainerState {
 }
 
 /// A container of a pod, as its runtime reports it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct PodContainer {
     pub id: String,
     /// Its name in the pod; none for the pod's sandbox.
@@ -79,11 +79,8 @@ impl PodsOfVersion {
         if self.version == env!("CARGO_PKG_VERSION") {
             return format!("{count} under {}", self.version);
         }
-        let names: Vec<String> = self
-            .pods
-            .iter()
-            .map(|pod| pod.display_name().unwrap_or_else(|| "?".to_owned()))
-            .collect();
+        let name = |pod: &PodName| pod.display_name().unwrap_or_else(|| "?".to_owned());
+        let names: Vec<String> = self.pods.iter().map(name).collect();
         format!("{count} under {}: {}", self.version, names.join(", "))
     }
 }
@@ -100,24 +97,18 @@ pub struct Pods {
 }
 
 impl PodContainer {
-    /// A container of which only the id is known.
-    pub(crate) fn without_pod(id: &str) -> Self {
-        Self {
-            id: id.to_owned(),
-            name: None,
-            state: None,
-            attempt: None,
-            pod: PodName::default(),
-            guarded: None,
-            shim_version: None,
-        }
+    /// Its name for people.
+    pub(crate) fn display_name(&self) -> String {
+        let pod = self.pod.display_name().unwrap_or_default();
+        format!(
+            "{pod} container {}",
+            self.name.as_deref().unwrap_or(&self.id)
+        )
     }
 
     /// A problem with the container, for people.
     pub(crate) fn problem(&self, error: &dyn Error) -> String {
-        let pod = self.pod.display_name().unwrap_or_default();
-        let name = self.name.as_deref().unwrap_or(&self.id);
-        format!("{pod} container {name}: {}", error_chain(error))
+        format!("{}: {}", self.display_name(), error_chain(error))
     }
 }
 
@@ -135,35 +126,30 @@ impl Pods {
         })
     }
 
+    fn of_pod(&self, uid: &str) -> impl Iterator<Item = &PodContainer> {
+        let containers = self.containers.iter();
+        containers.filter(move |container| container.pod.uid.as_deref() == Some(uid))
+    }
+
     /// The pod with this uid. If no more is known, it has only the uid.
     pub fn of_uid(&self, uid: &str) -> PodName {
-        let known = self.containers.iter().map(|container| &container.pod);
-        known
-            .into_iter()
-            .find(|pod| pod.uid.as_deref() == Some(uid))
-            .cloned()
-            .unwrap_or_else(|| PodName::of_uid(uid))
+        match self.of_pod(uid).next() {
+            Some(container) => container.pod.clone(),
+            None => PodName::of_uid(uid),
+        }
     }
 
     /// The newest container of that name in a pod.
     pub fn container(&self, uid: &str, name: &str) -> Option<&PodContainer> {
-        let named = |container: &&PodContainer| {
-            container.pod.uid.as_deref() == Some(uid) && container.name.as_deref() == Some(name)
-        };
-        self.containers
-            .iter()
-            .filter(named)
+        self.of_pod(uid)
+            .filter(|container| container.name.as_deref() == Some(name))
             .max_by_key(|container| container.attempt)
     }
 
     /// True if a container of that name may be running; `None` if no container runtime reported any
     /// pod.
     pub fn may_run(&self, uid: &str, name: &str) -> Option<bool> {
-        if !self
-            .containers
-            .iter()
-            .any(|container| container.pod.uid.is_some())
-        {
+        if self.containers.iter().all(|it| it.pod.uid.is_none()) {
             return None;
         }
         let container = self.container(uid, name);
@@ -173,11 +159,7 @@ impl Pods {
     /// True if the guard runs before the creates of a pod. All containers of a pod share its
     /// sandbox's runtime.
     pub fn is_guarded(&self, uid: &str) -> Option<bool> {
-        let of_pod = self
-            .containers
-            .iter()
-            .filter(|container| container.pod.uid.as_deref() == Some(uid));
-        of_pod
+        self.of_pod(uid)
             .filter_map(|container| container.guarded)
             .reduce(|one, other| one || other)
     }
@@ -187,36 +169,32 @@ impl Pods {
     pub fn by_shim_version(&self) -> Vec<PodsOfVersion> {
         let mut versions: BTreeMap<&str, BTreeSet<&PodName>> = BTreeMap::new();
         for container in &self.containers {
-            let has_ended = container.state == Some(ContainerState::Exited);
-            if let Some(version) = container.shim_version.as_deref().filter(|_| !has_ended) {
+            if let Some(version) = &container.shim_version
+                && container.state != Some(ContainerState::Exited)
+            {
                 versions.entry(version).or_default().insert(&container.pod);
             }
         }
-        versions
-            .into_iter()
-            .map(|(version, pods)| PodsOfVersion {
-                version: version.to_owned(),
-                pods: pods.into_iter().cloned().collect(),
-            })
-            .collect()
+        let versions = versions.into_iter().map(|(version, pods)| PodsOfVersion {
+            version: version.to_owned(),
+            pods: pods.into_iter().cloned().collect(),
+        });
+        versions.collect()
     }
 
     /// True if a container of that name opted in to live refresh; `None` if the pod's annotations
     /// are not known.
     pub fn opted_in(&self, uid: &str, name: &str) -> Option<bool> {
-        self.refresh_requests
-            .get(uid)
-            .map(|request| request.containers.includes(name))
+        let request = self.refresh_requests.get(uid)?;
+        Some(request.containers.includes(name))
     }
 
     /// Opts every pod in, as the node's config does with `[refresh] mode = "all"`.
     pub fn opt_all_in(&mut self) {
-        for uid in self
-            .containers
-            .iter()
-            .filter_map(|container| container.pod.uid.clone())
-        {
-            self.refresh_requests.entry(uid).or_default().containers = OptIn::All;
+        for container in &self.containers {
+            if let Some(uid) = container.pod.uid.clone() {
+                self.refresh_requests.entry(uid).or_default().containers = OptIn::All;
+            }
         }
     }
 
@@ -236,15 +214,13 @@ pub struct PodSelector {
 impl PodSelector {
     /// Parses an argument. Neither uids nor names contain a slash.
     pub fn from_argument(argument: &str) -> Self {
-        match argument.split_once('/') {
-            Some((namespace, name)) => Self {
-                namespace: Some(namespace.to_owned()),
-                name: name.to_owned(),
-            },
-            None => Self {
-                namespace: None,
-                name: argument.to_owned(),
-            },
+        let (namespace, name) = match argument.split_once('/') {
+            Some((namespace, name)) => (Some(namespace.to_owned()), name),
+            None => (None, argument),
+        };
+        Self {
+            namespace,
+            name: name.to_owned(),
         }
     }
 

@@ -44,12 +44,12 @@ const ALLOWED: [(&str, &str, &str); 34] = [
         "a command that is printed, about a child of the agent",
     ),
     (
-        "hooks/operator/src/namespaces/mod.rs",
+        "hooks/operator/src/namespaces.rs",
         "ns",
         "a separate process reads it; the own process and process 1 directly",
     ),
     (
-        "hooks/operator/src/namespaces/mod.rs",
+        "hooks/operator/src/namespaces.rs",
         "fd",
         "the list takes no lock; a separate process reads the links",
     ),

@@ -28,9 +28,9 @@ use tonic_prost::ProstCodec;
 use tower::service_fn;
 
 use crate::cri::messages::{
-    CONFIG, ContainerFilter, ContainerList, INFO, ImageAnswer, ImageName, ListContainers,
-    ListSandboxes, MountsAnswer, NoAnswer, PodSandboxMetadata, READY, RunSandbox, SandboxFilter,
-    SandboxId, SandboxList, StateValue, StatusOfId, StatusOfImage, StatusOfRuntime, VerboseAnswer,
+    CONFIG, ContainerFilter, ContainerList, INFO, ListContainers, ListSandboxes, MountsAnswer,
+    PodSandboxMetadata, READY, SandboxFilter, SandboxList, StateValue, StatusOfId, StatusOfRuntime,
+    VerboseAnswer,
 };
 use crate::pods::{ContainerState, PodContainer, Pods};
 use crate::unix_http::refuse_server_of_user;
@@ -150,23 +150,34 @@ impl Cri {
     /// # Errors
     /// If the CRI does not answer.
     pub async fn sandboxes(&self) -> Result<Vec<PodSandbox>, CriError> {
-        self.list_sandboxes(SandboxFilter::default()).await
+        self.list_sandboxes(None, HashMap::new()).await
     }
 
-    /// The ready sandboxes with the labels of `label_selector`.
+    /// The ready sandboxes with these labels.
     ///
     /// # Errors
     /// If the CRI does not answer.
     pub async fn ready_sandboxes(
         &self,
+        labels: HashMap<String, String>,
+    ) -> Result<Vec<PodSandbox>, CriError> {
+        self.list_sandboxes(Some(StateValue { state: READY }), labels)
+            .await
+    }
+
+    async fn list_sandboxes(
+        &self,
+        state: Option<StateValue>,
         label_selector: HashMap<String, String>,
     ) -> Result<Vec<PodSandbox>, CriError> {
-        let state = Some(StateValue { state: READY });
-        self.list_sandboxes(SandboxFilter {
+        let filter = SandboxFilter {
             state,
             label_selector,
-        })
-        .await
+        };
+        let answer: SandboxList = self
+            .call("ListPodSandbox", ListSandboxes { filter })
+            .await?;
+        Ok(answer.items)
     }
 
     /// The running containers of a sandbox, or of all sandboxes.
@@ -184,6 +195,12 @@ impl Cri {
             ..ContainerFilter::default()
         })
         .await
+    }
+
+    async fn list_containers(&self, filter: ContainerFilter) -> Result<Vec<Container>, CriError> {
+        let request = ListContainers { filter };
+        let answer: ContainerList = self.call("ListContainers", request).await?;
+        Ok(answer.containers)
     }
 
     /// The runtime's facts about a container; `None` if the runtime does not know the container.
@@ -227,80 +244,6 @@ impl Cri {
         Ok(Vec::from_iter(writable))
     }
 
-    /// The runtime's facts about a sandbox, as JSON.
-    ///
-    /// # Errors
-    /// If the CRI does not know the sandbox.
-    pub async fn sandbox_info(&self, id: &str) -> Result<String, CriError> {
-        let request = StatusOfId {
-            id: id.to_owned(),
-            verbose: true,
-        };
-        let method = "PodSandboxStatus";
-        part_of(method, self.call(method, request).await?, INFO)
-    }
-
-    /// The configuration that the runtime read at its start, as JSON.
-    ///
-    /// # Errors
-    /// If the CRI does not answer.
-    pub async fn active_config(&self) -> Result<String, CriError> {
-        let (method, request) = ("Status", StatusOfRuntime { verbose: true });
-        part_of(method, self.call(method, request).await?, CONFIG)
-    }
-
-    /// The sandboxes with a label, in any state.
-    async fn labelled_sandboxes(
-        &self,
-        (name, value): (&str, &str),
-    ) -> Result<Vec<PodSandbox>, CriError> {
-        let label_selector = HashMap::from([(name.to_owned(), value.to_owned())]);
-        self.list_sandboxes(SandboxFilter {
-            state: None,
-            label_selector,
-        })
-        .await
-    }
-
-    async fn run_sandbox(&self, request: RunSandbox) -> Result<(), CriError> {
-        let answer: SandboxId = self.call("RunPodSandbox", request).await?;
-        drop(answer);
-        Ok(())
-    }
-
-    /// Ends a sandbox, and removes it.
-    async fn remove_sandbox(&self, id: &str) -> Result<(), CriError> {
-        let request = SandboxId {
-            pod_sandbox_id: id.to_owned(),
-        };
-        let NoAnswer {} = self.call("StopPodSandbox", request.clone()).await?;
-        let NoAnswer {} = self.call("RemovePodSandbox", request).await?;
-        Ok(())
-    }
-
-    /// True if an image is on the node.
-    async fn has_image(&self, name: &str) -> Result<bool, CriError> {
-        let request = StatusOfImage {
-            image: ImageName {
-                image: name.to_owned(),
-            },
-        };
-        let answer: ImageAnswer = self.call_of("ImageService", "ImageStatus", request).await?;
-        Ok(answer.image.is_some())
-    }
-
-    async fn list_sandboxes(&self, filter: SandboxFilter) -> Result<Vec<PodSandbox>, CriError> {
-        let request = ListSandboxes { filter };
-        let answer: SandboxList = self.call("ListPodSandbox", request).await?;
-        Ok(answer.items)
-    }
-
-    async fn list_containers(&self, filter: ContainerFilter) -> Result<Vec<Container>, CriError> {
-        let request = ListContainers { filter };
-        let answer: ContainerList = self.call("ListContainers", request).await?;
-        Ok(answer.containers)
-    }
-
     /// `None` if the runtime does not know the container.
     async fn status_of_container<A: Message + Default + 'static>(
         &self,
@@ -315,24 +258,50 @@ impl Cri {
         }
     }
 
-    async fn call<Q, A>(&self, method: &'static str, request: Q) -> Result<A, CriError>
-    where
-        Q: Message + 'static,
-        A: Message + Default + 'static,
-    {
+    /// The runtime's facts about a sandbox, as JSON.
+    ///
+    /// # Errors
+    /// If the CRI does not know the sandbox.
+    pub async fn sandbox_info(&self, id: &str) -> Result<String, CriError> {
+        let (id, verbose) = (id.to_owned(), true);
+        self.verbose_part("PodSandboxStatus", StatusOfId { id, verbose }, INFO)
+            .await
+    }
+
+    /// The configuration that the runtime read at its start, as JSON.
+    ///
+    /// # Errors
+    /// If the CRI does not answer.
+    pub async fn active_config(&self) -> Result<String, CriError> {
+        self.verbose_part("Status", StatusOfRuntime { verbose: true }, CONFIG)
+            .await
+    }
+
+    async fn verbose_part(
+        &self,
+        method: &'static str,
+        request: impl Message + 'static,
+        missing: &'static str,
+    ) -> Result<String, CriError> {
+        let answer: VerboseAnswer = self.call(method, request).await?;
+        let part = answer.info.get(missing).map(str::to_owned);
+        part.ok_or(CriError::Incomplete { method, missing })
+    }
+
+    async fn call<A: Message + Default + 'static>(
+        &self,
+        method: &'static str,
+        request: impl Message + 'static,
+    ) -> Result<A, CriError> {
         self.call_of("RuntimeService", method, request).await
     }
 
-    async fn call_of<Q, A>(
+    async fn call_of<A: Message + Default + 'static>(
         &self,
         service: &'static str,
         method: &'static str,
-        request: Q,
-    ) -> Result<A, CriError>
-    where
-        Q: Message + 'static,
-        A: Message + Default + 'static,
-    {
+        request: impl Message + 'static,
+    ) -> Result<A, CriError> {
         let failed = |status: Status| CriError::Call {
             method,
             source: Box::new(status),
@@ -343,60 +312,50 @@ impl Cri {
         let path = format!("/runtime.v1.{service}/{method}");
         let path = PathAndQuery::try_from(path)
             .map_err(|error| failed(Status::internal(error.to_string())))?;
-        let answer = client
-            .unary(Request::new(request), path, ProstCodec::default())
-            .await;
-        Ok(answer.map_err(failed)?.into_inner())
+        let answer = client.unary(Request::new(request), path, ProstCodec::default());
+        Ok(answer.await.map_err(failed)?.into_inner())
     }
 }
-
-fn part_of(
-    method: &'static str,
-    answer: VerboseAnswer,
-    missing: &'static str,
-) -> Result<String, CriError> {
-    let part = answer.info.get(missing).map(str::to_owned);
-    part.ok_or(CriError::Incomplete { method, missing })
-}
-
-// The pods in two lists of the CRI.
 
 /// Builds pods from the CRI's sandboxes and containers.
 fn pods(sandboxes: Vec<PodSandbox>, containers: Vec<Container>) -> Pods {
     let mut pods = Pods::default();
     let mut names = HashMap::new();
     for sandbox in sandboxes {
-        let is_ready = sandbox.state == READY;
         let PodSandboxMetadata {
             name,
             namespace,
             uid,
         } = sandbox.metadata;
-        if is_ready {
-            let annotation = |name: &str| sandbox.annotations.get(name);
-            pods.refresh_requests
-                .insert(uid.clone(), RefreshRequest::from_annotations(annotation));
+        let mut state = ContainerState::Exited;
+        if sandbox.state == READY {
+            state = ContainerState::Running;
+            let request = RefreshRequest::from_annotations(|name| sandbox.annotations.get(name));
+            pods.refresh_requests.insert(uid.clone(), request);
         }
         let pod = PodName {
             uid: Some(uid),
             namespace: Some(namespace),
             name: Some(name),
         };
-        let state = if is_ready {
-            ContainerState::Running
-        } else {
-            ContainerState::Exited
-        };
         names.insert(sandbox.id.clone(), pod.clone());
-        pods.containers.push(container(sandbox.id, pod, state));
+        pods.containers.push(PodContainer {
+            id: sandbox.id,
+            pod,
+            state: Some(state),
+            ..PodContainer::default()
+        });
     }
     for listed in containers {
         let pod = names.get(&listed.pod_sandbox_id).cloned();
         let state = ContainerState::try_from(listed.state).unwrap_or(ContainerState::Unknown);
         pods.containers.push(PodContainer {
+            id: listed.id,
             name: Some(listed.metadata.name),
+            state: Some(state),
             attempt: Some(listed.metadata.attempt),
-            ..container(listed.id, pod.unwrap_or_default(), state)
+            pod: pod.unwrap_or_default(),
+            ..PodContainer::default()
         });
     }
     pods
@@ -410,18 +369,6 @@ fn directories(config: &str) -> Vec<PathBuf> {
     let state = path("stateDir").and_then(Path::parent);
     let found = path("containerdRootDir").into_iter().chain(state);
     found.map(Path::to_owned).collect()
-}
-
-fn container(id: String, pod: PodName, state: ContainerState) -> PodContainer {
-    PodContainer {
-        id,
-        name: None,
-        state: Some(state),
-        attempt: None,
-        pod,
-        guarded: None,
-        shim_version: None,
-    }
 }
 
 // The verbose answer about a container, as far as containerd and CRI-O both write it.

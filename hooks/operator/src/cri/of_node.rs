@@ -46,23 +46,16 @@ pub fn writable_mounts(socket: Option<&Path>, uid: &str) -> Result<Vec<PathBuf>>
     mounts.context("this node has no CRI; give --cri SOCKET")
 }
 
-/// The named socket, or all usual sockets that exist.
-fn sockets(named: Option<&Path>) -> Vec<&Path> {
-    match named {
-        Some(socket) => vec![socket],
-        None => SOCKETS
-            .iter()
-            .map(Path::new)
-            .filter(|socket| socket.symlink_metadata().is_ok())
-            .collect(),
-    }
-}
-
 /// The answer of the named socket, or of the first usual socket whose server has a CRI; `None`
 /// without a socket. Docker's containerd has no CRI, and can run beside CRI-O.
 fn first_cri<A>(named: Option<&Path>, query: impl Fn(&Path) -> Result<A>) -> Result<Option<A>> {
+    let mut sockets = Vec::from_iter(named);
+    if named.is_none() {
+        sockets.extend(SOCKETS.map(Path::new));
+        sockets.retain(|socket| socket.symlink_metadata().is_ok());
+    }
     let mut without_cri = None;
-    for socket in sockets(named) {
+    for socket in sockets {
         match query(socket) {
             Err(error) if is_unimplemented(&error) => without_cri = without_cri.or(Some(error)),
             answer => return answer.map(Some),

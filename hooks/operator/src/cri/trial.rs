@@ -11,8 +11,8 @@ use anyhow::{Context, Result};
 use tokio::time::sleep;
 
 use super::messages::{
-    LinuxSandbox, NamespaceOption, OF_NODE, PodSandboxMetadata, RunSandbox, SandboxConfig,
-    SecurityContext,
+    ImageAnswer, ImageName, LinuxSandbox, NamespaceOption, NoAnswer, OF_NODE, PodSandboxMetadata,
+    RunSandbox, SandboxConfig, SandboxId, SecurityContext, StatusOfImage,
 };
 use crate::cri::{Cri, CriError};
 
@@ -48,12 +48,19 @@ pub fn try_sandbox(
     runtime.block_on(async {
         let cri = Cri::connect(socket, CALL_TIMEOUT).await?;
         remove(&cri, Duration::ZERO).await?;
-        if !cri.has_image(image).await? {
+        let name = StatusOfImage {
+            image: ImageName {
+                image: image.to_owned(),
+            },
+        };
+        let answer: ImageAnswer = cri.call_of("ImageService", "ImageStatus", name).await?;
+        if answer.image.is_none() {
             return Ok(Some(format!("the image {image} is not on this node")));
         }
-        let ran = cri.run_sandbox(request(handler, cgroup_parent)).await;
+        let request = request(handler, cgroup_parent);
+        let ran = cri.call::<SandboxId>("RunPodSandbox", request).await;
         let appears = match ran {
-            Ok(()) => Duration::ZERO,
+            Ok(_) => Duration::ZERO,
             Err(_) => APPEARANCE_TIMEOUT,
         };
         let removed = remove(&cri, appears).await;
@@ -88,31 +95,37 @@ async fn remove(cri: &Cri, appears: Duration) -> Result<()> {
     let start = Instant::now();
     let mut last_seen = start;
     loop {
-        let mut failure: Option<CriError> = None;
-        match cri.labelled_sandboxes(LABEL).await {
-            Ok(sandboxes) => {
-                for sandbox in sandboxes {
-                    last_seen = Instant::now();
-                    failure = cri.remove_sandbox(&sandbox.id).await.err().or(failure);
-                }
+        match remove_seen(cri, &mut last_seen).await {
+            Ok(()) if last_seen.elapsed() >= appears => return Ok(()),
+            Err(failure) if start.elapsed() > REMOVAL_TIMEOUT => {
+                let [namespace, name, _] = NAMES;
+                return Err(failure).with_context(|| {
+                    format!("remove the sandbox of the pod {namespace}/{name}; run crictl rmp -f with its id")
+                });
             }
-            Err(error) => failure = Some(error),
+            Ok(()) | Err(_) => sleep(PAUSE).await,
         }
-        let Some(failure) = failure else {
-            if last_seen.elapsed() >= appears {
-                return Ok(());
-            }
-            sleep(PAUSE).await;
-            continue;
-        };
-        if start.elapsed() > REMOVAL_TIMEOUT {
-            let [namespace, name, _] = NAMES;
-            return Err(failure).with_context(|| {
-                format!("remove the sandbox of the pod {namespace}/{name}; run crictl rmp -f with its id")
-            });
-        }
-        sleep(PAUSE).await;
     }
+}
+
+/// Ends and removes each such sandbox. Returns the last failure.
+async fn remove_seen(cri: &Cri, last_seen: &mut Instant) -> Result<(), CriError> {
+    let (label, value) = LABEL;
+    let labels = HashMap::from([(label.to_owned(), value.to_owned())]);
+    let mut removed = Ok(());
+    for sandbox in cri.list_sandboxes(None, labels).await? {
+        *last_seen = Instant::now();
+        let request = SandboxId {
+            pod_sandbox_id: sandbox.id,
+        };
+        for method in ["StopPodSandbox", "RemovePodSandbox"] {
+            if let Err(failure) = cri.call::<NoAnswer>(method, request.clone()).await {
+                removed = Err(failure);
+                break;
+            }
+        }
+    }
+    removed
 }
 
 #[cfg(test)]

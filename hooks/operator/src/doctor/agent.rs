@@ -3,7 +3,7 @@
 use bindguard_core::refresh_request::RefreshMode;
 
 use super::Point;
-use crate::agent_status::{AgentState, AgentStatus, HangingChild, NriState, UnservedAddress};
+use crate::agent_status::{AgentState, AgentStatus, NriState, UnservedAddress};
 
 const NAME: &str = "agent";
 
@@ -15,53 +15,40 @@ pub fn agent(state: &AgentState, is_unit: bool) -> Point {
             "kubectl get pods --all-namespaces --selector app.kubernetes.io/name=bindguard-agent --output wide"
         }
     };
-    match state {
-        AgentState::Absent => Point::ok(NAME, "no node agent runs; it is optional"),
-        AgentState::Silent { problem } => Point::failed(
-            NAME,
-            format!("the node agent does not answer, or ended: {problem}"),
-            logs,
-        ),
-        AgentState::Running(status) if status.nri == NriState::Disconnected => Point::failed(
-            NAME,
-            "the node agent is enabled as an NRI plugin, and no runtime accepts it",
-            logs,
-        ),
-        AgentState::Running(status) if status.silent_roots > 0 => Point::failed(
-            NAME,
-            format!(
-                "{} kubelet roots do not answer the node agent",
-                status.silent_roots
-            ),
-            "bindguard diagnose",
-        ),
-        AgentState::Running(status) => {
-            if let Some(child) = status.hanging_children.first() {
-                let stack = format!("cat /proc/{}/stack", child.pid);
-                return Point::failed(NAME, hanging(&status.hanging_children), stack);
-            }
-            if let Some(UnservedAddress { address, problem }) = status.unserved.first() {
-                return Point::failed(
-                    NAME,
-                    format!(
-                        "the node agent cannot serve on {address}, and another process may answer there: {problem}"
-                    ),
-                    format!("ss -tlnp sport = :{}", address.port()),
-                );
-            }
-            Point::ok(NAME, describe(status))
+    let status = match state {
+        AgentState::Absent => return Point::ok(NAME, "no node agent runs; it is optional"),
+        AgentState::Silent { problem } => {
+            let message = format!("the node agent does not answer, or ended: {problem}");
+            return Point::failed(NAME, message, logs);
         }
+        AgentState::Running(status) => status,
+    };
+    if status.nri == NriState::Disconnected {
+        let message = "the node agent is enabled as an NRI plugin, and no runtime accepts it";
+        return Point::failed(NAME, message, logs);
     }
-}
-
-/// Names the hanging children and their containers.
-fn hanging(children: &[HangingChild]) -> String {
-    let child = |child: &HangingChild| format!("process {} in {}", child.pid, child.container);
-    let children: Vec<String> = children.iter().map(child).collect();
-    format!(
-        "a file server or FUSE daemon of a container does not answer the node agent, and the container is not refreshed: {}",
-        children.join(", ")
-    )
+    if status.silent_roots > 0 {
+        let silent = status.silent_roots;
+        let message = format!("{silent} kubelet roots do not answer the node agent");
+        return Point::failed(NAME, message, "bindguard diagnose");
+    }
+    if let Some(first) = status.hanging_children.first() {
+        let children = status.hanging_children.iter();
+        let children = children.map(|it| format!("process {} in {}", it.pid, it.container));
+        let message = format!(
+            "a file server or FUSE daemon of a container does not answer the node agent, and the container is not refreshed: {}",
+            Vec::from_iter(children).join(", ")
+        );
+        return Point::failed(NAME, message, format!("cat /proc/{}/stack", first.pid));
+    }
+    if let Some(UnservedAddress { address, problem }) = status.unserved.first() {
+        let message = format!(
+            "the node agent cannot serve on {address}, and another process may answer there: {problem}"
+        );
+        let command = format!("ss -tlnp sport = :{}", address.port());
+        return Point::failed(NAME, message, command);
+    }
+    Point::ok(NAME, describe(status))
 }
 
 /// The agent in a single line.
@@ -105,6 +92,7 @@ mod tests {
 
     use super::super::PointStatus;
     use super::*;
+    use crate::agent_status::HangingChild;
 
     #[test]
     fn a_time_says_that_it_is_utc() {

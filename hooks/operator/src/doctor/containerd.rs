@@ -1,6 +1,8 @@
 //! Checks containerd's effective runtimes: a runtime must use bindguard, and this containerd must
 //! support the runtime's settings.
 
+use bindguard_core::program_names::{SHIM, WRAPPER};
+
 use crate::doctor::Point;
 use crate::doctor::kernel::known_fault;
 use crate::pods::PodsOfVersion;
@@ -62,29 +64,13 @@ pub struct RuntimeEntry {
 impl RuntimeEntry {
     /// True if this runtime runs the guard.
     pub fn calls_guard(&self) -> bool {
-        self.guard_setting().is_some()
-    }
-
-    fn guard_setting(&self) -> Option<GuardSetting> {
         let names = |path: &str, name: &str| path.rsplit('/').next() == Some(name);
-        if self.runtime_type.contains("bindguard") {
-            Some(GuardSetting::Type)
-        } else if names(&self.runtime_path, "containerd-shim-bindguard-v2") {
-            Some(GuardSetting::Path)
-        } else if names(&self.binary_name, "bindguard-runtime") {
-            Some(GuardSetting::BinaryName)
-        } else {
-            None
-        }
+        self.is_by_type() || names(&self.runtime_path, SHIM) || names(&self.binary_name, WRAPPER)
     }
-}
 
-/// The setting by which a runtime starts the guard.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum GuardSetting {
-    Type,
-    Path,
-    BinaryName,
+    fn is_by_type(&self) -> bool {
+        self.runtime_type.contains("bindguard")
+    }
 }
 
 /// The point for containerd. `Ok(None)`: none runs here; `Err`: why containerd could not be
@@ -95,38 +81,30 @@ pub fn containerd(seen: Result<Option<&ContainerdSeen>, &str>) -> Point {
         Ok(None) => return Point::ok(NAME, "none runs here"),
         Err(why) => return Point::unknown(NAME, why),
     };
-    let guarded: Vec<(&RuntimeEntry, GuardSetting)> = seen
-        .runtimes
-        .iter()
-        .filter_map(|entry| Some((entry, entry.guard_setting()?)))
-        .collect();
+    let (mut guarded, mut others) = (Vec::new(), Vec::new());
+    for entry in &seen.runtimes {
+        if entry.calls_guard() {
+            guarded.push(entry);
+        } else if matches!(&*entry.runtime_type, "" | "io.containerd.runc.v2") {
+            others.push(entry);
+        }
+    }
     let version = &seen.version;
-    if guarded.is_empty() {
-        let message =
-            format!("containerd {version} has no runtime of bindguard's: no pod is guarded");
-        return Point::failed(NAME, message, "bindguard install --dry-run");
+    let problem = if guarded.is_empty() {
+        Some(format!(
+            "containerd {version} has no runtime of bindguard's: no pod is guarded"
+        ))
+    } else if let Some(why) = seen.unusable.first() {
+        Some(format!(
+            "containerd {version} cannot start containers: {why}"
+        ))
+    } else {
+        other_cgroup_driver(&guarded, &others)
+    };
+    if let Some(problem) = problem {
+        return Point::failed(NAME, problem, "bindguard install --dry-run");
     }
-    if let Some(why) = seen.unusable.first() {
-        let message = format!("containerd {version} cannot start containers: {why}");
-        return Point::failed(NAME, message, "bindguard install --dry-run");
-    }
-    let ignored = guarded
-        .iter()
-        .find(|(_, setting)| *setting == GuardSetting::Path && version.starts_with("1.6"));
-    if let Some((entry, _)) = ignored {
-        let message = format!(
-            "containerd {version} runs its own shim for {}: 1.6 reads runtime_path and passes over it",
-            entry.name
-        );
-        return Point::failed(NAME, message, "bindguard install --dry-run");
-    }
-    if let Some(message) = other_cgroup_driver(seen, &guarded) {
-        return Point::failed(NAME, message, "bindguard install --dry-run");
-    }
-    let names: Vec<&str> = guarded
-        .iter()
-        .map(|(entry, _)| entry.name.as_str())
-        .collect();
+    let names: Vec<&str> = guarded.iter().map(|entry| entry.name.as_str()).collect();
     let is_default = names.contains(&seen.default_runtime.as_str());
     let default = if is_default {
         ", for every new pod"
@@ -144,33 +122,13 @@ pub fn containerd(seen: Result<Option<&ContainerdSeen>, &str>) -> Point {
 /// Finds a bindguard runtime whose cgroup driver differs from every other runtime of runc's kind:
 /// `install` copies bindguard's runtime from a runtime of runc's kind. A runtime of bindguard's own
 /// type needs no check: the shim detects the driver from the form of the cgroup's path.
-fn other_cgroup_driver(
-    seen: &ContainerdSeen,
-    guarded: &[(&RuntimeEntry, GuardSetting)],
-) -> Option<String> {
-    let is_guarded = |entry: &RuntimeEntry| {
-        guarded
-            .iter()
-            .any(|(guarded, _)| guarded.name == entry.name)
-    };
-    let is_other = |entry: &&RuntimeEntry| {
-        !is_guarded(entry) && matches!(&*entry.runtime_type, "" | "io.containerd.runc.v2")
-    };
-    let others: Vec<&RuntimeEntry> = seen.runtimes.iter().filter(is_other).collect();
-    let usual = others
-        .iter()
-        .find(|entry| entry.name == "runc")
-        .or(others.first())?;
-    let mut by_option = guarded
-        .iter()
-        .filter(|(_, setting)| *setting != GuardSetting::Type)
-        .map(|(entry, _)| *entry);
-    let has_other = |entry: &&RuntimeEntry| {
-        others
-            .iter()
-            .all(|other| other.systemd_cgroup != entry.systemd_cgroup)
-    };
-    let entry = by_option.find(has_other)?;
+fn other_cgroup_driver(guarded: &[&RuntimeEntry], others: &[&RuntimeEntry]) -> Option<String> {
+    let runc = others.iter().find(|entry| entry.name == "runc");
+    let usual = runc.or(others.first())?;
+    let entry = guarded.iter().find(|entry| {
+        let differs = |other: &&RuntimeEntry| other.systemd_cgroup != entry.systemd_cgroup;
+        !entry.is_by_type() && others.iter().all(differs)
+    })?;
     Some(format!(
         "SystemdCgroup is {} for {} and {} for {}: its pods get another cgroup driver than the kubelet expects",
         usual.systemd_cgroup, usual.name, entry.systemd_cgroup, entry.name
@@ -201,39 +159,38 @@ pub fn programs(
     kernel: &str,
     pods: &[PodsOfVersion],
 ) -> Point {
-    if runtime.found.is_none() {
+    let Some((path, found)) = &runtime.found else {
         let message = format!(
             "the OCI runtime {} is not found: no container can be created",
             runtime.name
         );
         return Point::failed(PROGRAMS_NAME, message, "bindguard config show");
-    }
-    let missing: Vec<&str> = ours
-        .iter()
-        .filter(|it| it.found.is_none())
-        .map(|it| it.name.as_str())
-        .collect();
-    if !missing.is_empty() {
-        let words = format!("{} not found in any folder of programs", missing.join(", "));
-        return Point::failed(PROGRAMS_NAME, words, "bindguard install --dry-run");
-    }
-    let is_other = |it: &&ProgramSeen| {
-        it.found
-            .as_ref()
-            .is_some_and(|(_, found)| !found.is_empty() && !found.contains(version))
     };
-    if let Some(other) = ours.iter().find(is_other) {
-        let (path, found) = other.found.clone().unwrap_or_default();
-        let words = format!("{path} is {found}, and this bindguard is {version}");
-        return Point::failed(PROGRAMS_NAME, words, "bindguard install --dry-run");
+    let (mut missing, mut other) = (Vec::new(), None);
+    for program in ours {
+        match &program.found {
+            None => missing.push(program.name.as_str()),
+            Some((path, found)) if !found.is_empty() && !found.contains(version) => {
+                other = other.or(Some((path, found)));
+            }
+            Some(_) => {}
+        }
     }
-    let (path, found) = runtime.found.clone().unwrap_or_default();
-    if let Some(fault) = known_fault(&found, kernel) {
-        return Point::failed(
-            PROGRAMS_NAME,
-            format!("{path}: {fault}"),
-            format!("{path} --version"),
-        );
+    let mut problem = None;
+    if !missing.is_empty() {
+        let missing = missing.join(", ");
+        problem = Some(format!("{missing} not found in any folder of programs"));
+    } else if let Some((path, found)) = other {
+        problem = Some(format!(
+            "{path} is {found}, and this bindguard is {version}"
+        ));
+    }
+    if let Some(problem) = problem {
+        return Point::failed(PROGRAMS_NAME, problem, "bindguard install --dry-run");
+    }
+    if let Some(fault) = known_fault(found, kernel) {
+        let command = format!("{path} --version");
+        return Point::failed(PROGRAMS_NAME, format!("{path}: {fault}"), command);
     }
     let mut message = format!("bindguard {version}, and {path}: {found}");
     if !pods.is_empty() {
@@ -276,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_runtime_path_counts_from_1_7_on() {
+    fn each_way_into_the_guard_counts() {
         let entry = RuntimeEntry {
             name: "bindguard".to_owned(),
             runtime_type: "io.containerd.runc.v2".to_owned(),
@@ -284,16 +241,9 @@ mod tests {
             binary_name: String::new(),
             systemd_cgroup: false,
         };
-        for (version, state) in [
-            ("1.6.20", PointStatus::Failed),
-            ("1.7.24", PointStatus::Ok),
-            ("2.1.9", PointStatus::Ok),
-        ] {
-            assert_eq!(
-                containerd(Ok(Some(&seen(version, entry.clone())))).status,
-                state,
-                "{version}"
-            );
+        for version in ["1.7.24", "2.1.9"] {
+            let status = containerd(Ok(Some(&seen(version, entry.clone())))).status;
+            assert_eq!(status, PointStatus::Ok, "{version}");
         }
         let noexec = ContainerdSeen {
             unusable: vec!["/opt/x: Permission denied".to_owned()],
@@ -313,7 +263,7 @@ mod tests {
             ..plain
         };
         assert_eq!(
-            containerd(Ok(Some(&seen("1.6.20", wrapper)))).status,
+            containerd(Ok(Some(&seen("2.1.9", wrapper)))).status,
             PointStatus::Ok
         );
         assert_eq!(containerd(Err("no")).status, PointStatus::Unknown);

@@ -28,10 +28,9 @@ pub fn kernel(features: &KernelFeatures, kubelet_is_shared: Result<bool, String>
             return Point::failed(NAME, message, "mount --make-rshared /");
         }
     };
-    let look = if features.statmount {
-        "statmount"
-    } else {
-        "the mount table (before 6.8)"
+    let look = match features.statmount {
+        true => "statmount",
+        false => "the mount table (before 6.8)",
     };
     let fixes = mount_fixes(release);
     Point::ok(
@@ -44,40 +43,36 @@ pub fn kernel(features: &KernelFeatures, kubelet_is_shared: Result<bool, String>
 //
 // The versions are those of Debian's kernel changelogs (6.12.117-1 and 7.2.13-1, November 2026).
 
-/// A fault, and the first version of each series that has the fix.
-struct Fault {
-    what: &'static str,
-    /// The first version with the fault; `(0, 0)`: all that the table knows.
-    since: (u32, u32),
-    fixed: &'static [(u32, u32, u32)],
-}
+/// The faults, the first version with each (`(0, 0)`: all that the table knows), and the first
+/// version of each series that has the fix.
+type Fault = (&'static str, (u32, u32), &'static [(u32, u32, u32)]);
 
 const FAULTS: [Fault; 5] = [
-    Fault {
-        what: "a mount that propagates beneath a locked mount takes its lock (CVE-2026-98976)",
-        since: (7, 1),
-        fixed: &[(7, 2, 11)],
-    },
-    Fault {
-        what: "a busy mount is unmounted silently (CVE-2026-98996)",
-        since: (0, 0),
-        fixed: &[(6, 12, 117), (7, 2, 11)],
-    },
-    Fault {
-        what: "mount_setattr walks a mount that was unmounted",
-        since: (0, 0),
-        fixed: &[(6, 12, 115), (7, 2, 11)],
-    },
-    Fault {
-        what: "an unmounted tree of mounts can be copied",
-        since: (0, 0),
-        fixed: &[(6, 12, 113), (7, 2, 11)],
-    },
-    Fault {
-        what: "a mount that a copy leaves out takes over a lock",
-        since: (0, 0),
-        fixed: &[(7, 2, 13)],
-    },
+    (
+        "a mount that propagates beneath a locked mount takes its lock (CVE-2026-98976)",
+        (7, 1),
+        &[(7, 2, 11)],
+    ),
+    (
+        "a busy mount is unmounted silently (CVE-2026-98996)",
+        (0, 0),
+        &[(6, 12, 117), (7, 2, 11)],
+    ),
+    (
+        "mount_setattr walks a mount that was unmounted",
+        (0, 0),
+        &[(6, 12, 115), (7, 2, 11)],
+    ),
+    (
+        "an unmounted tree of mounts can be copied",
+        (0, 0),
+        &[(6, 12, 113), (7, 2, 11)],
+    ),
+    (
+        "a mount that a copy leaves out takes over a lock",
+        (0, 0),
+        &[(7, 2, 13)],
+    ),
 ];
 
 /// Which fixes the kernel has. `release`: as `uname -r` prints it. A vendor's kernel may have a fix
@@ -91,15 +86,12 @@ pub(super) fn mount_fixes(release: &str) -> String {
         _ => return "which fixes of 2026 for mounts it has is unknown".to_owned(),
     };
     let is_upstreams = suffix.is_empty() || suffix.starts_with("+deb");
-    for fault in &FAULTS {
-        let fix = fault
-            .fixed
-            .iter()
-            .find(|fix| (fix.0, fix.1) == (major, minor));
-        match fix {
-            _ if (major, minor) < fault.since => {}
+    for (what, since, fixed) in FAULTS {
+        let series = (major, minor);
+        match fixed.iter().find(|fix| (fix.0, fix.1) == series) {
+            _ if series < since => {}
             Some(fix) if patch >= fix.2 => {}
-            Some(_) if is_upstreams => missing.push(fault.what),
+            Some(_) if is_upstreams => missing.push(what),
             _ => unknown += 1,
         }
     }
@@ -201,31 +193,19 @@ const IMAGES: [&str; 3] = ["coreos", "iot", "atomic"];
 impl LinuxDistribution {
     /// Reads the text of os-release.
     pub fn from_os_release(text: &str) -> Self {
-        let id = os_release_value(text, "ID").unwrap_or_default();
-        let name = os_release_value(text, "PRETTY_NAME")
-            .or_else(|| os_release_value(text, "NAME"))
-            .filter(|name| !name.is_empty());
-        let is_image = os_release_value(text, "VARIANT_ID")
-            .is_some_and(|variant| IMAGES.contains(&variant.as_str()));
-        let like = os_release_value(text, "ID_LIKE").unwrap_or_default();
-        let mut ids = [id.as_str()].into_iter().chain(like.split_whitespace());
+        let value = |name: &str| os_release_value(text, name);
+        let name = value("PRETTY_NAME").or_else(|| value("NAME"));
+        let name = name.filter(|name| !name.is_empty());
+        let is_image = value("VARIANT_ID").is_some_and(|it| IMAGES.contains(&it.as_str()));
+        let ids = [value("ID"), value("ID_LIKE")].map(Option::unwrap_or_default);
+        let mut ids = [ids[0].as_str()]
+            .into_iter()
+            .chain(ids[1].split_whitespace());
         let family = ids.find_map(|id| FAMILIES.iter().find(|(known, _)| *known == id));
         let packages = family.map_or(Packages::Unknown, |(_, packages)| *packages);
         Self {
             name: name.unwrap_or_else(|| "this distribution".to_owned()),
             packages: if is_image { Packages::Image } else { packages },
-        }
-    }
-
-    /// The command that installs packages.
-    pub fn install(&self) -> Option<&'static str> {
-        match self.packages {
-            Packages::Apt => Some("apt-get install"),
-            Packages::Yum => Some("yum install"),
-            Packages::Zypper => Some("zypper install"),
-            Packages::Apk => Some("apk add"),
-            Packages::Pacman => Some("pacman -S"),
-            Packages::Image | Packages::Unknown => None,
         }
     }
 }

@@ -75,21 +75,27 @@ impl Point {
         command: impl Into<String>,
     ) -> Self {
         Self {
-            name,
             status: PointStatus::Failed,
-            message: message.into(),
             command: Some(command.into()),
+            ..Self::ok(name, message)
         }
     }
 
     /// A point that could not be checked.
     pub fn unknown(name: &'static str, why: impl Into<String>) -> Self {
         Self {
-            name,
             status: PointStatus::Unknown,
-            message: why.into(),
-            command: None,
+            ..Self::ok(name, why)
         }
+    }
+}
+
+/// The first of some names, and the number of the others.
+fn first_of(names: &[String], count: usize) -> String {
+    let first = names[..names.len().min(count)].join(", ");
+    match names.len().saturating_sub(count) {
+        0 => first,
+        more => format!("{first} and {more} more"),
     }
 }
 
@@ -138,40 +144,28 @@ const READ_ONLY_BINDS_NAME: &str = "read-only-binds";
 const NAMED: usize = 10;
 
 pub fn read_only_binds(found: &ContainerMounts) -> Point {
-    let open = &found.open_to_later_mounts;
-    let pods: BTreeSet<String> = open
-        .iter()
-        .map(|container| {
-            container
-                .pod
-                .display_name()
-                .unwrap_or_else(|| container.id.clone())
-        })
-        .collect();
-    if pods.is_empty() {
-        return match found.unread.first() {
-            Some(unread) => {
-                Point::unknown(READ_ONLY_BINDS_NAME, unread.container.problem(&unread.why))
-            }
-            None => Point::ok(
-                READ_ONLY_BINDS_NAME,
-                "no read-only bind of the host's root takes in later mounts",
-            ),
-        };
+    let mut pods = BTreeSet::new();
+    for container in &found.open_to_later_mounts {
+        let name = container.pod.display_name();
+        pods.insert(name.unwrap_or_else(|| container.id.clone()));
     }
-    let named: Vec<&str> = pods.iter().take(NAMED).map(String::as_str).collect();
-    let more = match pods.len().saturating_sub(NAMED) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    Point::ok(
-        READ_ONLY_BINDS_NAME,
-        format!(
-            "these pods bind the host's root read-only, and can write to mounts that the host makes later: {}{more}; \
-             [host-root] read-only = \"keep\" in config.toml keeps such binds private",
-            named.join(", ")
+    if !pods.is_empty() {
+        return Point::ok(
+            READ_ONLY_BINDS_NAME,
+            format!(
+                "these pods bind the host's root read-only, and can write to mounts that the host makes later: {}; \
+                 [host-root] read-only = \"keep\" in config.toml keeps such binds private",
+                first_of(&Vec::from_iter(pods), NAMED)
+            ),
+        );
+    }
+    match found.unread.first() {
+        Some(unread) => Point::unknown(READ_ONLY_BINDS_NAME, unread.container.problem(&unread.why)),
+        None => Point::ok(
+            READ_ONLY_BINDS_NAME,
+            "no read-only bind of the host's root takes in later mounts",
         ),
-    )
+    }
 }
 
 // `fs.may_detach_mounts`: on RHEL 7 a mount point that has a mount in another namespace can be
@@ -244,19 +238,17 @@ const FUSE_DAEMONS_NAME: &str = "fuse-daemons";
 /// The point for them. `kubelets`: the kubelets of this node; `daemons`: the processes that have
 /// /dev/fuse open.
 pub fn fuse_daemons(kubelets: &[Process], daemons: &[Process]) -> Point {
-    let homes: Vec<(&str, &str)> = kubelets
-        .iter()
-        .filter_map(|kubelet| home(&kubelet.cgroup))
-        .collect();
-    let lives_in = |daemon: &&Process| {
-        homes.iter().any(|(hierarchy, path)| {
-            let own = lines(&daemon.cgroup).find(|(of, _)| of == hierarchy);
-            own.and_then(|(_, own)| own.strip_prefix(path))
-                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    let homes: Vec<(&str, &str)> = kubelets.iter().filter_map(|it| home(&it.cgroup)).collect();
+    let mut at_risk = daemons.iter().filter(|daemon| {
+        lines(&daemon.cgroup).any(|(hierarchy, path)| {
+            let mut homes = homes.iter().filter(|(of, _)| *of == hierarchy);
+            homes.any(|(_, home)| {
+                let rest = path.strip_prefix(home);
+                rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+            })
         })
-    };
-    let at_risk: Vec<&Process> = daemons.iter().filter(lives_in).collect();
-    let Some(first) = at_risk.first() else {
+    });
+    let Some(first) = at_risk.next() else {
         let message = if kubelets.is_empty() {
             "no kubelet runs here"
         } else {
@@ -264,39 +256,31 @@ pub fn fuse_daemons(kubelets: &[Process], daemons: &[Process]) -> Point {
         };
         return Point::ok(FUSE_DAEMONS_NAME, message);
     };
-    let names: Vec<String> = at_risk
-        .iter()
-        .map(|daemon| format!("{} ({})", daemon.command, daemon.pid))
-        .collect();
-    let message = format!(
-        "in the kubelet's cgroup, and dead when it restarts: {}",
-        names.join(", ")
-    );
-    Point::failed(FUSE_DAEMONS_NAME, message, into_a_scope(first.pid))
-}
-
-/// The command that moves a running process into its own scope, as `systemd-run --scope` does for a
-/// new process.
-fn into_a_scope(pid: u32) -> String {
-    format!(
-        "busctl call org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager StartTransientUnit \
-         'ssa(sv)a(sa(sv))' fuse-{pid}.scope fail 1 PIDs au 1 {pid} 0"
+    let pid = first.pid;
+    let mut names = format!("{} ({pid})", first.command);
+    for daemon in at_risk {
+        names += &format!(", {} ({})", daemon.command, daemon.pid);
+    }
+    // The command moves a running process into its own scope, as `systemd-run --scope` does for a
+    // new process.
+    Point::failed(
+        FUSE_DAEMONS_NAME,
+        format!("in the kubelet's cgroup, and dead when it restarts: {names}"),
+        format!(
+            "busctl call org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager StartTransientUnit \
+             'ssa(sv)a(sa(sv))' fuse-{pid}.scope fail 1 PIDs au 1 {pid} 0"
+        ),
     )
 }
 
 /// The cgroup that ends with the kubelet: systemd's. If systemd's is `/`, that of any hierarchy
 /// that is more than a slice.
 fn home(cgroup: &str) -> Option<(&str, &str)> {
-    let is_systemds = |hierarchy: &str| hierarchy.is_empty() || hierarchy == "name=systemd";
-    let message = |(_, path): &(&str, &str)| *path != "/";
-    let systemds = lines(cgroup)
-        .filter(|(hierarchy, _)| is_systemds(hierarchy))
-        .find(message);
-    systemds.or_else(|| {
-        lines(cgroup)
-            .filter(|(_, path)| path.matches('/').count() > 1)
-            .find(message)
-    })
+    let is_systemds =
+        |(hierarchy, path): &(&str, &str)| ["", "name=systemd"].contains(hierarchy) && *path != "/";
+    let is_nested = |(_, path): &(&str, &str)| path.matches('/').count() > 1;
+    let of_systemd = lines(cgroup).find(is_systemds);
+    of_systemd.or_else(|| lines(cgroup).find(is_nested))
 }
 
 /// The hierarchies and paths of a `/proc/PID/cgroup`.

@@ -9,95 +9,54 @@ use crate::doctor::kernel::{LinuxDistribution, Packages};
 
 const NAME: &str = "mount-helpers";
 
-/// A program that the `SetUp` of a plugin runs, and its packages.
-struct Helper {
-    plugin_folder: &'static str,
-    program: &'static str,
-    apt: &'static str,
-    yum: &'static str,
-    zypper: &'static str,
-    /// None where a package of that name is not known for certain: Alpine's ceph has its version in
-    /// the name.
-    apk: Option<&'static str>,
-    pacman: Option<&'static str>,
-}
-
-const HELPERS: [Helper; 6] = [
-    Helper {
-        plugin_folder: "kubernetes.io~azure-file",
-        program: "mount.cifs",
-        apt: "cifs-utils",
-        yum: "cifs-utils",
-        zypper: "cifs-utils",
-        apk: Some("cifs-utils"),
-        pacman: Some("cifs-utils"),
-    },
-    Helper {
-        plugin_folder: "kubernetes.io~cephfs",
-        program: "mount.ceph",
-        apt: "ceph-common",
-        yum: "ceph-common",
-        zypper: "ceph-common",
-        apk: None,
-        pacman: None,
-    },
-    Helper {
-        plugin_folder: "kubernetes.io~glusterfs",
-        program: "mount.glusterfs",
-        apt: "glusterfs-client",
-        yum: "glusterfs-fuse",
-        zypper: "glusterfs",
-        apk: None,
-        pacman: Some("glusterfs"),
-    },
-    Helper {
-        plugin_folder: "kubernetes.io~iscsi",
-        program: "iscsiadm",
-        apt: "open-iscsi",
-        yum: "iscsi-initiator-utils",
-        zypper: "open-iscsi",
-        apk: Some("open-iscsi"),
-        pacman: Some("open-iscsi"),
-    },
-    Helper {
-        plugin_folder: "kubernetes.io~nfs",
-        program: "mount.nfs",
-        apt: "nfs-common",
-        yum: "nfs-utils",
-        zypper: "nfs-client",
-        apk: Some("nfs-utils"),
-        pacman: Some("nfs-utils"),
-    },
-    Helper {
-        plugin_folder: "kubernetes.io~rbd",
-        program: "rbd",
-        apt: "ceph-common",
-        yum: "ceph-common",
-        zypper: "ceph-common",
-        apk: None,
-        pacman: None,
-    },
+/// The plugins' folders, the programs that their `SetUp` runs, and the packages of the programs for
+/// apt, yum, zypper, apk and pacman. Empty where a package of that name is not known for certain:
+/// Alpine's ceph has its version in the name.
+const HELPERS: [(&str, &str, [&str; 5]); 6] = [
+    ("kubernetes.io~azure-file", "mount.cifs", ["cifs-utils"; 5]),
+    ("kubernetes.io~cephfs", "mount.ceph", CEPH),
+    (
+        "kubernetes.io~glusterfs",
+        "mount.glusterfs",
+        [
+            "glusterfs-client",
+            "glusterfs-fuse",
+            "glusterfs",
+            "",
+            "glusterfs",
+        ],
+    ),
+    (
+        "kubernetes.io~iscsi",
+        "iscsiadm",
+        [
+            "open-iscsi",
+            "iscsi-initiator-utils",
+            "open-iscsi",
+            "open-iscsi",
+            "open-iscsi",
+        ],
+    ),
+    (
+        "kubernetes.io~nfs",
+        "mount.nfs",
+        [
+            "nfs-common",
+            "nfs-utils",
+            "nfs-client",
+            "nfs-utils",
+            "nfs-utils",
+        ],
+    ),
+    ("kubernetes.io~rbd", "rbd", CEPH),
 ];
 
-impl Helper {
-    fn package(&self, packages: Packages) -> Option<&'static str> {
-        match packages {
-            Packages::Apt => Some(self.apt),
-            Packages::Yum => Some(self.yum),
-            Packages::Zypper => Some(self.zypper),
-            Packages::Apk => self.apk,
-            Packages::Pacman => self.pacman,
-            Packages::Image | Packages::Unknown => None,
-        }
-    }
-}
+const CEPH: [&str; 5] = ["ceph-common", "ceph-common", "ceph-common", "", ""];
 
 /// The program that a plugin's volumes need.
 pub fn helper_of(plugin_folder: &str) -> Option<&'static str> {
-    HELPERS
-        .iter()
-        .find(|helper| helper.plugin_folder == plugin_folder)
-        .map(|helper| helper.program)
+    let helper = HELPERS.iter().find(|(plugin, ..)| *plugin == plugin_folder);
+    helper.map(|(_, program, _)| *program)
 }
 
 /// The point for them. `in_use`: the folders of plugins that have a volume on this node;
@@ -107,59 +66,52 @@ pub fn mount_helpers(
     is_there: impl Fn(&str) -> bool,
     distribution: &LinuxDistribution,
 ) -> Point {
-    let needed: Vec<&Helper> = HELPERS
-        .iter()
-        .filter(|helper| in_use.contains(helper.plugin_folder))
-        .collect();
-    let missing: Vec<&Helper> = needed
-        .iter()
-        .copied()
-        .filter(|helper| !is_there(helper.program))
-        .collect();
+    let (install, column) = match distribution.packages {
+        Packages::Apt => ("apt-get install", 0),
+        Packages::Yum => ("yum install", 1),
+        Packages::Zypper => ("zypper install", 2),
+        Packages::Apk => ("apk add", 3),
+        Packages::Pacman => ("pacman -S", 4),
+        Packages::Image | Packages::Unknown => ("", 0),
+    };
+    let (mut needed, mut missing, mut packages) = (Vec::new(), Vec::new(), BTreeSet::new());
+    for (plugin, program, names) in HELPERS {
+        if in_use.contains(plugin) {
+            needed.push(program);
+            if !is_there(program) {
+                missing.push(program);
+                packages.insert(names[column]);
+            }
+        }
+    }
     if needed.is_empty() {
         return Point::ok(NAME, "no volume of this node needs a mount helper");
     }
     if missing.is_empty() {
-        return Point::ok(NAME, format!("{} found", programs(&needed)));
+        return Point::ok(NAME, format!("{} found", needed.join(", ")));
     }
-    let packages: Option<BTreeSet<&str>> = missing
-        .iter()
-        .map(|helper| helper.package(distribution.packages))
-        .collect();
-    let run = distribution
-        .install()
-        .zip(packages)
-        .map(|(install, packages)| {
-            let packages: Vec<&str> = packages.into_iter().collect();
-            format!("{install} {}", packages.join(" "))
-        });
-    let programs = programs(&missing);
-    let rest = match (&run, distribution.packages) {
-        (Some(_), _) => String::new(),
-        (None, Packages::Image) => {
-            format!(
-                "; the image of {} must bring it: no package can be added",
-                distribution.name
-            )
-        }
-        (None, _) => format!("; install the package of {} that has it", distribution.name),
-    };
-    let message =
-        format!("{programs} not found: the kubelet cannot mount volumes of this node{rest}");
+    let mut message = format!(
+        "{} not found: the kubelet cannot mount volumes of this node",
+        missing.join(", ")
+    );
+    let mut command = None;
+    if distribution.packages == Packages::Image {
+        message += &format!(
+            "; the image of {} must bring it: no package can be added",
+            distribution.name
+        );
+    } else if install.is_empty() || packages.contains("") {
+        message += &format!("; install the package of {} that has it", distribution.name);
+    } else {
+        let packages = Vec::from_iter(packages).join(" ");
+        command = Some(format!("{install} {packages}"));
+    }
     Point {
         name: NAME,
         status: PointStatus::Failed,
         message,
-        command: run,
+        command,
     }
-}
-
-fn programs(helpers: &[&Helper]) -> String {
-    helpers
-        .iter()
-        .map(|helper| helper.program)
-        .collect::<Vec<_>>()
-        .join(", ")
 }
 
 #[cfg(test)]

@@ -1,12 +1,14 @@
 //! Filesystems that the host has unmounted and another mount namespace keeps: causes of "device or
 //! resource busy".
 
+use std::collections::BTreeSet;
+
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
 use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::text::shell_word;
 
-use crate::doctor::{Point, PointStatus};
+use crate::doctor::{Point, first_of};
 use crate::kubelet_roots::HostMounts;
 use crate::namespaces::NamespaceMounts;
 use crate::node_report::{NodeBind, NodeReport};
@@ -28,29 +30,18 @@ pub fn pinned(
     }
     let places = &places.with_runtimes_at(own.mount_points());
     let host = HostMounts::of(own, places);
-    let tables = others
-        .iter()
-        .filter_map(|namespace| namespace.table.as_ref().ok());
-    let mut found: Vec<_> = tables.flat_map(|table| host.pinned_by(table)).collect();
-    found.sort();
-    found.dedup();
+    let mut found = BTreeSet::new();
+    for table in others.iter().flat_map(|other| &other.table) {
+        found.extend(host.pinned_by(table));
+    }
     if let Some(first) = found.first() {
-        let places: Vec<String> = found
-            .iter()
-            .take(NAMED)
-            .map(|place| place.display().to_string())
-            .collect();
-        let more = found.len().checked_sub(NAMED).filter(|more| *more > 0);
-        let more = more
-            .map(|more| format!(" and {more} more"))
-            .unwrap_or_default();
-        let message = format!(
-            "the host unmounted these, and other mount namespaces keep them: {}{more}",
-            places.join(", ")
-        );
+        let places: Vec<String> = found.iter().map(|it| it.display().to_string()).collect();
         return Point::failed(
             NAME,
-            message,
+            format!(
+                "the host unmounted these, and other mount namespaces keep them: {}",
+                first_of(&places, NAMED)
+            ),
             format!("bindguard holders {}", shell_word(first)),
         );
     }
@@ -77,82 +68,51 @@ const NEXT: &str = "bindguard diagnose";
 
 /// The point for them. `policy`: the guard's action at a create.
 pub fn subpaths(report: &NodeReport, policy: &Policy) -> Point {
-    let found = || report.binds.iter().filter(|bind| bind.is_finding());
-    let care = |bind: &&NodeBind, wanted: Care| Care::of(bind, policy) == wanted;
-    if let Some(first) = found().find(|bind| care(bind, Care::Operator)) {
-        let message = format!(
-            "{} of {} have findings: {}",
-            found().count(),
-            report.checked,
-            describe(first, policy)
-        );
+    let is_repair = policy.stale_subpaths == Mode::Repair;
+    let describe = |bind: &NodeBind| {
+        let why = match bind.guarded {
+            _ if !bind.would_be_repaired() => "",
+            _ if !is_repair => {
+                ", and [checks] stale-subpaths in config.toml keeps the guard from repairing it"
+            }
+            Some(false) => ", and its pod runs under another shim: no guard repairs it",
+            Some(true) | None => "",
+        };
+        let path = bind.bind.source().display();
+        format!("{path} is {}{why}", bind.bind.verdict())
+    };
+    // The first that only the operator repairs, and the first of which it is not known whether its
+    // pod runs under the guard.
+    let (mut count, mut of_operator, mut unknown) = (0, None, None);
+    for bind in report.binds.iter().filter(|bind| bind.is_finding()) {
+        count += 1;
+        if !is_repair || !bind.would_be_repaired() || bind.guarded == Some(false) {
+            of_operator = of_operator.or(Some(bind));
+        } else if bind.guarded.is_none() {
+            unknown = unknown.or(Some(bind));
+        }
+    }
+    let checked = report.checked;
+    if let Some(first) = of_operator {
+        let message = format!("{count} of {checked} have findings: {}", describe(first));
         return Point::failed(SUBPATHS_NAME, message, NEXT);
     }
-    if let Some(first) = found().find(|bind| care(bind, Care::Unknown)) {
-        let message = format!(
-            "{}, and no process shows whether its pod runs under the guard",
-            describe(first, policy)
-        );
+    if let Some(first) = unknown {
+        let why = "no process shows whether its pod runs under the guard";
         return Point {
-            name: SUBPATHS_NAME,
-            status: PointStatus::Unknown,
-            message,
             command: Some(NEXT.to_owned()),
+            ..Point::unknown(SUBPATHS_NAME, format!("{}, and {why}", describe(first)))
         };
     }
     if let Some(problem) = report.problems.first() {
         return Point::unknown(SUBPATHS_NAME, problem.clone());
     }
-    let stale = match found().count() {
-        0 => String::new(),
-        count => {
-            format!("; {count} stale, the guard repairs each when its container is created next")
-        }
-    };
-    Point::ok(
-        SUBPATHS_NAME,
-        format!("{} subpaths and volumes checked{stale}", report.checked),
-    )
-}
-
-/// The party that repairs a finding.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Care {
-    /// The guard, at the next create.
-    Guard,
-    /// Only the operator.
-    Operator,
-    /// The guard if the pod runs under it, which is unknown.
-    Unknown,
-}
-
-impl Care {
-    fn of(bind: &NodeBind, policy: &Policy) -> Self {
-        match bind.guarded {
-            _ if !bind.would_be_repaired() || policy.stale_subpaths != Mode::Repair => {
-                Self::Operator
-            }
-            Some(true) => Self::Guard,
-            Some(false) => Self::Operator,
-            None => Self::Unknown,
-        }
+    let mut message = format!("{checked} subpaths and volumes checked");
+    if count > 0 {
+        message +=
+            &format!("; {count} stale, the guard repairs each when its container is created next");
     }
-}
-
-fn describe(bind: &NodeBind, policy: &Policy) -> String {
-    let why = match bind.guarded {
-        _ if !bind.would_be_repaired() => "",
-        _ if policy.stale_subpaths != Mode::Repair => {
-            ", and [checks] stale-subpaths in config.toml keeps the guard from repairing it"
-        }
-        Some(false) => ", and its pod runs under another shim: no guard repairs it",
-        Some(true) | None => "",
-    };
-    format!(
-        "{} is {}{why}",
-        bind.bind.source().display(),
-        bind.bind.verdict()
-    )
+    Point::ok(SUBPATHS_NAME, message)
 }
 
 #[cfg(test)]
@@ -300,6 +260,7 @@ mod tests {
 
 #[cfg(test)]
 mod subpaths_tests {
+    use super::super::PointStatus;
     use super::*;
     use std::path::Path;
 

@@ -66,14 +66,13 @@ pub fn state_folders(root: &Path) -> Vec<(Engine, PathBuf)> {
 
 /// The running containers whose state is in these folders.
 pub fn engine_containers(folders: &[(Engine, PathBuf)]) -> Vec<EngineContainer> {
-    folders
-        .iter()
-        .flat_map(|(engine, folder)| {
-            entries(folder)
-                .into_iter()
-                .filter_map(|it| container(*engine, &it))
-        })
-        .collect()
+    let mut found = Vec::new();
+    for (engine, folder) in folders {
+        for state in entries(folder) {
+            found.extend(container(*engine, &state));
+        }
+    }
+    found
 }
 
 /// The container with this state folder. `None` if it is not started yet, ended meanwhile, or is no
@@ -82,45 +81,37 @@ pub fn container(engine: Engine, state: &Path) -> Option<EngineContainer> {
     let id = state.file_name()?.to_str()?.to_owned();
     let (bundle, pid) = match engine {
         Engine::Docker => (state.to_owned(), init_of_task(state)?),
-        Engine::Podman => bundle_and_pid(state)?,
+        Engine::Podman => {
+            let (bundle, pid) = bundle_and_pid(state)?;
+            // CRI-O has its state in the same folders; its containers belong to pods.
+            let spec = read_spec(&bundle).ok()?;
+            let manager = SpecView::from_bytes(&spec).ok()?;
+            if manager.annotation(MANAGER) != Some("libpod") {
+                return None;
+            }
+            (bundle, pid)
+        }
     };
-    let container = EngineContainer {
+    Some(EngineContainer {
         id,
         engine,
         bundle,
         pid,
-    };
-    container.is_of_its_engine().then_some(container)
+    })
 }
 
 /// The user whose rootless container this is. The host paths of such a container belong to a mount
 /// namespace of the user.
 pub fn rootless_owner(root: &Path, id: &str) -> Option<String> {
-    let is_there = |user: &Path, folder: &str| {
-        user.join(folder.trim_start_matches("run/"))
-            .join(id)
-            .metadata()
-            .is_ok()
-    };
-    let has_it = |user: &PathBuf| STATES.iter().any(|folder| is_there(user, folder));
-    let user = entries(&root.join("run/user")).into_iter().find(has_it)?;
-    Some(user.file_name()?.to_string_lossy().into_owned())
-}
-
-impl EngineContainer {
-    /// CRI-O has its state in the same folders as Podman; its containers belong to pods.
-    fn is_of_its_engine(&self) -> bool {
-        match self.engine {
-            Engine::Docker => true,
-            Engine::Podman => {
-                let spec = read_spec(&self.bundle).ok();
-                let spec = spec
-                    .as_ref()
-                    .and_then(|bytes| SpecView::from_bytes(bytes).ok());
-                spec.is_some_and(|spec| spec.annotation(MANAGER) == Some("libpod"))
+    for user in entries(&root.join("run/user")) {
+        for states in STATES {
+            let state = user.join(states.trim_start_matches("run/")).join(id);
+            if state.metadata().is_ok() {
+                return Some(user.file_name()?.to_string_lossy().into_owned());
             }
         }
     }
+    None
 }
 
 #[cfg(test)]

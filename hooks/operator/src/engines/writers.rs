@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use bindguard_core::cgroup::container_of;
 use bindguard_core::evidence::FilePlace;
-use bindguard_core::mount_table::{MountEntry, MountTable};
+use bindguard_core::mount_table::MountTable;
 use bindguard_core::spec::{MountMakers, RequestedUserNamespace, SpecUsers, SpecView};
 use bindguard_guard::bundle_and_pid;
 use bindguard_guard::refresh::{
@@ -30,8 +30,8 @@ use bindguard_sys::bundle::read_spec;
 use bindguard_sys::enter::{HeldProcess, mount_namespaces};
 
 use crate::bundles::{STATES, entries, init_of_task, tasks};
-use crate::namespaces::is_gone;
 use crate::node::{may_become_root, namespace};
+use crate::process_files::{is_gone, pids_in};
 
 /// Limit of namespaces that are read for a container, and of the time for these. Beyond, its mounts
 /// are not known. A container decides how many namespaces it makes.
@@ -116,8 +116,9 @@ impl Search {
                 }
             }
         }
-        let table = bindguard_sys::read_mount_table().ok();
-        let own_root = table.and_then(|table| Some(FilePlace::root_of(root_of(&table)?)));
+        let table = bindguard_sys::read_mount_table().unwrap_or_default();
+        let own_root = table.stack_at(Path::new("/")).next();
+        let own_root = own_root.map(FilePlace::root_of);
         Ok(Self {
             groups,
             left: by_number.into_values().collect(),
@@ -128,56 +129,52 @@ impl Search {
 
     /// The reach of the processes in a namespace. `None` if they can write nothing, or ended.
     fn reach(&self, group: &Group, pids: &[u32], is_readable: bool) -> Option<WriterReach> {
-        let spec = group
-            .bundle
-            .as_deref()
-            .and_then(|bundle| read_spec(bundle).ok());
+        let has_ended = || pids.iter().all(|pid| has_ended(*pid));
+        let spec = group.bundle.as_deref().map(read_spec);
+        let spec = spec.and_then(Result::ok);
         let spec = spec.as_deref();
         let users = spec.and_then(|spec| SpecUsers::from_spec(spec).ok());
         let is_within = group.namespaces < MAX_NAMESPACES && group.time < CONTAINER_TIMEOUT;
-        let requested = users.as_ref().map(SpecUsers::namespace);
-        let table = match is_readable && is_within {
-            true => table_of(
+        let mut table = None;
+        if is_readable && is_within {
+            let requested = users.as_ref().map(SpecUsers::namespace);
+            table = table_of(
                 pids,
                 requested.unwrap_or(&RequestedUserNamespace::OfRuntime),
-            ),
-            false => None,
-        };
-        if table.is_none() && pids.iter().all(|pid| has_ended(*pid)) {
+            );
+        }
+        if table.is_none() && has_ended() {
             return None;
         }
         // Root of the host alone may write a folder on which a way relies. Through an idmapped mount,
         // another user is root.
         let is_root = pids.iter().any(|pid| may_become_root(*pid));
-        let Some(table) = table else {
-            // A runtime gives its container a cgroup, or a record. In other cgroups, the host's own
-            // root has made the namespace.
-            let is_of_host = group.id.is_none() && group.has_host_process;
-            let is_root = is_root && !is_of_host;
-            if !is_root && !users.is_some_and(|users| users.has_idmapped()) {
-                let shown = pids
-                    .iter()
-                    .find_map(|pid| HeldProcess::open(*pid).ok()?.mounts().ok());
-                let Some(table) = shown else {
-                    // The table of a living process may have an idmapped mount.
-                    let is_over = pids.iter().all(|pid| has_ended(*pid));
-                    return (!is_over).then_some(WriterReach::Unknown);
-                };
-                let hidden = Vec::new();
-                return has_idmapped(&table).then_some(WriterReach::Mounts { table, hidden });
+        if let Some(table) = table {
+            let has_root_of_host = || {
+                let root = table.stack_at(Path::new("/")).next();
+                let own = self.own_root.as_ref().zip(root);
+                own.is_some_and(|(own, root)| own.is_root_of(root) && !root.is_read_only())
+            };
+            let is_of_host = group.id.is_none() && has_root_of_host();
+            if is_of_host || !is_root && !has_idmapped(&table) {
+                return None;
             }
-            return Some(spec.map_or(WriterReach::Unknown, reach_by_spec));
-        };
-        let has_root_of_host = |root: &MountEntry| {
-            let own_root = self.own_root.as_ref();
-            own_root.is_some_and(|own| own.is_root_of(root)) && !root.is_read_only()
-        };
-        let is_of_host = group.id.is_none() && root_of(&table).is_some_and(has_root_of_host);
-        if is_of_host || !is_root && !has_idmapped(&table) {
-            return None;
+            let hidden = spec.map(unmountable_places).unwrap_or_default();
+            return Some(WriterReach::Mounts { table, hidden });
         }
-        let hidden = spec.map(unmountable_places).unwrap_or_default();
-        Some(WriterReach::Mounts { table, hidden })
+        // A runtime gives its container a cgroup, or a record. In other cgroups, the host's own
+        // root has made the namespace.
+        let is_of_host = group.id.is_none() && group.has_host_process;
+        if is_root && !is_of_host || users.is_some_and(|users| users.has_idmapped()) {
+            return Some(spec.map_or(WriterReach::Unknown, reach_by_spec));
+        }
+        let mut pids = pids.iter();
+        let Some(table) = pids.find_map(|pid| HeldProcess::open(*pid).ok()?.mounts().ok()) else {
+            // The table of a living process may have an idmapped mount.
+            return (!has_ended()).then_some(WriterReach::Unknown);
+        };
+        let hidden = Vec::new();
+        has_idmapped(&table).then_some(WriterReach::Mounts { table, hidden })
     }
 }
 
@@ -240,12 +237,10 @@ fn grouped(root: &Path) -> io::Result<(Vec<Group>, Vec<Vec<u32>>)> {
     }
     let ids: BTreeSet<&str> = by_id.keys().map(String::as_str).collect();
     let mut by_cgroup = BTreeMap::new();
-    for entry in fs::read_dir("/proc")? {
-        let name = entry?.file_name();
-        let pid: Option<u32> = name.to_str().and_then(|name| name.parse().ok());
-        let Some(pid) = pid.filter(|pid| *pid != INIT) else {
+    for pid in pids_in(Path::new("/proc"))? {
+        if pid == INIT {
             continue;
-        };
+        }
         let cgroup = match fs::read_to_string(format!("/proc/{pid}/cgroup")) {
             Err(error) if is_gone(&error) => continue,
             cgroup => cgroup?,
@@ -275,10 +270,8 @@ fn recorded(root: &Path) -> Vec<(String, PathBuf, Option<u32>)> {
         }
     }
     for task in tasks(root) {
-        if let Some(id) = id_of(&task) {
-            let init = init_of_task(&task);
-            found.push((id, task, init));
-        }
+        let init = init_of_task(&task);
+        found.extend(id_of(&task).map(|id| (id, task, init)));
     }
     found
 }
@@ -307,10 +300,6 @@ fn unmountable_places(spec: &[u8]) -> Vec<FilePlace> {
     let spec = SpecView::from_bytes(spec).ok().filter(|_| may_mount);
     let places = spec.and_then(|spec| places_by_binds(&spec, true));
     places.unwrap_or_default()
-}
-
-fn root_of(table: &MountTable) -> Option<&MountEntry> {
-    table.stack_at(Path::new("/")).next()
 }
 
 fn has_idmapped(table: &MountTable) -> bool {

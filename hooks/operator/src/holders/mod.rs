@@ -19,7 +19,6 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use bindguard_core::mount_table::{Device, MountEntry, MountIndex, MountTable};
-use bindguard_core::paths::lies_in;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Policy;
 use bindguard_core::report::MountResult;
@@ -27,20 +26,17 @@ use bindguard_core::spec::SpecUsers;
 use bindguard_guard::refresh::{HostRoots, releasable_copies};
 
 use crate::bundles::{bundle_of_container, spec_of_container};
-use crate::container_inits::{ContainerInits, stale_mounts};
-use crate::holders::report::is_in_bind;
-use crate::kubelet_roots::is_of_the_kernel;
-use crate::node::refuse_other_mounts;
+use crate::holders::release::is_in_bind;
+use crate::node::{hold_running, inits_of, refuse_other_mounts};
+use crate::old_binds::stale_mounts;
 use crate::pods::PodContainer;
 
-pub use crate::container_cgroup::{container_ids, pod_uid};
 pub use crate::holders::release::ReleaseCommand;
 pub use crate::holders::report::{HeldMount, Holder, HolderKind, HoldersReport};
+pub use crate::process_files::{container_ids, pod_uid};
 
-// The mounts whose holders are searched, identified by shown directories and by covered places.
-
-/// The mounts at or below a path, or of a device, described in a way that is valid in every
-/// namespace.
+/// The mounts whose holders are searched: those at or below a path, or of a device, described in a
+/// way that is valid in every namespace.
 #[derive(Debug, Clone, Default)]
 pub struct MountsToFind {
     /// A mount of a listed device matches if its root is a listed directory or a path below.
@@ -53,20 +49,21 @@ impl MountsToFind {
     /// The mounts at or below `path` in this namespace's table. `path` is as the kernel prints it.
     pub fn at_or_below(path: &Path, own: &MountTable) -> Self {
         let mut shown: HashMap<Device, HashSet<PathBuf>> = HashMap::new();
-        for entry in own
-            .entries()
-            .iter()
-            .filter(|entry| entry.mount_point.starts_with(path))
-        {
-            shown
-                .entry(entry.device)
-                .or_default()
-                .insert(entry.root.path.clone());
+        for entry in own.entries() {
+            if entry.mount_point.starts_with(path) {
+                let roots = shown.entry(entry.device).or_default();
+                roots.insert(entry.root.path.clone());
+            }
         }
-        Self {
-            shown,
-            covered: place_under(path, own),
-        }
+        // The directory of the filesystem that `path` names beneath the mounts on it.
+        let under = match own.stack_at(path).next() {
+            Some(bottom) => own
+                .mount(bottom.parent)
+                .filter(|parent| parent.id != bottom.id),
+            None => own.mount_over(path),
+        };
+        let covered = under.and_then(|it| Some((it.device, it.place_in_filesystem(path)?)));
+        Self { shown, covered }
     }
 
     /// All mounts of a device.
@@ -79,45 +76,32 @@ impl MountsToFind {
 
     /// True if `entry`, a mount of `table`, shows or covers a wanted place.
     pub fn is(&self, entry: &MountEntry, table: &MountIndex<'_>) -> bool {
-        let shows = |roots: &HashSet<PathBuf>| {
-            entry
-                .root
-                .path
-                .ancestors()
-                .any(|above| roots.contains(above))
+        if let Some(roots) = self.shown.get(&entry.device)
+            && entry.root.path.ancestors().any(|it| roots.contains(it))
+        {
+            return true;
+        }
+        let Some((device, place)) = &self.covered else {
+            return false;
         };
-        let covers = |(device, place): &(Device, PathBuf)| {
-            let covered = table
-                .parent(entry)
-                .filter(|parent| parent.device == *device);
-            covered
-                .and_then(|parent| parent.place_in_filesystem(&entry.mount_point))
-                .is_some_and(|it| it.starts_with(place))
-        };
-        self.shown.get(&entry.device).is_some_and(shows)
-            || self.covered.as_ref().is_some_and(covers)
+        let parent = table.parent(entry).filter(|it| it.device == *device);
+        parent
+            .and_then(|parent| parent.place_in_filesystem(&entry.mount_point))
+            .is_some_and(|covered| covered.starts_with(place))
+    }
+
+    fn among<'t>(&self, table: &'t MountTable, index: &MountIndex<'_>) -> Vec<&'t MountEntry> {
+        let entries = table.entries().iter();
+        entries.filter(|entry| self.is(entry, index)).collect()
     }
 }
 
-/// The directory of the filesystem that `path` names beneath the mounts on it.
-fn place_under(path: &Path, own: &MountTable) -> Option<(Device, PathBuf)> {
-    let under = match own.stack_at(path).next() {
-        Some(bottom) => own
-            .mount(bottom.parent)
-            .filter(|parent| parent.id != bottom.id)?,
-        None => own.mount_over(path)?,
-    };
-    Some((under.device, under.place_in_filesystem(path)?))
-}
-
-// Finds the umounts here that reach the mounts of other namespaces.
-//
-// A umount propagates from the parent of the unmounted mount: to the parent's peers, to their
-// slaves, and to the slaves of those. The kernel unmounts the mount at the same place on each. The
-// propagation of the mount itself does not matter: a shared or slave copy stays if the mount below
-// it is private. See mount_namespaces(7) and `propagate_umount` in the kernel's `fs/pnode.c`.
-
-/// The umounts of some mounts of the reader's own namespace.
+/// The umounts of some mounts of the reader's own namespace, which reach mounts of other namespaces.
+///
+/// A umount propagates from the parent of the unmounted mount: to the parent's peers, to their
+/// slaves, and to the slaves of those. The kernel unmounts the mount at the same place on each. The
+/// propagation of the mount itself does not matter: a shared or slave copy stays if the mount below
+/// it is private. See mount_namespaces(7) and `propagate_umount` in the kernel's `fs/pnode.c`.
 #[derive(Debug, Default)]
 struct Spread<'t> {
     /// The key is a peer group that the umount reaches, and the place within the group's
@@ -132,27 +116,38 @@ impl<'t> Spread<'t> {
         own: &MountIndex<'_>,
         tables: impl Iterator<Item = &'o MountTable>,
     ) -> Self {
-        let slaves = Slaves::in_tables(tables);
+        // The peer groups that receive mounts, by their master group.
+        let mut slaves: HashMap<u32, HashSet<u32>> = HashMap::new();
+        for entry in tables.flat_map(MountTable::entries) {
+            let propagation = &entry.propagation;
+            if let (Some(master), Some(group)) = (propagation.master, propagation.peer_group) {
+                slaves.entry(master).or_default().insert(group);
+            }
+        }
         let (mut spread, mut known) = (Self::default(), HashMap::new());
         for mount in mounts {
             let Some(parent) = own.parent(mount) else {
                 continue;
             };
-            let (Some(group), Some(place)) = (
-                parent.propagation.peer_group,
-                parent.place_in_filesystem(&mount.mount_point),
-            ) else {
+            let place = parent.place_in_filesystem(&mount.mount_point);
+            let Some((group, place)) = parent.propagation.peer_group.zip(place) else {
                 continue;
             };
-            for reached in known
-                .entry(group)
-                .or_insert_with(|| slaves.reached_from(group))
-                .iter()
-            {
-                spread
-                    .reached
-                    .entry((*reached, place.clone()))
-                    .or_insert(mount);
+            // The group and all groups that receive from the group, directly or indirectly.
+            let reached = known.entry(group).or_insert_with(|| {
+                let (mut reached, mut next) = (HashSet::from([group]), vec![group]);
+                while let Some(group) = next.pop() {
+                    for slave in slaves.get(&group).into_iter().flatten() {
+                        if reached.insert(*slave) {
+                            next.push(*slave);
+                        }
+                    }
+                }
+                reached
+            });
+            for group in reached.iter() {
+                let key = (*group, place.clone());
+                spread.reached.entry(key).or_insert(mount);
             }
         }
         spread
@@ -169,104 +164,6 @@ impl<'t> Spread<'t> {
             .flatten()
             .find_map(|group| self.reached.get(&(group, place.clone())).copied())
     }
-}
-
-/// The peer groups that receive mounts, by their master group.
-struct Slaves(HashMap<u32, HashSet<u32>>);
-
-impl Slaves {
-    fn in_tables<'o>(tables: impl Iterator<Item = &'o MountTable>) -> Self {
-        let mut slaves: HashMap<u32, HashSet<u32>> = HashMap::new();
-        for propagation in tables
-            .flat_map(MountTable::entries)
-            .map(|entry| &entry.propagation)
-        {
-            if let (Some(master), Some(group)) = (propagation.master, propagation.peer_group) {
-                slaves.entry(master).or_default().insert(group);
-            }
-        }
-        Self(slaves)
-    }
-
-    /// The group and all groups that receive from the group, directly or indirectly.
-    fn reached_from(&self, group: u32) -> HashSet<u32> {
-        let (mut reached, mut next) = (HashSet::from([group]), vec![group]);
-        while let Some(group) = next.pop() {
-            next.extend(
-                self.0
-                    .get(&group)
-                    .into_iter()
-                    .flatten()
-                    .filter(|slave| reached.insert(**slave)),
-            );
-        }
-        reached
-    }
-}
-
-// Mounts that must stay: the node or a container runs on them.
-//
-// bindguard never advises a command that unmounts such a mount, regardless of the holder.
-
-/// Directories of the node, in addition to those of the kubelet and the runtimes, whose mounts the
-/// node needs.
-const DIRECTORIES: [&str; 8] = [
-    "/boot",
-    "/boot/efi",
-    "/etc",
-    "/run/lock",
-    "/tmp",
-    "/usr",
-    "/var/log",
-    "/var/tmp",
-];
-
-/// The system mounts of a node.
-#[derive(Debug)]
-struct SystemMounts<'p> {
-    places: &'p Places,
-    shown: HashSet<(Device, PathBuf)>,
-}
-
-impl<'p> SystemMounts<'p> {
-    /// Finds them among the reader's own mounts.
-    pub fn of(own: &MountTable, places: &'p Places) -> Self {
-        let found = own
-            .entries()
-            .iter()
-            .filter(|entry| is_system(&entry.mount_point, places));
-        let shown = found
-            .map(|entry| (entry.device, entry.root.path.clone()))
-            .collect();
-        Self { places, shown }
-    }
-
-    /// True for the path of a system mount, or of a directory in or below which the kubelet or a
-    /// runtime mounts things.
-    pub fn is_at(&self, path: &Path) -> bool {
-        is_system(path, self.places)
-    }
-
-    /// True if a mount of any namespace is its root, a kernel mount, or shows the same as a system
-    /// mount.
-    pub fn must_stay(&self, entry: &MountEntry) -> bool {
-        entry.mount_point == Path::new("/")
-            || is_of_the_kernel(&entry.mount_point)
-            || self
-                .shown
-                .contains(&(entry.device, entry.root.path.clone()))
-    }
-}
-
-fn is_system(path: &Path, places: &Places) -> bool {
-    let is_above = places
-        .directories()
-        .any(|directory| lies_in(directory, path));
-    is_above
-        || DIRECTORIES
-            .iter()
-            .any(|directory| path == Path::new(directory))
-        || is_of_the_kernel(path)
 }
 
 // Tries, without a change, the commands that would free the copies of a running container.
@@ -302,7 +199,9 @@ impl Trial {
             spec: spec.and_then(|spec| SpecUsers::from_spec(&spec).ok()),
             ..Self::default()
         };
-        let Some(process) = ContainerInits::of([container]).hold(container) else {
+        let id = container.id.as_str();
+        let init = inits_of([id]).get(id).copied();
+        let Some(Ok(Some(process))) = init.map(|init| hold_running(id, init)) else {
             return trial;
         };
         if refuse_other_mounts(&process).is_err() {

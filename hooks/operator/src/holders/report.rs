@@ -3,23 +3,16 @@
 use std::path::{Path, PathBuf};
 
 use bindguard_core::identity::PodName;
+use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable};
+use bindguard_core::places::Places;
+use bindguard_core::text::serialize_path;
 use serde::Serialize;
 
-use crate::pods::{PodContainer, Pods};
-use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable, Propagation};
-use bindguard_core::paths::lies_in;
-use bindguard_core::places::Places;
-use bindguard_core::text::{serialize_path, shell_word};
-
-use super::release::{
-    ReleaseCommand, delete_pod, from_outside, of_the_kubelet, release_empty, umount_here,
-    umounts_elsewhere,
-};
-use super::{MountsToFind, Trial, container_ids, pod_uid};
-use crate::container_cgroup::looks_like_an_id;
-use crate::holders::Spread;
-use crate::holders::SystemMounts;
+use super::release::{Own, ReleaseCommand};
+use super::{MountsToFind, Trial};
 use crate::namespaces::{Checked, HeldBy, NamespaceMounts};
+use crate::pods::{PodContainer, Pods};
+use crate::process_files::{container_ids, looks_like_an_id, pod_uid};
 
 /// The holders of the mounts at or below a path; `holders --json` prints this report.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -40,7 +33,7 @@ pub struct HoldersReport {
     pub problems: Vec<String>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HolderKind {
     /// [`HeldBy::Process`]
@@ -50,11 +43,12 @@ pub enum HolderKind {
     /// [`HeldBy::BindMount`]
     BindMount,
     /// The reader's own mount namespace, at another place.
+    #[default]
     OwnNamespace,
 }
 
 /// A mount namespace that has a searched mount.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct Holder {
     /// The namespace's number.
     pub namespace: u64,
@@ -96,74 +90,23 @@ pub struct HeldMount {
 }
 
 impl HeldMount {
-    fn from_entry(entry: &MountEntry, table: &MountIndex<'_>, spread: &Spread<'_>) -> Self {
+    fn of(entry: &MountEntry, unmount_propagates: bool) -> Self {
+        let propagation = &entry.propagation;
+        let propagation = match (propagation.peer_group, propagation.master) {
+            _ if propagation.unbindable => "unbindable",
+            (Some(_), Some(_)) => "shared,slave",
+            (Some(_), None) => "shared",
+            (None, Some(_)) => "slave",
+            (None, None) => "private",
+        };
         Self {
             mount_point: entry.mount_point.clone(),
             root: entry.root.display_name(),
             fs_type: entry.fs_type.0.clone(),
             device: entry.device.to_string(),
-            propagation: in_words(&entry.propagation),
-            unmount_propagates: spread.reaching(entry, table).is_some(),
+            propagation,
+            unmount_propagates,
         }
-    }
-}
-
-fn in_words(propagation: &Propagation) -> &'static str {
-    match (
-        propagation.peer_group.is_some(),
-        propagation.master.is_some(),
-        propagation.unbindable,
-    ) {
-        (_, _, true) => "unbindable",
-        (true, true, false) => "shared,slave",
-        (true, false, false) => "shared",
-        (false, true, false) => "slave",
-        (false, false, false) => "private",
-    }
-}
-
-/// The reader's own namespace, and the other evidence of a search.
-pub(super) struct Own<'t> {
-    path: &'t Path,
-    pub(super) table: &'t MountTable,
-    index: MountIndex<'t>,
-    /// The mounts at or below the path.
-    here: Vec<&'t MountEntry>,
-    /// The effect of their umounts.
-    spread: Spread<'t>,
-    pub(super) system: SystemMounts<'t>,
-    pub(super) places: &'t Places,
-    others: &'t [NamespaceMounts],
-    pub(super) pods: &'t Pods,
-    trial: &'t dyn Fn(&PodContainer) -> Trial,
-}
-
-impl Own<'_> {
-    fn others(&self) -> impl Iterator<Item = &MountTable> {
-        let tables = self.others.iter().map(|namespace| &namespace.table);
-        tables.filter_map(|table| table.as_ref().ok())
-    }
-
-    pub(super) fn is_in_kubelet_root(&self, path: &Path) -> bool {
-        self.places.kubelet_roots().any(|root| lies_in(path, root))
-    }
-
-    /// True for a mount of a runtime that a container has as its root, or that a umount here would
-    /// take from a container. Other mounts of a runtime are left from containers that ended.
-    pub(super) fn is_of_a_living_container(&self, entry: &MountEntry) -> bool {
-        let mut folders = self.places.runtime_directories.iter();
-        if !folders.any(|folder| lies_in(&entry.mount_point, folder)) {
-            return false;
-        }
-        let spread = Spread::of(&[entry], &self.index, self.others().chain([self.table]));
-        self.others().any(|table| {
-            let index = MountIndex::of(table);
-            table.entries().iter().any(|it| {
-                let is_root = it.mount_point == Path::new("/")
-                    && (it.device, &it.root) == (entry.device, &entry.root);
-                is_root || spread.reaching(it, &index).is_some()
-            })
-        })
     }
 }
 
@@ -183,231 +126,97 @@ impl HoldersReport {
         let places = &pods
             .with_runtime(places)
             .with_runtimes_at(own.mount_points());
-        let index = MountIndex::of(own);
-        let here: Vec<&MountEntry> = own
-            .entries()
-            .iter()
-            .filter(|it| it.mount_point.starts_with(path))
-            .collect();
-        let tables = others
-            .iter()
-            .filter_map(|namespace| namespace.table.as_ref().ok());
-        let spread = Spread::of(&here, &index, tables.chain([own]));
-        let own = Own {
-            path,
-            table: own,
-            index,
-            here,
-            spread,
-            system: SystemMounts::of(own, places),
-            places,
-            others,
-            pods,
-            trial,
+        let own = Own::of(path, own, others, pods, places, trial);
+        let held = |entries: &[&MountEntry], index: &MountIndex<'_>| -> Vec<HeldMount> {
+            let is_reached = |entry: &MountEntry| own.spread.reaching(entry, index).is_some();
+            let entries = entries.iter();
+            entries
+                .map(|entry| HeldMount::of(entry, is_reached(entry)))
+                .collect()
         };
         let mut report = Self {
             path: path.to_owned(),
-            mounts: own
-                .here
-                .iter()
-                .map(|entry| HeldMount::from_entry(entry, &own.index, &own.spread))
-                .collect(),
+            mounts: held(&own.here, &own.index),
             ..Self::default()
         };
-        report.holders.extend(in_own_namespace(wanted, &own));
+        // The same filesystem at another place of the reader's own namespace.
+        let mut elsewhere = wanted.among(own.table, &own.index);
+        elsewhere.retain(|entry| !entry.mount_point.starts_with(path));
+        if !elsewhere.is_empty() {
+            report.holders.push(Holder {
+                mounts: held(&elsewhere, &own.index),
+                release: own.umounts_elsewhere(&elsewhere),
+                ..Holder::default()
+            });
+        }
         for namespace in others {
-            match &namespace.table {
-                Ok(table) => report
-                    .holders
-                    .extend(holder(namespace, table, wanted, &own)),
-                Err(_) => report.problems.extend(namespace.unread()),
+            let Ok(table) = &namespace.table else {
+                report.problems.extend(namespace.unread());
+                continue;
+            };
+            let index = MountIndex::of(table);
+            let found = wanted.among(table, &index);
+            if !found.is_empty() {
+                let mut holder = Holder::of(namespace, pods);
+                holder.mounts = held(&found, &index);
+                holder.release = own.releases(&holder, namespace, &found, table, &index);
+                report.holders.push(holder);
             }
         }
-        if !own.here.is_empty() && own.system.is_at(path) {
-            report
-                .holders
-                .iter_mut()
-                .for_each(|holder| holder.release.clear());
-            let words = "holds system mounts, which must stay: run bindguard holders with the mount point that is busy";
-            report.note = Some(format!("{} {words}", path.display()));
-        }
         if own.table.skipped().is_some() {
-            report
-                .holders
-                .iter_mut()
-                .for_each(|holder| holder.release.clear());
-            let words = "no command is safe while a line of the mount table cannot be read";
-            report.note = Some(words.to_owned());
+            let why = "no command is safe while a line of the mount table cannot be read";
+            report.note = Some(why.to_owned());
+        } else if !own.here.is_empty() && own.is_system(path) {
+            report.note = Some(format!(
+                "{} holds system mounts, which must stay: run bindguard holders with the mount point that is busy",
+                path.display()
+            ));
+        }
+        if report.note.is_some() {
+            for holder in &mut report.holders {
+                holder.release.clear();
+            }
         }
         report
     }
 }
 
-/// The same filesystem at another place of the reader's own namespace.
-fn in_own_namespace(wanted: &MountsToFind, own: &Own<'_>) -> Option<Holder> {
-    let elsewhere = own
-        .table
-        .entries()
-        .iter()
-        .filter(|entry| !entry.mount_point.starts_with(own.path));
-    let others: Vec<&MountEntry> = elsewhere
-        .filter(|entry| wanted.is(entry, &own.index))
-        .collect();
-    let mounts: Vec<_> = others
-        .iter()
-        .map(|entry| HeldMount::from_entry(entry, &own.index, &own.spread))
-        .collect();
-    (!mounts.is_empty()).then(|| Holder {
-        held_by: HolderKind::OwnNamespace,
-        mounts,
-        release: umounts_elsewhere(&others, own),
-        ..Holder::unknown()
-    })
-}
-
-fn holder(
-    namespace: &NamespaceMounts,
-    table: &MountTable,
-    wanted: &MountsToFind,
-    own: &Own<'_>,
-) -> Option<Holder> {
-    let index = MountIndex::of(table);
-    let found: Vec<&MountEntry> = table
-        .entries()
-        .iter()
-        .filter(|entry| wanted.is(entry, &index))
-        .collect();
-    if found.is_empty() {
-        return None;
-    }
-    let mut holder = Holder {
-        namespace: namespace.id,
-        processes: namespace.processes,
-        ..Holder::unknown()
-    };
-    holder.keep(&namespace.held_by, own.pods);
-    let may_go: Vec<&MountEntry> = found
-        .iter()
-        .copied()
-        .filter(|entry| !own.system.must_stay(entry))
-        .collect();
-    let (reached, private): (Vec<&MountEntry>, Vec<&MountEntry>) = may_go
-        .into_iter()
-        .partition(|entry| own.spread.reaching(entry, &index).is_some());
-    holder.release = match (private.is_empty(), reached.first()) {
-        (false, _) => holder.releases(namespace, &private, table, &index, own),
-        (true, Some(first)) => match own.spread.reaching(first, &index) {
-            Some(here) => umount_here(here, own, "an unmount here reaches it").map_or_else(
-                || of_the_kubelet(&here.mount_point, own),
-                |umount| vec![umount],
-            ),
-            None => Vec::new(),
-        },
-        (true, None) => Vec::new(),
-    };
-    holder.mounts = found
-        .iter()
-        .map(|entry| HeldMount::from_entry(entry, &index, &own.spread))
-        .collect();
-    Some(holder)
-}
-
-/// True for a mount in a bind of a container, and not on the container's own root.
-pub(super) fn is_in_bind(entry: &MountEntry, table: &MountIndex<'_>) -> bool {
-    let parent = table.parent(entry);
-    parent.is_some_and(|parent| parent.mount_point != Path::new("/"))
-}
-
 impl Holder {
-    fn unknown() -> Self {
-        Self {
-            namespace: 0,
-            held_by: HolderKind::OwnNamespace,
-            pid: None,
-            process_name: None,
-            processes: 0,
-            container: None,
-            pod: None,
-            mounts: Vec::new(),
-            release: Vec::new(),
-        }
-    }
-
-    /// The commands that release mounts which no umount of the reader reaches, mildest first.
-    fn releases(
-        &self,
-        namespace: &NamespaceMounts,
-        private: &[&MountEntry],
-        table: &MountTable,
-        index: &MountIndex<'_>,
-        own: &Own<'_>,
-    ) -> Vec<ReleaseCommand> {
-        let HeldBy::Process { pid, .. } = &namespace.held_by else {
-            return Vec::from_iter(release_empty(&namespace.held_by, own));
+    fn of(namespace: &NamespaceMounts, pods: &Pods) -> Self {
+        let mut holder = Self {
+            namespace: namespace.id,
+            processes: namespace.processes,
+            ..Self::default()
         };
-        if self.pod.is_none() && self.container.is_none() {
-            // a service's namespace has copies alone
-            return vec![from_outside(*pid, private[0])];
-        }
-        let delete = "or delete the pod, so that its controller creates a new one";
-        let deletion = self.pod.as_ref().map(|pod| delete_pod(pod, own, delete));
-        let deletion = deletion.unwrap_or_default();
-        let id = self.container.as_deref();
-        let container = id.and_then(|id| own.pods.with_id(id));
-        let trial = container.map(own.trial).unwrap_or_default();
-        let mut releases = Vec::new();
-        let names = self.pod.as_ref().and_then(PodName::names);
-        let is_in_bind = private.iter().any(|entry| is_in_bind(entry, index));
-        if let Some((pod_namespace, name)) = names.filter(|_| trial.refreshes && is_in_bind) {
-            releases.push(ReleaseCommand {
-                effect: "give a private bind of the host's root the mounts of now, while the pod runs on",
-                command: format!("bindguard refresh --pod {pod_namespace}/{name} --what host-root"),
-            });
-        }
-        let is_found = |mount: &MountEntry| private.iter().any(|it| it.id == mount.id);
-        if trial.releases.iter().any(is_found) {
-            releases.push(ReleaseCommand {
-                effect: "unmount the copies that the create made",
-                command: format!("bindguard release {}", shell_word(own.path)),
-            });
-        } else if !deletion.iter().any(ReleaseCommand::is_warning) {
-            releases.extend(
-                private
-                    .iter()
-                    .find(|entry| trial.is_copy(entry, index, table))
-                    .map(|entry| from_outside(*pid, entry)),
-            );
-        }
-        releases.extend(deletion);
-        releases
-    }
-
-    fn keep(&mut self, held_by: &HeldBy, pods: &Pods) {
-        match held_by {
+        let (pid, command) = match &namespace.held_by {
+            HeldBy::BindMount(_) => {
+                holder.held_by = HolderKind::BindMount;
+                return holder;
+            }
+            HeldBy::Descriptor { pid, command } => {
+                holder.held_by = HolderKind::Descriptor;
+                (pid, command)
+            }
             HeldBy::Process {
                 pid,
                 command,
                 cgroup,
             } => {
-                (self.held_by, self.pid, self.process_name) =
-                    (HolderKind::Process, Some(*pid), Some(command.clone()));
+                holder.held_by = HolderKind::Process;
                 let ids = container_ids(cgroup);
                 let known = ids.iter().find_map(|id| pods.with_id(id));
-                let id = known
-                    .map(|known| known.id.as_str())
-                    .or_else(|| ids.into_iter().find(|id| looks_like_an_id(id)));
-                self.container = id.map(str::to_owned);
-                let named = known
-                    .map(|known| known.pod.clone())
-                    .filter(|pod| *pod != PodName::default());
-                self.pod = named.or_else(|| pod_uid(cgroup).map(|uid| pods.of_uid(&uid)));
+                let id = known.map(|known| known.id.as_str());
+                let id = id.or_else(|| ids.into_iter().find(|id| looks_like_an_id(id)));
+                holder.container = id.map(str::to_owned);
+                let named = known.map(|known| known.pod.clone());
+                let named = named.filter(|pod| *pod != PodName::default());
+                holder.pod = named.or_else(|| pod_uid(cgroup).map(|uid| pods.of_uid(&uid)));
+                (pid, command)
             }
-            HeldBy::Descriptor { pid, command } => {
-                (self.held_by, self.pid, self.process_name) =
-                    (HolderKind::Descriptor, Some(*pid), Some(command.clone()));
-            }
-            HeldBy::BindMount(_) => self.held_by = HolderKind::BindMount,
-        }
+        };
+        holder.pid = Some(*pid);
+        holder.process_name = Some(command.clone());
+        holder
     }
 }
 

@@ -12,10 +12,11 @@ use std::path::Path;
 
 use bindguard_core::cgroup::container_of;
 use bindguard_core::process_stat::{START_TIME, number};
+use bindguard_guard::bundle_and_pid;
 use bindguard_sys::enter::{HeldProcess, ProcessError};
 use bindguard_sys::process_files::{ProcessFile, contents};
 
-use crate::bundles::{STATES, TASKS, entries, init_of_task, recorded_init};
+use crate::bundles::{STATES, init_of_task, namespaces};
 use crate::node::pids;
 
 /// Why a process is not taken for a container's init.
@@ -51,16 +52,10 @@ pub fn hold_init(container: &str, pid: u32) -> Result<HeldProcess, NotInit> {
 fn hold_init_at(root: &Path, container: &str, pid: u32) -> Result<HeldProcess, NotInit> {
     let process = HeldProcess::open(pid)?;
     let cgroup = process.read("cgroup")?;
-    if container_of(
-        &String::from_utf8_lossy(&cgroup),
-        &BTreeSet::from([container]),
-    )
-    .is_none()
-    {
-        return Err(NotInit::Cgroup {
-            pid,
-            container: container.to_owned(),
-        });
+    let cgroup = String::from_utf8_lossy(&cgroup);
+    if container_of(&cgroup, &BTreeSet::from([container])).is_none() {
+        let container = container.to_owned();
+        return Err(NotInit::Cgroup { pid, container });
     }
     match recorded_pid(root, container) {
         Some(recorded) if recorded != pid => Err(NotInit::Record {
@@ -69,6 +64,43 @@ fn hold_init_at(root: &Path, container: &str, pid: u32) -> Result<HeldProcess, N
             recorded,
         }),
         Some(_) | None => Ok(process.of_container(container)),
+    }
+}
+
+/// Opens the init of a container for a survey, which takes a while: containers end meanwhile.
+/// `None` if the container ended.
+///
+/// # Errors
+/// If the process cannot be read, for example because it blocks its readers.
+pub(crate) fn hold_running(container: &str, pid: u32) -> Result<Option<HeldProcess>, ProcessError> {
+    match hold_init(container, pid) {
+        Ok(process) => Ok(Some(process)),
+        Err(NotInit::Process(error)) => unless_ended(Err(error)),
+        // The kernel gave the pid to another process after the container had ended.
+        Err(NotInit::Cgroup { .. } | NotInit::Record { .. }) => Ok(None),
+    }
+}
+
+/// Reads a running container by its init. `None` if the container ended.
+///
+/// # Errors
+/// If the process cannot be read.
+pub(crate) fn read_running<T>(
+    container: &str,
+    pid: u32,
+    read: impl FnOnce(&HeldProcess) -> Result<T, ProcessError>,
+) -> Result<Option<T>, ProcessError> {
+    match hold_running(container, pid)? {
+        Some(process) => unless_ended(read(&process)),
+        None => Ok(None),
+    }
+}
+
+/// The result of reading a container. `None` if the container ended.
+pub(crate) fn unless_ended<T>(read: Result<T, ProcessError>) -> Result<Option<T>, ProcessError> {
+    match read {
+        Err(ProcessError::Ended(_)) => Ok(None),
+        read => read.map(Some),
     }
 }
 
@@ -89,73 +121,52 @@ fn inits_at<'c>(
     containers: impl IntoIterator<Item = &'c str>,
 ) -> BTreeMap<&'c str, u32> {
     let (mut inits, mut unrecorded) = (BTreeMap::new(), BTreeSet::new());
-    for container in containers
-        .into_iter()
-        .filter(|container| !container.is_empty())
-    {
+    for container in containers {
         match recorded_pid(root, container) {
             Some(pid) if hold_init_at(root, container, pid).is_ok() => {
                 inits.insert(container, pid);
             }
             // The container ended, and its record is still there.
             Some(_) => {}
+            None if container.is_empty() => {}
             None => drop(unrecorded.insert(container)),
         }
     }
-    inits.extend(oldest_of(&unrecorded));
+    if unrecorded.is_empty() {
+        return inits;
+    }
+    // the first started process in the container's cgroups
+    let (mut found, mut files) = (Vec::new(), Vec::new());
+    for pid in pids() {
+        let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+        if let Some(container) = container_of(&cgroup, &unrecorded) {
+            found.push((pid, container));
+            files.push(ProcessFile::of(pid, "stat"));
+        }
+    }
+    let mut oldest = BTreeMap::<&str, (u64, u32)>::new();
+    for ((pid, container), stat) in found.into_iter().zip(contents(&files)) {
+        let stat = stat.unwrap_or_default();
+        if let Some(started) = number(&String::from_utf8_lossy(&stat), START_TIME) {
+            let first = oldest.entry(container).or_insert((started, pid));
+            *first = (*first).min((started, pid));
+        }
+    }
+    inits.extend(oldest.into_iter().map(|(id, (_, pid))| (id, pid)));
     inits
 }
 
 /// The pid that the container's runtime has recorded, on a node whose `/` is at `root`. Only root
 /// writes into these folders.
 fn recorded_pid(root: &Path, container: &str) -> Option<u32> {
-    let is_name =
-        !container.is_empty() && !container.contains('/') && ![".", ".."].contains(&container);
-    let tasks = TASKS
-        .iter()
-        .filter(|_| is_name)
-        .flat_map(|tasks| entries(&root.join(tasks)));
-    let mut of_containerd = tasks
-        .map(|namespace| namespace.join(container))
-        .filter_map(|task| init_of_task(&task));
-    let mut states = STATES
-        .iter()
-        .filter(|_| is_name)
-        .map(|state| root.join(state).join(container));
-    of_containerd
-        .next()
-        .or_else(|| states.find_map(|state| recorded_init(&state)))
-        .filter(|pid| *pid > 0)
-}
-
-/// Maps each container to the first started process in the container's cgroups.
-fn oldest_of<'c>(containers: &BTreeSet<&'c str>) -> BTreeMap<&'c str, u32> {
-    if containers.is_empty() {
-        return BTreeMap::new();
+    if container.contains('/') || ["", ".", ".."].contains(&container) {
+        return None;
     }
-    let in_container = |pid: u32| {
-        let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-        Some((pid, container_of(&cgroup, containers)?))
-    };
-    let found: Vec<(u32, &str)> = pids().into_iter().filter_map(in_container).collect();
-    let files: Vec<ProcessFile> = found
-        .iter()
-        .map(|(pid, _)| ProcessFile::of(*pid, "stat"))
-        .collect();
-    let mut oldest = BTreeMap::<&str, (u64, u32)>::new();
-    for ((pid, container), stat) in found.into_iter().zip(contents(&files)) {
-        if let Some(started) = stat
-            .ok()
-            .and_then(|stat| number(&String::from_utf8_lossy(&stat), START_TIME))
-        {
-            let first = oldest.entry(container).or_insert((started, pid));
-            *first = (*first).min((started, pid));
-        }
-    }
-    oldest
-        .into_iter()
-        .map(|(container, (_, pid))| (container, pid))
-        .collect()
+    let mut tasks = namespaces(root).map(|namespace| namespace.join(container));
+    let of_task = tasks.find_map(|task| init_of_task(&task));
+    let mut states = STATES.iter().map(|state| root.join(state).join(container));
+    let recorded = of_task.or_else(|| Some(states.find_map(|state| bundle_and_pid(&state))?.1));
+    recorded.filter(|pid| *pid > 0)
 }
 
 #[cfg(test)]
@@ -166,12 +177,28 @@ mod tests {
     use std::process::{Child, Command};
 
     use super::*;
+    use crate::bundles::TASKS;
 
     #[test]
     fn a_process_has_a_time_and_no_container_has_none() {
         assert!(number(&fs::read_to_string("/proc/self/stat").unwrap(), START_TIME).is_some());
         assert_eq!(recorded_init_of(""), None);
         assert!(inits_of(["", "no-such-container"]).is_empty());
+    }
+
+    #[test]
+    fn a_container_that_ended_is_no_problem() {
+        // A process of the node, as if the kernel had given the init's pid to it.
+        for pid in [std::process::id(), u32::MAX] {
+            let held = hold_running("no-such-container", pid);
+            assert!(matches!(held, Ok(None)), "{held:?}");
+        }
+        let ended = unless_ended(Err::<(), _>(ProcessError::Ended(7)));
+        assert!(matches!(ended, Ok(None)), "{ended:?}");
+        let name = "mountinfo";
+        let blocked = unless_ended(Err::<(), _>(ProcessError::Blocked { pid: 7, name }));
+        let problem = blocked.unwrap_err().to_string();
+        assert!(problem.contains("read mountinfo of process 7"), "{problem}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod init;
 
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -12,16 +13,19 @@ use bindguard_core::mount_table::MountId;
 use bindguard_core::paths::lies_in;
 use bindguard_core::process_stat::{PARENT, number};
 use bindguard_core::spec::IdMap;
+use bindguard_sys::Failure;
 use bindguard_sys::enter::HeldProcess;
 use bindguard_sys::process_files::{
     ProcessFile, arguments_of, contents, contents_within, inodes, links, links_within,
 };
 use serde::Serialize;
 
-use crate::namespaces::is_gone;
-use crate::process_files::in_parts;
+use crate::process_files::{in_parts, is_gone, open_files, pids_in};
 
 pub use crate::node::init::{NotInit, hold_init, inits_of, recorded_init_of};
+pub(crate) use crate::node::init::{hold_running, read_running, unless_ended};
+
+const PROC: &str = "/proc";
 
 /// True if the process is root, and so may read everything.
 pub fn is_root() -> bool {
@@ -32,7 +36,7 @@ pub fn is_root() -> bool {
 pub fn setting(path: &Path) -> Observed<String> {
     match fs::read_to_string(path) {
         Ok(text) => Observed::Seen(text),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Observed::Absent,
+        Err(error) if error.kind() == ErrorKind::NotFound => Observed::Absent,
         Err(error) => Observed::Unreadable(format!("read {}: {error}", path.display())),
     }
 }
@@ -53,8 +57,30 @@ pub struct MountUser {
 /// with this number. A file that is only mapped is not found.
 pub fn users_of_mount(mount: MountId, place: &Path, namespace: u64) -> Vec<MountUser> {
     let pids = pids();
-    let mut users: BTreeSet<u32> = with_open_file(mount, &pids);
-    users.extend(with_directory(place, namespace, &pids));
+    let mut users = BTreeSet::new();
+    // The kernel prints the id of the mount of each open file: proc_pid_fdinfo(5).
+    let line = format!("mnt_id:\t{}", mount.0);
+    let open = pids
+        .iter()
+        .flat_map(|pid| open_files(Path::new(PROC), *pid, "fdinfo"));
+    in_parts(open, |files, left| {
+        for (file, text) in files.iter().zip(contents_within(left, &files)) {
+            let text = text.unwrap_or_default();
+            if String::from_utf8_lossy(&text).lines().any(|it| it == line) {
+                users.insert(file.pid);
+            }
+        }
+    });
+    let inside = inodes(&of_each(&pids, "ns/mnt"));
+    for name in ["cwd", "root"] {
+        let directories = links(&of_each(&pids, name));
+        for ((pid, inside), directory) in pids.iter().zip(&inside).zip(directories) {
+            let is_in = directory.is_ok_and(|path| lies_in(&path, place));
+            if is_in && matches!(inside, Ok(number) if *number == namespace) {
+                users.insert(*pid);
+            }
+        }
+    }
     let named = users.into_iter().filter_map(|pid| {
         Some(MountUser {
             pid,
@@ -62,46 +88,6 @@ pub fn users_of_mount(mount: MountId, place: &Path, namespace: u64) -> Vec<Mount
         })
     });
     named.take(MAX_NAMED).collect()
-}
-
-/// The kernel prints the id of the mount of each open file: proc_pid_fdinfo(5).
-fn with_open_file(mount: MountId, pids: &[u32]) -> BTreeSet<u32> {
-    let open_files = |pid: &u32| {
-        let pid = *pid;
-        let open = fs::read_dir(format!("/proc/{pid}/fdinfo"));
-        let entries = open.into_iter().flatten().flatten();
-        entries.map(move |entry| ProcessFile {
-            pid,
-            path: entry.path(),
-        })
-    };
-    let line = format!("mnt_id:\t{}", mount.0);
-    let is_on = |text: &[u8]| String::from_utf8_lossy(text).lines().any(|it| it == line);
-    let mut users = BTreeSet::new();
-    in_parts(pids.iter().flat_map(open_files), |files, left| {
-        let texts = contents_within(left, &files);
-        let open = files.iter().zip(texts);
-        let open = open.filter(|(_, text)| text.as_ref().is_ok_and(|text| is_on(text)));
-        users.extend(open.map(|(file, _)| file.pid));
-    });
-    users
-}
-
-fn with_directory(place: &Path, namespace: u64, pids: &[u32]) -> BTreeSet<u32> {
-    let of_each = |name: &str| -> Vec<ProcessFile> {
-        pids.iter().map(|pid| ProcessFile::of(*pid, name)).collect()
-    };
-    let inside = inodes(&of_each("ns/mnt"));
-    let [cwd, root] = ["cwd", "root"].map(|name| links(&of_each(name)));
-    let directories = cwd.into_iter().zip(root);
-    let all = pids.iter().zip(inside).zip(directories);
-    all.filter(|((_, inside), (cwd, root))| {
-        let is_in =
-            |link: &io::Result<PathBuf>| link.as_ref().is_ok_and(|path| lies_in(path, place));
-        inside.as_ref().is_ok_and(|it| *it == namespace) && (is_in(cwd) || is_in(root))
-    })
-    .map(|((pid, _), _)| *pid)
-    .collect()
 }
 
 // The mount namespace of a container's runtime, which a command must share.
@@ -119,21 +105,9 @@ pub enum NotOfRuntime {
         "this command is in another mount namespace than the container's runtime; run it as nsenter --target {0} --mount bindguard"
     )]
     OtherNamespace(u32),
-    /// The container's init ended, or blocks its readers.
-    #[error("find the parent of process {pid}, the container's init")]
-    Init {
-        pid: u32,
-        #[source]
-        source: io::Error,
-    },
-    /// The namespace of the runtime's process is not known.
-    #[error("read the mount namespace of process {pid}, the container's runtime")]
-    Unknown {
-        /// The parent of the container's init.
-        pid: u32,
-        #[source]
-        source: io::Error,
-    },
+    /// The container's init, or the namespace of its parent, could not be read.
+    #[error(transparent)]
+    Unknown(#[from] Failure),
 }
 
 /// Checks that this process has the mount namespace of the process that supervises the container:
@@ -142,31 +116,38 @@ pub enum NotOfRuntime {
 /// # Errors
 /// If the namespaces differ, or the parent's cannot be read.
 pub fn refuse_other_mounts(init: &HeldProcess) -> Result<(), NotOfRuntime> {
-    let parent = parent_of(init).map_err(|source| NotOfRuntime::Init {
-        pid: init.pid(),
+    let failed = |act: String, source| Failure {
+        act: act.into(),
+        path: PathBuf::new(),
         source,
+    };
+    let pid = init.pid();
+    let stat = only(contents(&[ProcessFile::of(pid, "stat")]));
+    let parent = stat.and_then(|stat| {
+        let parent = number(&String::from_utf8_lossy(&stat), PARENT);
+        let parent = parent.and_then(|parent| parent.try_into().ok());
+        parent.ok_or_else(|| ErrorKind::InvalidData.into())
+    });
+    let parent = parent.map_err(|error| {
+        let act = format!("find the parent of process {pid}, the container's init");
+        failed(act, error)
     })?;
     match only(inodes(&[ProcessFile::of(parent, "ns/mnt")])) {
         Ok(theirs) if Some(theirs) == namespace("mnt") => Ok(()),
         Ok(_) => Err(NotOfRuntime::OtherNamespace(parent)),
-        Err(source) => Err(NotOfRuntime::Unknown {
-            pid: parent,
-            source,
-        }),
+        Err(error) => {
+            let act =
+                format!("read the mount namespace of process {parent}, the container's runtime");
+            Err(failed(act, error).into())
+        }
     }
 }
 
-fn parent_of(process: &HeldProcess) -> io::Result<u32> {
-    let stat = only(contents(&[ProcessFile::of(process.pid(), "stat")]))?;
-    let parent = number(&String::from_utf8_lossy(&stat), PARENT);
-    let parent = parent.and_then(|parent| parent.try_into().ok());
-    parent.ok_or_else(|| io::ErrorKind::InvalidData.into())
-}
-
 /// The answer for the only file.
-fn only<A>(answers: Vec<io::Result<A>>) -> io::Result<A> {
-    let none = || Err(io::ErrorKind::NotFound.into());
-    answers.into_iter().next().unwrap_or_else(none)
+fn only<A>(mut answers: Vec<io::Result<A>>) -> io::Result<A> {
+    answers
+        .pop()
+        .unwrap_or_else(|| Err(ErrorKind::NotFound.into()))
 }
 
 // Processes of the reader's own mount namespace: daemons of this node, and of no container.
@@ -215,21 +196,17 @@ pub fn root_pids_named(name: &str) -> Vec<u32> {
     let own = namespace("user");
     let mut found = Vec::new();
     for ((pid, users), program) in named.into_iter().zip(users).zip(programs) {
+        let program = program.unwrap_or_default();
+        let program = program.file_name().unwrap_or_default().to_string_lossy();
+        // A user can start a program of root's that changes its user, such as sudo, by a symlink of
+        // any name. k3s is a single program with many names.
+        let may_have_name = program.contains(name) || program == "k3s";
         // root of another user namespace is a user
-        let is_of_root = own.is_some() && users.ok() == own;
-        if is_of_root && program.is_ok_and(|program| has_name(&program, name)) {
+        if own.is_some() && users.ok() == own && may_have_name {
             found.push(pid);
         }
     }
     found
-}
-
-/// True if a process of this program may have this name: a user can start a program of root's that
-/// changes its user, such as sudo, by a symlink of any name. k3s is a single program with many
-/// names.
-fn has_name(program: &Path, name: &str) -> bool {
-    let program = program.file_name().unwrap_or_default().to_string_lossy();
-    program.contains(name) || program == "k3s"
 }
 
 /// The user of a process; `None` if its ids differ, as those of a program that changes its user.
@@ -260,41 +237,30 @@ pub fn may_become_root(pid: u32) -> bool {
 
 /// The start arguments of each process of root named `name`. A process that gives no answer is left out.
 pub fn arguments_of_processes(name: &str) -> Vec<Vec<String>> {
-    let pids: Vec<u32> = processes_named(name)
-        .iter()
-        .map(|process| process.pid)
-        .collect();
+    let processes = processes_named(name);
+    let pids: Vec<u32> = processes.iter().map(|process| process.pid).collect();
     arguments_of(&pids).into_iter().flatten().collect()
 }
 
 /// The processes, of containers too, that have this file open.
 pub fn with_open(path: &Path) -> Vec<Process> {
-    let descriptors = |pid: u32| {
-        let entries = fs::read_dir(file(pid, "fd"))
-            .into_iter()
-            .flatten()
-            .flatten();
-        entries.map(move |entry| ProcessFile {
-            pid,
-            path: entry.path(),
-        })
-    };
-    let mut found: Vec<u32> = Vec::new();
-    in_parts(pids().into_iter().flat_map(descriptors), |files, left| {
-        let links = links_within(left, &files);
-        let has_it = |(file, link): (ProcessFile, io::Result<PathBuf>)| {
-            link.is_ok_and(|open| open == path).then_some(file.pid)
-        };
-        found.extend(files.into_iter().zip(links).filter_map(has_it));
+    let mut found = BTreeSet::new();
+    let open = pids()
+        .into_iter()
+        .flat_map(|pid| open_files(Path::new(PROC), pid, "fd"));
+    in_parts(open, |files, left| {
+        for (file, link) in files.iter().zip(links_within(left, &files)) {
+            if link.is_ok_and(|open| open == path) {
+                found.insert(file.pid);
+            }
+        }
     });
-    found.dedup();
     found.into_iter().filter_map(Process::of).collect()
 }
 
 pub(crate) fn namespace(kind: &str) -> Option<u64> {
-    fs::metadata(format!("/proc/thread-self/ns/{kind}"))
-        .ok()
-        .map(|metadata| metadata.ino())
+    let metadata = fs::metadata(format!("/proc/thread-self/ns/{kind}"));
+    metadata.ok().map(|metadata| metadata.ino())
 }
 
 fn of_each(pids: &[u32], name: &str) -> Vec<ProcessFile> {
@@ -303,27 +269,20 @@ fn of_each(pids: &[u32], name: &str) -> Vec<ProcessFile> {
 
 /// The pids of all processes with this name, of containers and of any user.
 pub fn pids_named(name: &str) -> Vec<u32> {
-    let is_named = |pid: &u32| {
+    let mut pids = pids();
+    pids.retain(|pid| {
         fs::read_to_string(file(*pid, "comm")).is_ok_and(|comm| comm.trim_end() == name)
-    };
-    pids().into_iter().filter(is_named).collect()
+    });
+    pids
 }
 
 /// The pids of all processes.
 pub fn pids() -> Vec<u32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries
-        .filter_map(|entry| {
-            entry
-                .file_name()
-                .to_str()
-                .and_then(|name| name.parse().ok())
-        })
-        .collect()
+    pids_in(Path::new(PROC)).unwrap_or_default()
 }
 
 fn file(pid: u32, name: &str) -> PathBuf {
-    Path::new("/proc").join(pid.to_string()).join(name)
+    Path::new(PROC).join(pid.to_string()).join(name)
 }
 
 #[cfg(test)]

@@ -6,24 +6,27 @@
 //! any number of mounts. A namespace can exist without processes: bind-mounted, as `mnt:[...]` of
 //! an nsfs, or as an open descriptor of a process.
 
-mod enter;
-
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
+use std::{fs, io, thread};
 
 use bindguard_core::error_chain;
 use bindguard_core::mount_table::{MountTable, TableError};
-use bindguard_sys::enter::{HeldProcess, MountNamespace};
+use bindguard_sys::enter::{HeldProcess, MountNamespace, mounts_in, open_process_file};
 use bindguard_sys::process_files::{ProcessFile, inodes, links_within};
-use bindguard_sys::{ReadTableError, read_host_table_in_part};
+use bindguard_sys::{Failure, ReadTableError, read_host_table_in_part};
+use nix::sched::{CloneFlags, unshare};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::Serialize;
 
-use crate::container_cgroup::{container_ids, looks_like_an_id};
-use crate::namespaces::enter::{NamespaceFile, mounts_of_namespace};
-use crate::process_files::in_parts;
+use crate::process_files::{
+    container_ids, in_parts, is_gone, looks_like_an_id, open_files, pids_in,
+};
 
 /// A `/proc`, and the process in it whose mounts are the reader's own.
 #[derive(Debug, Clone)]
@@ -32,52 +35,23 @@ pub struct Proc {
     own: &'static str,
 }
 
-/// Why the namespaces could not be read.
+/// Why the namespaces could not be read: the processes could not be listed, or the reader's own
+/// mount table is not complete.
 #[derive(Debug, thiserror::Error)]
-pub enum NamespacesError {
-    /// The processes could not be listed.
-    #[error("list {}", path.display())]
-    List {
-        /// The `/proc`.
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    /// A file of the reader's own process could not be read.
-    #[error("read {}", path.display())]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    /// The reader's own mount table is not complete.
-    #[error("parse {}", path.display())]
-    Table {
-        path: PathBuf,
-        #[source]
-        source: TableError,
-    },
+#[error("{act} {}", path.display())]
+pub struct NamespacesError {
+    act: &'static str,
+    path: PathBuf,
+    #[source]
+    source: ReadTableError,
 }
 
 /// Why the mounts of another namespace are unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum UnreadTable {
-    /// The file of its process could not be read.
-    #[error("read {}", path.display())]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    /// It has no process, and a call for its file failed.
-    #[error("{call} {}", file.display())]
-    Call {
-        call: &'static str,
-        /// The file of the namespace.
-        file: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    /// A call for a file of its process, or for the file that refers to it, failed.
+    #[error(transparent)]
+    Call(#[from] Failure),
     /// Its mount table is too large, or not complete.
     #[error(transparent)]
     Table(#[from] TableError),
@@ -117,6 +91,67 @@ pub struct Namespaces {
     pub problems: Vec<String>,
 }
 
+/// A mount namespace with its mounts, and the holder that keeps it alive.
+#[derive(Debug)]
+pub struct NamespaceMounts {
+    /// Its number, as in `mnt:[4026531841]`.
+    pub id: u64,
+    pub held_by: HeldBy,
+    /// The number of processes in it.
+    pub processes: usize,
+    /// Its mounts, or why they could not be read.
+    pub table: Result<MountTable, UnreadTable>,
+}
+
+/// The holder that keeps a mount namespace alive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HeldBy {
+    /// The oldest process in the namespace.
+    Process {
+        /// Its pid in the reader's pid namespace.
+        pid: u32,
+        /// Its name, truncated by the kernel.
+        command: String,
+        /// The text of its `/proc/PID/cgroup`.
+        cgroup: String,
+    },
+    /// No process runs in it; a process has it open.
+    Descriptor { pid: u32, command: String },
+    /// No process runs in it; it is bind-mounted here.
+    BindMount(PathBuf),
+}
+
+/// The number of objects checked.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Checked {
+    /// Processes whose namespace was queried.
+    pub processes: usize,
+    /// Mount namespaces; the table of each was read once.
+    pub namespaces: usize,
+}
+
+/// A file that refers to a namespace without processes.
+#[derive(Debug)]
+enum NamespaceFile {
+    /// A mount of the reader's own namespace.
+    BindMount(PathBuf),
+    /// A descriptor of a process, which can block its readers.
+    Descriptor(ProcessFile),
+}
+
+impl NamespaceMounts {
+    /// The reason for unknown mounts, with the numbers of the namespace and of a process in the
+    /// namespace.
+    pub(crate) fn unread(&self) -> Option<String> {
+        let why = error_chain(self.table.as_ref().err()?);
+        let process = match &self.held_by {
+            HeldBy::Process { pid, .. } => format!(" of process {pid}"),
+            HeldBy::Descriptor { .. } | HeldBy::BindMount(_) => String::new(),
+        };
+        Some(format!("mount namespace {}{process}: {why}", self.id))
+    }
+}
+
 impl Default for Proc {
     /// `/proc`, and the calling thread's own mounts.
     fn default() -> Self {
@@ -139,48 +174,63 @@ impl Proc {
     /// # Errors
     /// If it is no `/proc`, or the reader's own mounts cannot be read.
     pub fn namespaces(&self) -> Result<Namespaces, NamespacesError> {
-        let unreadable = |source| NamespacesError::Read {
-            path: self.file(self.own, "ns/mnt"),
+        let failed = |act, path: &Path, source| NamespacesError {
+            act,
+            path: path.to_owned(),
             source,
         };
-        let own_id = self.id_of(self.own).map_err(unreadable)?;
-        let (mut by_id, mut problems, mut checked) = (
-            BTreeMap::<u64, Vec<u32>>::new(),
-            Vec::new(),
-            Checked::default(),
-        );
-        let pids = self.pids()?;
-        checked.processes = pids.len();
+        // The number of a namespace is the inode of what the link leads to, namespaces(7).
+        let own_path = self.folder.join(self.own).join("ns/mnt");
+        let own_id = fs::metadata(&own_path)
+            .map_err(|error| failed("read", &own_path, error.into()))?
+            .ino();
+        let pids =
+            pids_in(&self.folder).map_err(|error| failed("list", &self.folder, error.into()))?;
+        let (mut by_id, mut problems) = (BTreeMap::<u64, Vec<u32>>::new(), Vec::new());
+        let processes = pids.len();
         let files: Vec<ProcessFile> = pids
             .iter()
             .map(|pid| self.file_of(*pid, "ns/mnt"))
             .collect();
-        for (pid, id) in pids.into_iter().zip(inodes(&files)) {
+        for (file, id) in files.iter().zip(inodes(&files)) {
             match id {
-                Ok(id) => by_id.entry(id).or_default().push(pid),
+                Ok(id) => by_id.entry(id).or_default().push(file.pid),
                 Err(error) if is_gone(&error) => {}
-                Err(error) => problems.push(self.failed(&pid.to_string(), "ns/mnt", &error)),
+                Err(error) => problems.push(format!("read {}: {error}", file.path.display())),
             }
         }
-        summed_up(&mut problems);
-        let lived_in = by_id.iter().filter(|(id, _)| **id != own_id);
+        if problems.len() > 1 {
+            let more = problems.len() - 1;
+            problems.truncate(1);
+            problems[0].push_str(&format!(" (and {more} more; run it as root)"));
+        }
         let mut budget = Budget::default();
-        let mut others: Vec<NamespaceMounts> = lived_in
-            .filter_map(|(id, pids)| self.lived_in(*id, pids, &mut budget))
-            .collect();
+        for (id, pids) in by_id.iter().filter(|(id, _)| **id != own_id) {
+            self.read_lived_in(*id, pids, &mut budget);
+        }
         // Read last. Otherwise a mount that the host makes meanwhile, and that another namespace
         // copies, would look unmounted by the host.
-        let own = self.table_of(self.own)?;
+        let path = self.folder.join(self.own).join("mountinfo");
+        let read = File::open(&path).map_err(ReadTableError::from);
+        let own = read.and_then(read_host_table_in_part).map_err(|error| {
+            let act = match error {
+                ReadTableError::Read(_) => "read",
+                ReadTableError::Table(_) => "parse",
+            };
+            failed(act, &path, error)
+        })?;
         if let Some(skipped) = own.skipped() {
-            let path = self.file(self.own, "mountinfo");
             problems.push(format!("{}: {skipped}", path.display()));
         }
-        let empty = self.without_processes(&own, &mut budget, |id| {
+        self.read_empty(&own, &mut budget, |id| {
             id == own_id || by_id.contains_key(&id)
         });
-        others.extend(empty);
+        let mut others = budget.found;
         others.extend(budget.left_out.into_values());
-        checked.namespaces = others.len() + 1;
+        let checked = Checked {
+            processes,
+            namespaces: others.len() + 1,
+        };
         Ok(Namespaces {
             own,
             others,
@@ -189,209 +239,134 @@ impl Proc {
         })
     }
 
-    /// `None` if all of its processes ended meanwhile, or if its container has its share already.
-    fn lived_in(&self, id: u64, pids: &[u32], budget: &mut Budget) -> Option<NamespaceMounts> {
+    /// Reads the namespace of these processes, unless all of them ended meanwhile.
+    fn read_lived_in(&self, id: u64, pids: &[u32], budget: &mut Budget) {
         for pid in pids {
-            let text = |name: &str| {
-                fs::read_to_string(self.file(&pid.to_string(), name)).unwrap_or_default()
-            };
-            let cgroup = text("cgroup");
+            let cgroup = self.text(*pid, "cgroup");
             let container = container_of(&cgroup);
             let held_by = HeldBy::Process {
                 pid: *pid,
-                command: text("comm").trim_end().to_owned(),
-                cgroup: cgroup.clone(),
+                command: self.text(*pid, "comm").trim_end().to_owned(),
+                cgroup,
             };
             if budget.is_used_up(&container) {
-                budget.leave_out(container, id, held_by);
-                return None;
+                return budget.leave_out(container, id, held_by);
             }
-            let path = self.file(&pid.to_string(), "mountinfo");
-            let namespace = self.mount_namespace(*pid, id).map_err(ReadTableError::from);
-            let read = namespace.and_then(|namespace| namespace.mounts(|| File::open(&path)));
-            let table = match read {
-                Ok(table) => Ok(table),
-                Err(ReadTableError::Read(error))
-                    if is_gone(&error) || error.raw_os_error() == Some(EINVAL) =>
-                {
-                    continue;
+            let path = self.file_of(*pid, "mountinfo").path;
+            // This /proc may be of another pid namespace, where the pid belongs to another process.
+            let by_pid = HeldProcess::open(*pid).and_then(|process| process.mount_namespace());
+            let namespace = match by_pid {
+                Ok(namespace) if namespace.number().is_ok_and(|number| number == id) => {
+                    Ok(namespace)
                 }
-                Err(ReadTableError::Read(source)) => Err(UnreadTable::Read { path, source }),
-                Err(ReadTableError::Table(error)) => Err(error.into()),
+                Ok(_) | Err(_) => MountNamespace::open(&self.file_of(*pid, "ns/mnt")),
             };
-            let table = budget.add(container, table);
-            return Some(NamespaceMounts {
-                id,
-                held_by,
-                processes: pids.len(),
-                table,
-            });
-        }
-        None
-    }
-
-    /// The namespace that a process is in. This `/proc` may be of another pid namespace, where the
-    /// pid belongs to another process.
-    fn mount_namespace(&self, pid: u32, id: u64) -> io::Result<MountNamespace> {
-        let by_pid = HeldProcess::open(pid).and_then(|process| process.mount_namespace());
-        match by_pid {
-            Ok(namespace) if namespace.number()? == id => Ok(namespace),
-            Ok(_) | Err(_) => MountNamespace::open(&self.file_of(pid, "ns/mnt")),
-        }
-    }
-
-    fn without_processes(
-        &self,
-        own: &MountTable,
-        budget: &mut Budget,
-        is_known: impl Fn(u64) -> bool,
-    ) -> Vec<NamespaceMounts> {
-        let mut found = BTreeMap::new();
-        for entry in own
-            .entries()
-            .iter()
-            .filter(|entry| entry.fs_type.0 == "nsfs")
-        {
-            if let Some(id) = entry
-                .root
-                .path
-                .to_str()
-                .and_then(namespace_id)
-                .filter(|id| !is_known(*id))
+            let read = namespace.map_err(ReadTableError::from);
+            let read = read.and_then(|namespace| namespace.mounts(|| File::open(&path)));
+            if let Err(ReadTableError::Read(error)) = &read
+                && (is_gone(error) || Errno::from_io_error(error) == Some(Errno::INVAL))
             {
+                continue;
+            }
+            let table = read.map_err(|error| unread("read", &path, error));
+            return budget.add(container, id, held_by, pids.len(), table);
+        }
+    }
+
+    /// Reads the namespaces without processes.
+    fn read_empty(&self, own: &MountTable, budget: &mut Budget, is_known: impl Fn(u64) -> bool) {
+        let mut found = BTreeMap::new();
+        for entry in own.entries() {
+            let id = namespace_id(&entry.root.path).filter(|id| !is_known(*id));
+            if let Some(id) = id.filter(|_| entry.fs_type.0 == "nsfs") {
                 let held_by = HeldBy::BindMount(entry.mount_point.clone());
                 let file = NamespaceFile::BindMount(entry.mount_point.clone());
-                found.entry(id).or_insert((held_by, file));
+                // Root of the node made the mount.
+                found.entry(id).or_insert((held_by, file, None));
             }
         }
-        let pids = self.pids().unwrap_or_default();
-        let descriptors = pids.into_iter().flat_map(|pid| self.descriptors(pid));
+        let pids = pids_in(&self.folder).unwrap_or_default();
+        let descriptors = pids.into_iter();
+        let descriptors = descriptors.flat_map(|pid| open_files(&self.folder, pid, "fd"));
         in_parts(descriptors, |descriptors, left| {
             let targets = links_within(left, &descriptors);
             for (descriptor, link) in descriptors.into_iter().zip(targets) {
-                let pid = descriptor.pid;
-                let link = link.ok();
-                let id = link
-                    .as_deref()
-                    .and_then(Path::to_str)
-                    .and_then(namespace_id);
+                let id = link.ok().and_then(|link| namespace_id(&link));
                 if let Some(id) = id.filter(|id| !is_known(*id)) {
-                    let comm = fs::read_to_string(self.file(&pid.to_string(), "comm"));
-                    let held_by = HeldBy::Descriptor {
-                        pid,
-                        command: comm.unwrap_or_default().trim_end().to_owned(),
-                    };
+                    let pid = descriptor.pid;
+                    let command = self.text(pid, "comm").trim_end().to_owned();
+                    let held_by = HeldBy::Descriptor { pid, command };
                     let file = NamespaceFile::Descriptor(descriptor);
-                    found.entry(id).or_insert((held_by, file));
+                    found.entry(id).or_insert((held_by, file, Some(pid)));
                 }
             }
         });
-        let mut seen = Vec::new();
-        for (id, (held_by, file)) in found {
-            let container = match &held_by {
-                HeldBy::Descriptor { pid, .. } => {
-                    let cgroup = fs::read_to_string(self.file(&pid.to_string(), "cgroup"));
-                    container_of(&cgroup.unwrap_or_default())
-                }
-                // Root of the node made the mount.
-                HeldBy::BindMount(_) | HeldBy::Process { .. } => None,
-            };
+        for (id, (held_by, file, pid)) in found {
+            let container = pid.and_then(|pid| container_of(&self.text(pid, "cgroup")));
             if budget.is_used_up(&container) {
                 budget.leave_out(container, id, held_by);
-                continue;
+            } else {
+                let table = mounts_of_namespace(&file);
+                budget.add(container, id, held_by, 0, table);
             }
-            let table = budget.add(container, mounts_of_namespace(&file));
-            seen.push(NamespaceMounts {
-                id,
-                held_by,
-                processes: 0,
-                table,
-            });
         }
-        seen
     }
 
     fn file_of(&self, pid: u32, name: &str) -> ProcessFile {
-        ProcessFile {
-            pid,
-            path: self.file(&pid.to_string(), name),
-        }
+        let path = self.folder.join(pid.to_string()).join(name);
+        ProcessFile { pid, path }
     }
 
-    fn descriptors(&self, pid: u32) -> impl Iterator<Item = ProcessFile> {
-        let entries = fs::read_dir(self.file(&pid.to_string(), "fd"));
-        let entries = entries.into_iter().flatten().flatten();
-        entries.map(move |entry| ProcessFile {
-            pid,
-            path: entry.path(),
-        })
+    fn text(&self, pid: u32, name: &str) -> String {
+        fs::read_to_string(self.file_of(pid, name).path).unwrap_or_default()
     }
+}
 
-    fn pids(&self) -> Result<Vec<u32>, NamespacesError> {
-        let unreadable = |source| NamespacesError::List {
-            path: self.folder.clone(),
+fn unread(act: &'static str, path: &Path, error: ReadTableError) -> UnreadTable {
+    match error {
+        ReadTableError::Read(source) => UnreadTable::Call(Failure {
+            act: act.into(),
+            path: path.to_owned(),
             source,
-        };
-        let entries = fs::read_dir(&self.folder).map_err(unreadable)?;
-        let mut pids: Vec<u32> = entries
-            .flatten()
-            .filter_map(|entry| {
-                entry
-                    .file_name()
-                    .to_str()
-                    .and_then(|name| name.parse().ok())
-            })
-            .collect();
-        pids.sort_unstable();
-        Ok(pids)
-    }
-
-    /// The number of the namespace that a process is in: the inode of what its link leads to,
-    /// namespaces(7).
-    fn id_of(&self, pid: &str) -> io::Result<u64> {
-        fs::metadata(self.file(pid, "ns/mnt")).map(|metadata| metadata.ino())
-    }
-
-    fn table_of(&self, pid: &str) -> Result<MountTable, NamespacesError> {
-        let path = self.file(pid, "mountinfo");
-        let read = File::open(&path)
-            .map_err(ReadTableError::from)
-            .and_then(read_host_table_in_part);
-        read.map_err(|error| match error {
-            ReadTableError::Read(source) => NamespacesError::Read { path, source },
-            ReadTableError::Table(source) => NamespacesError::Table { path, source },
-        })
-    }
-
-    fn file(&self, pid: &str, name: &str) -> PathBuf {
-        self.folder.join(pid).join(name)
-    }
-
-    fn failed(&self, pid: &str, name: &str, error: &io::Error) -> String {
-        format!("read {}: {error}", self.file(pid, name).display())
+        }),
+        ReadTableError::Table(error) => error.into(),
     }
 }
 
-const EINVAL: i32 = 22;
-
-/// A process that ended: ENOENT when its folder is gone, ESRCH when only its insides are.
-pub(crate) fn is_gone(error: &io::Error) -> bool {
-    const ESRCH: i32 = 3;
-    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(ESRCH)
+/// The mounts of the namespace that a file refers to.
+fn mounts_of_namespace(file: &NamespaceFile) -> Result<MountTable, UnreadTable> {
+    let (path, opened) = match file {
+        NamespaceFile::BindMount(path) => (path, File::open(path)),
+        NamespaceFile::Descriptor(file) => (&file.path, open_process_file(file).map(File::from)),
+    };
+    let namespace = opened.map_err(|error| unread("open", path, error.into()))?;
+    mounts_in(&namespace, || open_table(&namespace))
+        .map_err(|error| unread("read the mounts of", path, error))
 }
 
-/// Reports the first of many problems, and the number of further problems.
-fn summed_up(problems: &mut Vec<String>) {
-    if problems.len() > 1 {
-        let more = problems.len() - 1;
-        problems.truncate(1);
-        problems[0].push_str(&format!(" (and {more} more; run it as root)"));
-    }
+/// The mountinfo of a namespace, opened by a thread that enters it. Only before Linux 6.11.
+fn open_table(namespace: &File) -> io::Result<File> {
+    let open = || {
+        // Open the thread's own directory before: inside, there may be no /proc.
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let own = rustix::fs::open("/proc/thread-self", flags, Mode::empty())?;
+        // setns(2) fails while threads share a root directory.
+        unshare(CloneFlags::CLONE_FS)?;
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Mount))?;
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let table = rustix::fs::openat(&own, "mountinfo", flags, Mode::empty())?;
+        Ok(File::from(table))
+    };
+    thread::scope(|scope| {
+        let panicked = |_| Err(io::Error::other("the thread panicked"));
+        scope.spawn(open).join().unwrap_or_else(panicked)
+    })
 }
 
-/// The cost of the tables of other namespaces.
+/// The namespaces that were read, and the cost of their tables.
 #[derive(Debug, Default)]
 struct Budget {
+    found: Vec<NamespaceMounts>,
     memory: usize,
     /// The number of tables of each container, and their memory.
     containers: BTreeMap<String, (usize, usize)>,
@@ -423,8 +398,11 @@ impl Budget {
     fn add(
         &mut self,
         container: Option<String>,
-        table: Result<MountTable, UnreadTable>,
-    ) -> Result<MountTable, UnreadTable> {
+        id: u64,
+        held_by: HeldBy,
+        processes: usize,
+        mut table: Result<MountTable, UnreadTable>,
+    ) {
         let needed = table.as_ref().map_or(0, MountTable::memory);
         if let Some(container) = container {
             let (tables, memory) = self.containers.entry(container).or_default();
@@ -432,10 +410,16 @@ impl Budget {
             *memory += needed;
         }
         if self.memory + needed > MAX_MEMORY {
-            return Err(UnreadTable::NoMemory);
+            table = Err(UnreadTable::NoMemory);
+        } else {
+            self.memory += needed;
         }
-        self.memory += needed;
-        table
+        self.found.push(NamespaceMounts {
+            id,
+            held_by,
+            processes,
+            table,
+        });
     }
 }
 
@@ -452,74 +436,15 @@ fn container_of(cgroup: &str) -> Option<String> {
 }
 
 /// `mnt:[4026531841]`
-fn namespace_id(link: &str) -> Option<u64> {
-    link.trim_start_matches('/')
-        .strip_prefix("mnt:[")?
-        .strip_suffix(']')?
-        .parse()
-        .ok()
-}
-
-// A mount namespace with its mounts, and the holder that keeps it alive.
-
-#[derive(Debug)]
-pub struct NamespaceMounts {
-    /// Its number, as in `mnt:[4026531841]`.
-    pub id: u64,
-    /// The holder of the namespace.
-    pub held_by: HeldBy,
-    /// The number of processes in it.
-    pub processes: usize,
-    /// Its mounts, or why they could not be read.
-    pub table: Result<MountTable, UnreadTable>,
-}
-
-impl NamespaceMounts {
-    /// The reason for unknown mounts, with the numbers of the namespace and of a process in the
-    /// namespace.
-    pub(crate) fn unread(&self) -> Option<String> {
-        let why = error_chain(self.table.as_ref().err()?);
-        Some(match &self.held_by {
-            HeldBy::Process { pid, .. } => {
-                format!("mount namespace {} of process {pid}: {why}", self.id)
-            }
-            HeldBy::Descriptor { .. } | HeldBy::BindMount(_) => {
-                format!("mount namespace {}: {why}", self.id)
-            }
-        })
-    }
-}
-
-/// The holder that keeps a mount namespace alive.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum HeldBy {
-    /// The oldest process in the namespace.
-    Process {
-        /// Its pid in the reader's pid namespace.
-        pid: u32,
-        /// Its name, truncated by the kernel.
-        command: String,
-        /// The text of its `/proc/PID/cgroup`.
-        cgroup: String,
-    },
-    /// No process runs in it; a process has it open.
-    Descriptor { pid: u32, command: String },
-    /// No process runs in it; it is bind-mounted here.
-    BindMount(PathBuf),
-}
-
-/// The number of objects checked.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Checked {
-    /// Processes whose namespace was queried.
-    pub processes: usize,
-    /// Mount namespaces; the table of each was read once.
-    pub namespaces: usize,
+fn namespace_id(link: &Path) -> Option<u64> {
+    let link = link.to_str()?.trim_start_matches('/');
+    link.strip_prefix("mnt:[")?.strip_suffix(']')?.parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
     use bindguard_core::places::Places;
+    use bindguard_testing::held_memory::{Executing, unless_it_hangs};
 
     use super::*;
     use crate::doctor::{PointStatus, pinned};
@@ -674,5 +599,24 @@ mod tests {
                 .to_string()
                 .contains("1/mountinfo")
         );
+    }
+
+    /// A process can hang in execve(2) between the reading of its links and the open.
+    #[test]
+    fn a_process_that_hangs_in_execve_does_not_delay_the_survey() {
+        let Some(executing) = Executing::start() else {
+            return;
+        };
+        let pid = executing.pid();
+        let table = unless_it_hangs(move || {
+            mounts_of_namespace(&NamespaceFile::Descriptor(ProcessFile::of(pid, "fd/0")))
+        });
+        // A kernel that takes no lock opens the file, which is no namespace.
+        assert!(
+            matches!(&table, Some(Err(UnreadTable::Call(failure))) if ["open", "read the mounts of"].contains(&&*failure.act)),
+            "{table:?}"
+        );
+        let namespaces = unless_it_hangs(|| Proc::default().namespaces());
+        assert!(matches!(&namespaces, Some(Ok(_))), "{namespaces:?}");
     }
 }
