@@ -1,6 +1,7 @@
 //! Admits a bundle: inspects, acts, verifies, reports.
 
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -13,8 +14,7 @@ use bindguard_core::plan::{
 use bindguard_core::policy::{Alarm, Mode, Policy};
 use bindguard_core::report::{BindReport, Outcome, Report, explain_unrepaired};
 use bindguard_core::source::SourceKind;
-use bindguard_core::spec::{EditError, SpecEdit, SpecView};
-use bindguard_sys::Failure;
+use bindguard_core::spec::{SpecEdit, SpecView};
 use bindguard_sys::bundle::{self, record};
 use bindguard_sys::fault::{self, FaultPoint};
 
@@ -210,7 +210,7 @@ impl Admission {
     fn finish(
         &mut self,
         repaired: Repaired,
-        placed: Result<Vec<SpecEdit>, WriteError>,
+        placed: Result<Vec<SpecEdit>, Box<dyn Error>>,
         policy: &Policy,
     ) -> Vec<SpecEdit> {
         let Repaired {
@@ -221,7 +221,7 @@ impl Admission {
         let placed = placed.unwrap_or_else(|error| {
             for edit in &edits {
                 if let SpecEdit::Source { bind, .. } | SpecEdit::BindRslave { bind } = edit {
-                    let error = error_chain(&error);
+                    let error = error_chain(&*error);
                     outcomes.insert(*bind, Outcome::Failed { error });
                 }
             }
@@ -317,20 +317,11 @@ impl Admission {
     }
 }
 
-/// Why the edited spec was not written.
-#[derive(Debug, thiserror::Error)]
-enum WriteError {
-    #[error(transparent)]
-    Edit(#[from] EditError),
-    #[error(transparent)]
-    Replace(#[from] Failure),
-}
-
 fn write_edits(
     bundle: &OpenBundle<'_>,
     spec_file: &Path,
     edits: &[SpecEdit],
-) -> Result<(), WriteError> {
+) -> Result<(), Box<dyn Error>> {
     if !edits.is_empty() {
         bundle::replace_spec(spec_file, &bundle.spec.edited(edits)?)?;
         fault::reach(FaultPoint::AfterEdit);

@@ -6,7 +6,6 @@
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
-use std::io;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -22,40 +21,31 @@ use crate::probes::Probes;
 /// further names.
 pub(crate) fn by_all_names(places: &Places, roots: &RootsInUse, probes: &Probes) -> Option<Places> {
     // On nearly every node this is empty.
-    let has_one_name =
-        |directory: &&Path| roots.have_one_name(directory) || Handle::has_one_name(directory);
-    let directories: Vec<&Path> = places
-        .directories()
-        .filter(|directory| !has_one_name(directory))
-        .collect();
+    let mut directories: Vec<&Path> = places.directories().collect();
+    directories
+        .retain(|directory| !roots.have_one_name(directory) && !Handle::has_one_name(directory));
     if directories.is_empty() {
         return None;
     }
-    let real: HashMap<&Path, PathBuf> = directories
-        .iter()
-        .copied()
-        .zip(real_names(&directories, probes))
-        .filter_map(|(name, real)| Some((name, real?)))
-        .collect();
+    let mut real = HashMap::new();
+    for (name, kernels) in directories.iter().zip(real_names(&directories, probes)) {
+        real.extend(kernels.map(|kernels| (*name, kernels)));
+    }
     places.with_names(|directory| real.get(directory).cloned())
 }
 
 /// A path whose directory has no links in it. Its last name is unchanged: the kernel has none for a
 /// deleted file.
 pub fn in_real_folder(path: &Path, probes: &Probes) -> Option<PathBuf> {
-    Some(
-        real_names(&[path.parent()?], probes)
-            .pop()??
-            .join(path.file_name()?),
-    )
+    let folder = real_names(&[path.parent()?], probes).pop()??;
+    Some(folder.join(path.file_name()?))
 }
 
 /// The kubelets' roots by the names of the places, and by the kernel's names.
 pub fn kubelet_roots_by_all_names(places: &Places, probes: &Probes) -> Vec<PathBuf> {
     let named: Vec<&Path> = places.kubelet_roots().collect();
-    let real = real_names(&named, probes).into_iter().flatten();
     let mut names: Vec<PathBuf> = named.iter().map(|root| root.to_path_buf()).collect();
-    for root in real {
+    for root in real_names(&named, probes).into_iter().flatten() {
         if !names.contains(&root) {
             names.push(root);
         }
@@ -68,27 +58,22 @@ pub fn kubelet_roots_by_all_names(places: &Places, probes: &Probes) -> Vec<PathB
 /// link as an access, so a cached link may still not be followed.
 fn real_names(paths: &[&Path], probes: &Probes) -> Vec<Option<PathBuf>> {
     let mounts = Mounts::default();
-    let known: Vec<_> = paths
-        .iter()
-        .map(|path| open_without_waiting(path, |folder| mounts.is_local(folder)))
-        .collect();
-    let is_cold = |known: &io::Result<Handle>| {
-        known
+    let (mut names, mut cold) = (Vec::with_capacity(paths.len()), Vec::new());
+    for (index, path) in paths.iter().enumerate() {
+        let known = open_without_waiting(path, |folder| mounts.is_local(folder));
+        if known
             .as_ref()
             .is_err_and(|error| error.kind() != ErrorKind::NotFound)
-    };
-    let cold = paths
-        .iter()
-        .zip(&known)
-        .filter(|(_, known)| is_cold(known))
-        .map(|(path, _)| vec![path.to_path_buf()]);
-    let mut probed = probes.probe(&cold.collect::<Vec<_>>()).into_iter();
-    let mut name = |known: io::Result<Handle>| match known {
-        Ok(handle) => handle.resolved_path().ok(),
-        Err(error) if error.kind() == ErrorKind::NotFound => None,
-        Err(_) => probed.next()?.resolved().map(Path::to_owned),
-    };
-    known.into_iter().map(&mut name).collect()
+        {
+            cold.push((index, vec![path.to_path_buf()]));
+        }
+        names.push(known.ok().and_then(|handle| handle.resolved_path().ok()));
+    }
+    let (indices, cold): (Vec<_>, Vec<_>) = cold.into_iter().unzip();
+    for (index, answers) in indices.into_iter().zip(probes.probe(&cold)) {
+        names[index] = answers.resolved().map(Path::to_owned);
+    }
+    names
 }
 
 // Opens or probes the kubelets' roots that a spec names, and reads their mounts.
@@ -109,26 +94,22 @@ impl RootsInUse {
         mounts: &Mounts,
         probes: &Probes,
     ) -> Self {
-        let (mut held, mut others) = (Vec::new(), Vec::new());
+        let (mut roots, mut others) = (Self::default(), Vec::new());
         for root in places.kubelet_roots().filter(|root| is_wanted(root)) {
             match open_without_waiting(root, |handle| mounts.is_local(handle)) {
-                Ok(handle) if mounts.is_local(&handle) => held.push(handle),
+                Ok(handle) if mounts.is_local(&handle) => roots.held.push(handle),
                 // It does not exist, or the kernel cannot detect that.
                 Err(error) if error.kind() != ErrorKind::WouldBlock => {}
                 Ok(_) | Err(_) => others.push(root.to_owned()),
             }
         }
-        let paths_to_probe: Vec<_> = others.iter().map(|root| vec![root.join("pods")]).collect();
-        let answers = probes.probe(&paths_to_probe);
-        let silent = others
-            .into_iter()
-            .zip(answers)
-            .filter(|(_, answers)| !answers.reach().is_answer());
-        Self {
-            held,
-            silent: silent.map(|(root, _)| root).collect(),
-            mounts: OnceCell::new(),
+        let paths: Vec<_> = others.iter().map(|root| root.join("pods")).collect();
+        for (root, reach) in others.into_iter().zip(probes.reaches(&paths)) {
+            if !reach.is_answer() {
+                roots.silent.push(root);
+            }
         }
+        roots
     }
 
     /// The places without the roots that do not answer; `None` if all answer.

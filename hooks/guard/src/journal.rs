@@ -2,10 +2,8 @@
 
 use std::path::Path;
 
-use bindguard_core::identity::{Identity, PodName};
-use bindguard_core::report::{
-    BindReport, CreateLine, RebindLine, RefreshLine, ReleaseLine, Report, Unchecked,
-};
+use bindguard_core::identity::Identity;
+use bindguard_core::report::{CreateLine, RebindLine, RefreshLine, ReleaseLine, Report, Unchecked};
 use bindguard_core::text;
 use bindguard_sys::Failure;
 use bindguard_sys::journal::append;
@@ -42,28 +40,27 @@ fn now() -> Option<String> {
     OffsetDateTime::now_utc().format(&Rfc3339).ok()
 }
 
-/// Keeps the first items that fit into half of a line.
-fn fitting<T: Serialize>(items: impl IntoIterator<Item = T>) -> Vec<T> {
-    let mut room = MAX_LINE / 2;
-    let mut fits = |item: &T| {
+/// Keeps the first items that fit into half of a line. Returns the number of left-out items.
+fn shorten<T: Serialize>(items: &mut Vec<T>) -> Option<usize> {
+    let (all, mut room) = (items.len(), MAX_LINE / 2);
+    items.retain(|item| {
         let size = serde_json::to_string(item).map_or(usize::MAX, |text| text.len() + 1);
         let fits = size <= room;
         room -= if fits { size } else { 0 };
         fits
-    };
-    items.into_iter().filter(&mut fits).collect()
+    });
+    Some(all - items.len())
 }
 
 fn cut(text: &str) -> String {
     text::cut(text, MAX_TEXT).into_owned()
 }
 
-fn cut_all(problems: &[String]) -> Vec<String> {
-    problems
-        .iter()
-        .take(MAX_PROBLEMS)
-        .map(|problem| cut(problem))
-        .collect()
+fn cut_all(problems: &mut Vec<String>) {
+    problems.truncate(MAX_PROBLEMS);
+    for problem in problems {
+        *problem = cut(problem);
+    }
 }
 
 // The line about a create: a report with the time and the container's id.
@@ -136,14 +133,11 @@ fn record_as(
     if line.len() > MAX_LINE {
         let (report, omitted_binds) = shortened(entry.report);
         let id = entry.id.map(cut);
-        line = written(
-            &JournalEntry {
-                id: id.as_deref(),
-                ..*entry
-            },
-            new(&report),
-            Some(omitted_binds),
-        )?;
+        let entry = JournalEntry {
+            id: id.as_deref(),
+            ..*entry
+        };
+        line = written(&entry, new(&report), omitted_binds)?;
     }
     Ok(append(journal, &line)?)
 }
@@ -155,7 +149,9 @@ fn written(
 ) -> Result<String, serde_json::Error> {
     line.time = now();
     line.id = entry.id.map(str::to_owned);
-    (line.attempt, line.pid, line.omitted_binds) = (entry.attempt, entry.pid, omitted_binds);
+    line.attempt = entry.attempt;
+    line.pid = entry.pid;
+    line.omitted_binds = omitted_binds;
     line.refused = entry.refused.map(cut);
     line.unchecked = entry.unchecked;
     serde_json::to_string(&line)
@@ -163,38 +159,19 @@ fn written(
 
 /// The same report in at most half of a line, and the number of binds left out. Healthy binds are
 /// left out first.
-fn shortened(report: &Report) -> (Report, usize) {
-    let (found, well): (Vec<_>, Vec<_>) = report
+fn shortened(report: &Report) -> (Report, Option<usize>) {
+    let mut short = report.clone();
+    short
         .binds
-        .iter()
-        .partition(|bind| bind.finding.verdict.is_finding());
-    let binds: Vec<BindReport> = fitting(found.into_iter().chain(well))
-        .into_iter()
-        .cloned()
-        .collect();
-    let shorter = |text: &Option<String>| text.as_deref().map(cut);
-    let Identity { container, pod } = &report.container;
-    let omitted_binds = report.binds.len() - binds.len();
-    let short = Report {
-        bundle: report
-            .bundle
-            .as_deref()
-            .map(|path| cut(&path.to_string_lossy()).into()),
-        container: Identity {
-            container: shorter(container),
-            pod: PodName {
-                uid: shorter(&pod.uid),
-                namespace: shorter(&pod.namespace),
-                name: shorter(&pod.name),
-            },
-        },
-        binds,
-        foreign: report.foreign,
-        unproven: report.unproven,
-        problems: cut_all(&report.problems),
-        inspection_us: report.inspection_us,
-        duration_us: report.duration_us,
-    };
+        .sort_by_key(|bind| !bind.finding.verdict.is_finding());
+    let omitted_binds = shorten(&mut short.binds);
+    let bundle = report.bundle.as_deref();
+    short.bundle = bundle.map(|path| cut(&path.to_string_lossy()).into());
+    let Identity { container, pod } = &mut short.container;
+    for name in [container, &mut pod.uid, &mut pod.namespace, &mut pod.name] {
+        *name = name.as_deref().map(cut);
+    }
+    cut_all(&mut short.problems);
     (short, omitted_binds)
 }
 
@@ -207,12 +184,9 @@ fn shortened(report: &Report) -> (Report, usize) {
 /// If the line cannot be written.
 pub fn record_rebind(journal: &Path, mut line: RebindLine) -> Result<(), RecordError> {
     line.time = now();
-    append_short(journal, line, |mut line| {
-        let all = line.binds.len();
-        line.binds = fitting(line.binds);
-        line.omitted_binds = Some(all - line.binds.len());
-        line.problems = cut_all(&line.problems);
-        line
+    append_short(journal, line, |line| {
+        line.omitted_binds = shorten(&mut line.binds);
+        cut_all(&mut line.problems);
     })
 }
 
@@ -222,12 +196,9 @@ pub fn record_rebind(journal: &Path, mut line: RebindLine) -> Result<(), RecordE
 /// If the line cannot be written.
 pub fn record_refresh(journal: &Path, mut line: RefreshLine) -> Result<(), RecordError> {
     line.time = now();
-    append_short(journal, line, |mut line| {
-        let all = line.mounts.len();
-        line.mounts = fitting(line.mounts);
-        line.omitted_mounts = Some(all - line.mounts.len());
-        line.problems = cut_all(&line.problems);
-        line
+    append_short(journal, line, |line| {
+        line.omitted_mounts = shorten(&mut line.mounts);
+        cut_all(&mut line.problems);
     })
 }
 
@@ -237,22 +208,20 @@ pub fn record_refresh(journal: &Path, mut line: RefreshLine) -> Result<(), Recor
 /// If the line cannot be written.
 pub fn record_release(journal: &Path, mut line: ReleaseLine) -> Result<(), RecordError> {
     line.time = now();
-    append_short(journal, line, |mut line| {
-        let all = line.copies.len();
-        line.copies = fitting(line.copies);
-        line.omitted_copies = Some(all - line.copies.len());
-        line
+    append_short(journal, line, |line| {
+        line.omitted_copies = shorten(&mut line.copies);
     })
 }
 
 fn append_short<L: Serialize>(
     journal: &Path,
-    line: L,
-    shorten: impl FnOnce(L) -> L,
+    mut line: L,
+    shorten: impl FnOnce(&mut L),
 ) -> Result<(), RecordError> {
     let mut text = serde_json::to_string(&line)?;
     if text.len() > MAX_LINE {
-        text = serde_json::to_string(&shorten(line))?;
+        shorten(&mut line);
+        text = serde_json::to_string(&line)?;
     }
     Ok(append(journal, &text)?)
 }

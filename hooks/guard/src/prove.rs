@@ -2,6 +2,7 @@
 //! record of the admission.
 
 use std::collections::{HashMap, HashSet};
+use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -15,14 +16,13 @@ use bindguard_core::policy::{Alarm, Policy};
 use bindguard_core::proof::{Comparison, Difference, ExpectedBind, ExpectedBinds};
 use bindguard_core::report::Report;
 use bindguard_core::source::SourceKind;
-use bindguard_sys::Failure;
 use bindguard_sys::bundle::{self, record};
 use bindguard_sys::enter::{HeldProcess, ProcessError};
 use bindguard_sys::walk_path_of_process;
 
 use crate::expect::{ExpectedSources, expect_again};
 use crate::inspect::source_of;
-use crate::inspect::{OpenBundle, OpenError, named_report};
+use crate::inspect::{OpenBundle, named_report};
 use crate::refresh::{RefreshError, refuse_sandbox};
 
 /// Time limit for the exit of an init that has no mount namespace any more.
@@ -37,21 +37,8 @@ pub struct Proved {
     pub refusal: Option<String>,
 }
 
-/// Why the mounts of a container could not be compared.
-#[derive(Debug, thiserror::Error)]
-enum ProveError {
-    #[error(transparent)]
-    Bundle(#[from] Failure),
-    /// The agent was started since, or was late.
-    #[error("its create was not checked by this agent")]
-    CreateNotChecked,
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    #[error(transparent)]
-    Process(#[from] ProcessError),
-    #[error(transparent)]
-    Sandbox(#[from] RefreshError),
-}
+/// An error leaves the mounts of a container uncompared, and is only printed.
+type Compared = Result<(), Box<dyn Error>>;
 
 /// Compares the mounts of a container with this init with the record beside its bundle. Changes
 /// nothing. A file that was replaced between the admission and the runtime's mount is no
@@ -92,33 +79,23 @@ pub fn prove_new_container(
 }
 
 impl Proved {
-    fn by(
-        bundle: &Path,
-        policy: &Policy,
-        compare: impl FnOnce(&mut Self) -> Result<(), ProveError>,
-    ) -> Self {
+    fn by(bundle: &Path, policy: &Policy, compare: impl FnOnce(&mut Self) -> Compared) -> Self {
         let start = Instant::now();
         let mut proved = Self {
             report: Report::about_bundle(bundle),
             refusal: None,
         };
         if let Err(error) = compare(&mut proved) {
-            proved.skip(error_chain(&error), policy);
+            proved.skip(error_chain(&*error), policy);
         }
         proved.report.set_duration(start.elapsed());
         proved
     }
 
-    fn compare(
-        &mut self,
-        path: &Path,
-        pid: u32,
-        policy: &Policy,
-        places: &Places,
-    ) -> Result<(), ProveError> {
+    fn compare(&mut self, path: &Path, pid: u32, policy: &Policy, places: &Places) -> Compared {
         let expected = record::read(path)?;
         let written = record::written_at(path);
-        let bytes = bundle::read_spec(path).map_err(OpenError::from)?;
+        let bytes = bundle::read_spec(path)?;
         let mut bundle = OpenBundle::parse(&bytes, path, policy)?;
         match expected.refuses {
             Some(true) => bundle.policy.to_mut().proof = Alarm::Refuse,
@@ -154,8 +131,8 @@ impl Proved {
         sources: Option<&ExpectedSources>,
         policy: &Policy,
         places: &Places,
-    ) -> Result<(), ProveError> {
-        let bytes = bundle::read_spec(path).map_err(OpenError::from)?;
+    ) -> Compared {
+        let bytes = bundle::read_spec(path)?;
         let bundle = OpenBundle::parse(&bytes, path, policy)?;
         if bundle.policy.proof == Alarm::Off {
             return Ok(());
@@ -164,7 +141,8 @@ impl Proved {
         let Some(sources) = sources else {
             self.report.container = Identity::from_spec(&bundle.spec);
             self.report.unproven = binds.len();
-            return Err(ProveError::CreateNotChecked);
+            // The agent was started since, or was late.
+            return Err("its create was not checked by this agent".into());
         };
         let expected = sources.in_bundle(&bundle);
         if !expected.binds.is_empty() {
@@ -183,7 +161,7 @@ impl Proved {
         written: Option<Duration>,
         pid: u32,
         places: &Places,
-    ) -> Result<(), ProveError> {
+    ) -> Compared {
         // No program of a container whose init has ended can run any more.
         let process = match HeldProcess::open(pid) {
             Err(ProcessError::Ended(_)) => return Ok(()),
@@ -206,7 +184,7 @@ impl Proved {
             return Ok(());
         }
         if !is_of_sandbox {
-            let namespace = process.mount_namespace().map_err(RefreshError::from)?;
+            let namespace = process.mount_namespace()?;
             is_of_sandbox = match refuse_sandbox(&process, &namespace) {
                 Ok(()) => false,
                 Err(RefreshError::MountsOfNode(_) | RefreshError::Sandbox(_)) => true,

@@ -300,7 +300,7 @@ pub(crate) const MAX_ROUNDS: u32 = 64;
 pub(crate) const MAX_FAILURES: u32 = 3;
 
 /// Time limit of the replacements in a place.
-pub(crate) const REPLACE_TIMEOUT: Duration = Duration::from_secs(20);
+pub const REPLACE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The end of the rounds of a replacement.
 #[derive(Debug)]

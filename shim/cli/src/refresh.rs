@@ -16,7 +16,8 @@ use bindguard_core::report::{Actor, RebindLine, RefreshLine, RefreshedMount};
 use bindguard_core::spec::{SpecUsers, SpecView};
 use bindguard_guard::refresh::{
     BoundFiles, BoundMounts, CurrentFiles, FileBind, HeldProcess, HelperProcess, HostRoots,
-    PodVolumes, RefreshAct, TuckRecords, VolumeOfPod, rebind_volume, refresh_container,
+    PodVolumes, REPLACE_TIMEOUT, RefreshAct, TuckRecords, VolumeOfPod, rebind_volume,
+    refresh_container,
 };
 use bindguard_guard::{record_rebind, record_refresh};
 use bindguard_operator::bundles::{
@@ -288,7 +289,15 @@ impl Refresh {
             RefreshAct::Replace(self.notify.clone())
         };
         let (start, tucks) = (Instant::now(), TuckRecords::default());
-        let refreshed = refresh_container(helper, process, spec, &[files], act, &tucks)?;
+        let refreshed = refresh_container(
+            helper,
+            REPLACE_TIMEOUT,
+            process,
+            spec,
+            &[files],
+            act,
+            &tucks,
+        )?;
         line.mounts = refreshed.mounts;
         line.notification = refreshed.notification;
         line.set_duration(start.elapsed());

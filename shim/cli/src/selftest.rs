@@ -22,8 +22,8 @@ use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::Outcome;
 use bindguard_core::spec::SpecUsers;
 use bindguard_guard::refresh::{
-    HeldProcess, HelperProcess, PodVolumes, RefreshAct, TuckRecords, VolumeOfPod, rebind_volume,
-    refresh_container,
+    HeldProcess, HelperProcess, PodVolumes, REPLACE_TIMEOUT, RefreshAct, TuckRecords, VolumeOfPod,
+    rebind_volume, refresh_container,
 };
 use bindguard_guard::{Attempt, admit, prove_container};
 use bindguard_operator::doctor::{DoctorReport, Point, PointStatus, kernel};
@@ -463,6 +463,7 @@ fn refresh(helper: &HelperProcess, pod: &Pod, init: u32, spec: &str) -> Result<(
     ensure!(problems.is_empty(), "re-bind the subPath: {problems}");
     let refreshed = refresh_container(
         helper,
+        REPLACE_TIMEOUT,
         &HeldProcess::open(init)?,
         Some(&SpecUsers::from_spec(spec.as_bytes())?),
         &[&PodVolumes::open(&volume.pod_directory())?],

@@ -35,7 +35,7 @@ use bindguard_sys::enter::{
 use bindguard_sys::{OldKernel, require_calls};
 use rustix::process::Signal;
 
-use crate::rebind::{Ended, MAX_FAILURES, REPLACE_TIMEOUT, repeat};
+use crate::rebind::{Ended, MAX_FAILURES, repeat};
 use crate::refresh::current_files::{CurrentFiles, failed, mounts_of_host};
 use crate::refresh::records::TuckRecords;
 
@@ -220,34 +220,17 @@ pub fn find_stale(
     files: &[&dyn CurrentFiles],
 ) -> Result<Refreshed, RefreshError> {
     refuse_sandbox(process, &process.mount_namespace()?)?;
-    let look = Look::at(process.mounts()?, files, None);
-    let progress = look.obstacles(look.due(&Progress::new()), files);
-    Ok(look.report(progress, &MountResult::Stale))
+    Ok(Look::at(process.mounts()?, files, None).report_stale(files))
 }
 
-/// As [`refresh_container_within`], with the longest time.
-///
-/// # Errors
-/// As there.
-pub fn refresh_container(
-    helper: &HelperProcess,
-    process: &HeldProcess,
-    spec: Option<&SpecUsers>,
-    files: &[&dyn CurrentFiles],
-    act: RefreshAct,
-    records: &TuckRecords,
-) -> Result<Refreshed, RefreshError> {
-    refresh_container_within(helper, REPLACE_TIMEOUT, process, spec, files, act, records)
-}
-
-/// Refreshes the mounts of these files in the container with this init process. `spec` is the
-/// runtime's record of the container, `None` if unknown. `records` are the records of interrupted
-/// refreshes.
+/// Refreshes the mounts of these files in the container with this init process, for at most `time`.
+/// `spec` is the runtime's record of the container, `None` if unknown. `records` are the records of
+/// interrupted refreshes.
 ///
 /// # Errors
 /// If the process ended, is no process of a container, or left the mount namespace that its runtime
 /// made.
-pub fn refresh_container_within(
+pub fn refresh_container(
     helper: &HelperProcess,
     time: Duration,
     process: &HeldProcess,
@@ -262,9 +245,8 @@ pub fn refresh_container_within(
     let container = Container::open(process, spec)?;
     let until = Instant::now() + time;
     let RefreshAct::Replace(notify) = act else {
-        let look = Look::at(container.namespace.mounts()?, files, spec);
-        let progress = look.obstacles(look.due(&Progress::new()), files);
-        return Ok(look.report(progress, &MountResult::Stale));
+        let table = container.namespace.mounts()?;
+        return Ok(Look::at(table, files, spec).report_stale(files));
     };
     let mut refresh = ContainerRefresh {
         helper,
@@ -434,24 +416,23 @@ impl<'a> Look<'a> {
         due
     }
 
-    /// The stale mounts that no refresh can help: the volume no longer has the file, or a rule keeps
-    /// the mount. The sources are probed together.
-    fn obstacles(&self, due: Vec<&Found<'_>>, files: &[&dyn CurrentFiles]) -> Progress {
-        let mut obstacles = Progress::new();
+    /// The report of a look. The failures are those that no refresh can help: the volume no longer has
+    /// the file, or a rule keeps the mount. The sources are probed together.
+    fn report_stale(self, files: &[&dyn CurrentFiles]) -> Refreshed {
+        let mut progress = Progress::new();
+        let due = self.due(&progress);
         probe_sources(&due, files);
         for found in due {
             let opened = found.refuse_peer_of_host();
             let opened = opened.and_then(|()| found.files.open_current(&found.shown));
             let below = opened.and_then(|_| found.files.mounts_below(&found.shown, &self.table));
             if let Err(why @ (MountResult::KeyGone | MountResult::Refused { .. })) = below {
-                let progress = MountProgress {
-                    failure: Some(why),
-                    ..MountProgress::default()
-                };
-                obstacles.insert(found.shown.mount.mount_point.clone(), progress);
+                let place = found.shown.mount.mount_point.clone();
+                let progress: &mut MountProgress = progress.entry(place).or_default();
+                progress.failure = Some(why);
             }
         }
-        obstacles
+        self.report(progress, &MountResult::Stale)
     }
 
     /// A line for each stale mount, with the attach method if the mount is current now, and a line

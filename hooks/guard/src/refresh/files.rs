@@ -22,9 +22,9 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 use crate::SourceError;
 use crate::probes::Probes;
 use crate::refresh::current_files::{
-    CurrentFiles, folders_on_the_way, not_opened, place_of, refuse_shared, refuse_writable_way,
+    CurrentFiles, RunningContainers, folders_on_the_way, not_opened, place_of, refuse_shared,
+    refuse_writable_way,
 };
-use crate::refresh::running::RunningContainers;
 
 /// A bind of a spec whose source has a name in a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -36,11 +36,10 @@ use crate::expect::dead_volume;
 use crate::inspect::OpenError;
 use crate::probes::Probes;
 use crate::refresh::current_files::{
-    CurrentFiles, OpenedNested, PodFolder, changed, failed, failed_to, mounts_of_host,
-    refuse_shared, refuse_unsafe_way,
+    CurrentFiles, OpenedNested, PodFolder, RunningContainers, changed, failed, failed_to,
+    mounts_of_host, place_of_source, refuse_shared, refuse_unsafe_way,
 };
 use crate::refresh::host_roots::HostRoots;
-use crate::refresh::running::RunningContainers;
 
 /// A bind of a container's spec.
 #[derive(Debug)]
@@ -125,13 +124,6 @@ fn is_of_file(source: &Path) -> bool {
     let local = local.ok().filter(|handle| mounts.is_local(handle));
     let identity = local.and_then(|handle| handle.identity().ok());
     identity.is_some_and(|identity| identity.kind != FileKind::Directory)
-}
-
-/// The place of a source of the spec. `None` for a relative path, or if a server would have to
-/// answer.
-pub(super) fn place_of_source(source: &Path) -> Option<FilePlace> {
-    let found = BindSource::open_without_waiting(source).filter(|_| source.is_absolute());
-    found?.1.place()
 }
 
 /// All binds of a container. The source of a bind with `is_volume` may be mounted anew.

@@ -14,7 +14,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use bindguard_core::refresh_request::Notify;
-use bindguard_guard::refresh::{BoundMounts, RefreshAct, TuckRecords, refresh_container};
+use bindguard_guard::refresh::{
+    BoundMounts, REPLACE_TIMEOUT, RefreshAct, TuckRecords, refresh_container,
+};
 use bindguard_guard::{Attempt, admit};
 use bindguard_testing::live::{Container, Inside};
 use bindguard_testing::scene::Daemon;
@@ -251,6 +253,7 @@ impl History {
                 // A refresh that fails is repeated.
                 let _ = refresh_container(
                     helper(),
+                    REPLACE_TIMEOUT,
                     &container.process,
                     Some(container.spec()),
                     &[&mounts],

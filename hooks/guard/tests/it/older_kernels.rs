@@ -8,7 +8,7 @@ use std::thread;
 use bindguard_core::policy::{Alarm, Policy};
 use bindguard_core::refresh_request::Notify;
 use bindguard_guard::refresh::{
-    PodVolumes, RefreshAct, VolumeOfPod, rebind_volume, refresh_container,
+    PodVolumes, REPLACE_TIMEOUT, RefreshAct, VolumeOfPod, rebind_volume, refresh_container,
 };
 use bindguard_guard::{Attempt, admit};
 use bindguard_testing::{Pod, deny_call, helper, mount_of, own_namespace};
@@ -80,6 +80,7 @@ fn the_host_and_running_containers_are_left_as_they_are() {
     let refresh = |act| {
         refresh_container(
             helper(),
+            REPLACE_TIMEOUT,
             &container.process,
             Some(container.spec()),
             &[&volumes],

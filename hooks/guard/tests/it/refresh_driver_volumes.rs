@@ -10,7 +10,8 @@ use bindguard_core::refresh::RefusedReason;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::MountResult;
 use bindguard_guard::refresh::{
-    PodVolumes, RefreshAct, Refreshed, TuckRecords, VolumeOfPod, rebind_volume, refresh_container,
+    PodVolumes, REPLACE_TIMEOUT, RefreshAct, Refreshed, TuckRecords, VolumeOfPod, rebind_volume,
+    refresh_container,
 };
 use bindguard_testing::live::{Container, Inside};
 use bindguard_testing::scene::tmpfs;
@@ -99,6 +100,7 @@ impl Scene {
         let volumes = volumes.with_drivers(&self.pod(), writable).unwrap();
         refresh_container(
             helper(),
+            REPLACE_TIMEOUT,
             &container.process,
             Some(container.spec()),
             &[&volumes],

@@ -11,7 +11,7 @@ use bindguard_core::refresh::RefusedReason;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::MountResult;
 use bindguard_guard::refresh::{
-    BoundMounts, RefreshAct, Refreshed, TuckRecords, refresh_container,
+    BoundMounts, REPLACE_TIMEOUT, RefreshAct, Refreshed, TuckRecords, refresh_container,
 };
 use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::{Folder, helper, mount_of};
@@ -82,6 +82,7 @@ impl Scene {
         let mounts = BoundMounts::of_engine(&bundle, &running, &Places::default(), None).unwrap();
         refresh_container(
             helper(),
+            REPLACE_TIMEOUT,
             &container.process,
             Some(container.spec()),
             &[&mounts],

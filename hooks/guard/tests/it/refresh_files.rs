@@ -22,8 +22,8 @@ use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::MountResult;
 use bindguard_core::spec::SpecView;
 use bindguard_guard::refresh::{
-    BoundFiles, CurrentFiles, FileBind, HeldProcess, RefreshAct, RefreshError, Refreshed,
-    TuckRecords, find_stale, refresh_container,
+    BoundFiles, CurrentFiles, FileBind, HeldProcess, REPLACE_TIMEOUT, RefreshAct, RefreshError,
+    Refreshed, TuckRecords, find_stale, refresh_container,
 };
 use bindguard_sys::Handle;
 use bindguard_testing::live::{self, Container, Inside};
@@ -79,6 +79,7 @@ impl Scene {
         let records = TuckRecords::at(&self.folder.path().join("tucks"));
         refresh_container(
             helper(),
+            REPLACE_TIMEOUT,
             &container.process,
             Some(container.spec()),
             &[files],
@@ -495,6 +496,7 @@ fn a_sandbox_is_never_entered() {
         let process = HeldProcess::open(program.id()).unwrap();
         let refused = refresh_container(
             helper(),
+            REPLACE_TIMEOUT,
             &process,
             Some(&live::spec_of(None)),
             &[&files],

@@ -16,7 +16,7 @@ use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::MountResult;
 use bindguard_core::spec::{SpecUsers, SpecView};
 use bindguard_guard::refresh::{
-    BoundFiles, FileBind, RefreshAct, Refreshed, TuckRecords, refresh_container,
+    BoundFiles, FileBind, REPLACE_TIMEOUT, RefreshAct, Refreshed, TuckRecords, refresh_container,
 };
 use bindguard_testing::hostile_process::{self, HostileProcess, Step, errno};
 use bindguard_testing::live::{Container, Inside};
@@ -114,6 +114,7 @@ impl Scene {
         let records = TuckRecords::at(&self.at("tucks"));
         refresh_container(
             helper(),
+            REPLACE_TIMEOUT,
             &container.process,
             Some(container.spec()),
             &[&files],

@@ -11,7 +11,8 @@ use bindguard_core::refresh::RefusedReason;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::spec::SpecUsers;
 use bindguard_guard::refresh::{
-    HeldProcess, PodVolumes, ProcessError, RefreshAct, RefreshError, refresh_container,
+    HeldProcess, PodVolumes, ProcessError, REPLACE_TIMEOUT, RefreshAct, RefreshError,
+    refresh_container,
 };
 use bindguard_testing::held_memory::{
     Executing, Unwritable, blocks_readers, hold_memory, unless_it_hangs,
@@ -215,7 +216,15 @@ fn an_init_that_hangs_in_execve_does_not_delay_the_refresh() {
             let process = HeldProcess::open(pid).unwrap();
             let spec = SpecUsers::from_spec(b"{}").unwrap();
             let volumes = PodVolumes::open(&pod).unwrap();
-            refresh_container(helper(), &process, Some(&spec), &[&volumes], act, &records)
+            refresh_container(
+                helper(),
+                REPLACE_TIMEOUT,
+                &process,
+                Some(&spec),
+                &[&volumes],
+                act,
+                &records,
+            )
         });
         let refreshed = refreshed.expect("the refresh hangs");
         // A kernel that takes no lock lets the refresh go on.

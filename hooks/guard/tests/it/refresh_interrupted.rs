@@ -5,7 +5,9 @@ use std::fs;
 use std::time::Duration;
 
 use bindguard_core::refresh_request::Notify;
-use bindguard_guard::refresh::{PodVolumes, RefreshAct, RefreshError, refresh_container};
+use bindguard_guard::refresh::{
+    PodVolumes, REPLACE_TIMEOUT, RefreshAct, RefreshError, refresh_container,
+};
 use bindguard_testing::live;
 use bindguard_testing::live::Container;
 use bindguard_testing::{helper, rounds};
@@ -32,6 +34,7 @@ fn a_container_that_locks_itself_is_told() {
     let refresh = || {
         refresh_container(
             helper(),
+            REPLACE_TIMEOUT,
             &container.process,
             Some(container.spec()),
             &[&volumes],
@@ -272,6 +275,7 @@ fn a_container_that_ends_meanwhile_leaves_nothing() {
             let act = RefreshAct::Replace(Notify::None);
             let _ = refresh_container(
                 helper(),
+                REPLACE_TIMEOUT,
                 &container.process,
                 Some(container.spec()),
                 &[&volumes],
@@ -303,6 +307,7 @@ fn a_container_that_ended_is_an_error_and_nothing_more() {
     let act = RefreshAct::Replace(Notify::None);
     let error = refresh_container(
         helper(),
+        REPLACE_TIMEOUT,
         &container.process,
         Some(container.spec()),
         &[&volumes],

@@ -14,8 +14,8 @@ use bindguard_core::report::MountResult;
 use bindguard_core::spec::SpecView;
 use bindguard_guard::prove_container;
 use bindguard_guard::refresh::{
-    BoundFiles, FileBind, HeldProcess, HelperProcess, HostRoots, RefreshAct, Refreshed, Release,
-    TuckRecords, refresh_container, release_copies,
+    BoundFiles, FileBind, HeldProcess, HelperProcess, HostRoots, REPLACE_TIMEOUT, RefreshAct,
+    Refreshed, Release, TuckRecords, refresh_container, release_copies,
 };
 use bindguard_testing::live::{self, Container};
 use bindguard_testing::{mounts_of_host, unmount};
@@ -141,7 +141,16 @@ fn refresh_file(folder: &Path, init: u32) -> Refreshed {
     begin(&MOUNT_CALLS);
     let helper = HelperProcess::start().unwrap();
     let spec = live::spec_of(None);
-    refresh_container(&helper, &process, Some(&spec), &[&files], act, &records).unwrap()
+    refresh_container(
+        &helper,
+        REPLACE_TIMEOUT,
+        &process,
+        Some(&spec),
+        &[&files],
+        act,
+        &records,
+    )
+    .unwrap()
 }
 
 #[test]
@@ -298,7 +307,16 @@ fn refreshes_a_host_root() {
     begin(&MOUNT_CALLS);
     let helper = HelperProcess::start().unwrap();
     let (spec, act) = (live::spec_of(None), RefreshAct::Replace(Notify::None));
-    refresh_container(&helper, &process, Some(&spec), &[&roots], act, &records).unwrap();
+    refresh_container(
+        &helper,
+        REPLACE_TIMEOUT,
+        &process,
+        Some(&spec),
+        &[&roots],
+        act,
+        &records,
+    )
+    .unwrap();
 }
 
 /// No record says which of two mounts of the host's root a refresh made.

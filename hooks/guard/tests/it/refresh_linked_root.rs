@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Policy;
 use bindguard_core::refresh_request::Notify;
-use bindguard_guard::refresh::{BoundMounts, RefreshAct, TuckRecords, refresh_container};
+use bindguard_guard::refresh::{
+    BoundMounts, REPLACE_TIMEOUT, RefreshAct, TuckRecords, refresh_container,
+};
 use bindguard_guard::{Attempt, admit};
 use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::{Folder, helper, mount_of};
@@ -57,6 +59,7 @@ fn a_volume_that_was_mounted_anew_is_replaced_by_any_name_of_the_root() {
         let mounts = BoundMounts::open(&bundle, &pod).unwrap();
         let refreshed = refresh_container(
             helper(),
+            REPLACE_TIMEOUT,
             &container.process,
             Some(container.spec()),
             &[&mounts],

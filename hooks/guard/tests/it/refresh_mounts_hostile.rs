@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use bindguard_core::refresh::RefusedReason;
 use bindguard_core::refresh_request::Notify;
 use bindguard_guard::refresh::{
-    BoundMounts, HelperProcess, NamespaceError, RefreshAct, RefreshError, TuckRecords,
-    refresh_container,
+    BoundMounts, HelperProcess, NamespaceError, REPLACE_TIMEOUT, RefreshAct, RefreshError,
+    TuckRecords, refresh_container,
 };
 use bindguard_testing::hostile_process::{HostileProcess, Step, errno};
 use bindguard_testing::live::{self, Container, Inside};
@@ -47,6 +47,7 @@ fn a_process_that_changes_namespaces_in_a_loop_gets_no_volume_in_the_other_one()
         let volumes = BoundMounts::open(&scene.pod.bundle(), &scene.pod.directory()).unwrap();
         let done = refresh_container(
             helper(),
+            REPLACE_TIMEOUT,
             &container.process,
             Some(&live::spec_of(None)),
             &[&volumes],
@@ -283,6 +284,7 @@ fn an_old_mount_that_stays_locked_is_a_failure() {
         let helper = HelperProcess::start().unwrap();
         refresh_container(
             &helper,
+            REPLACE_TIMEOUT,
             &container.process,
             Some(container.spec()),
             &[&scene.bound_mounts()],

@@ -10,7 +10,8 @@ use std::os::unix::fs::PermissionsExt;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::spec::SpecUsers;
 use bindguard_guard::refresh::{
-    HeldProcess, NamespaceError, PodVolumes, RefreshAct, RefreshError, Refreshed, refresh_container,
+    HeldProcess, NamespaceError, PodVolumes, REPLACE_TIMEOUT, RefreshAct, RefreshError, Refreshed,
+    refresh_container,
 };
 use bindguard_testing::hostile_process;
 use bindguard_testing::hostile_process::{HostileProcess, Step, errno};
@@ -184,6 +185,7 @@ fn refresh(
     let volumes = PodVolumes::open(&scene.pod.directory()).unwrap();
     refresh_container(
         helper(),
+        REPLACE_TIMEOUT,
         process,
         Some(spec),
         &[&volumes],

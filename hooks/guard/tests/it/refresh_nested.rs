@@ -5,7 +5,9 @@ use std::path::Path;
 
 use bindguard_core::refresh::SpecBind;
 use bindguard_core::refresh_request::Notify;
-use bindguard_guard::refresh::{PodVolumes, RefreshAct, Refreshed, refresh_container};
+use bindguard_guard::refresh::{
+    PodVolumes, REPLACE_TIMEOUT, RefreshAct, Refreshed, refresh_container,
+};
 use bindguard_testing::helper;
 use bindguard_testing::live::{Container, Inside};
 
@@ -60,6 +62,7 @@ impl Nested {
         ]);
         refresh_container(
             helper(),
+            REPLACE_TIMEOUT,
             &container.process,
             Some(container.spec()),
             &[&volumes],

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bindguard_core::refresh::RefusedReason;
 use bindguard_core::refresh_request::Notify;
 use bindguard_guard::refresh::{
-    BoundMounts, HelperProcess, RefreshAct, Refreshed, TuckRecords, refresh_container_within,
+    BoundMounts, HelperProcess, RefreshAct, Refreshed, TuckRecords, refresh_container,
 };
 use bindguard_testing::live::{Container, Inside};
 use bindguard_testing::{Fuse, bind, helper, mount_of, mount_tmpfs, mounts_of_host};
@@ -85,7 +85,7 @@ impl Nested {
     ) -> Refreshed {
         let pod = &self.scene.pod;
         let mounts = BoundMounts::open(&pod.bundle(), &pod.directory()).unwrap();
-        refresh_container_within(
+        refresh_container(
             helper,
             time,
             &container.process,

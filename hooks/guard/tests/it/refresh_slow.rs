@@ -14,8 +14,8 @@ use bindguard_core::refresh::SubpathInContainer;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::spec::SpecUsers;
 use bindguard_guard::refresh::{
-    CurrentFiles, MAX_MOUNTS_OF_FILE, PodVolumes, RefreshAct, Refreshed, refresh_container,
-    refresh_container_within,
+    CurrentFiles, MAX_MOUNTS_OF_FILE, PodVolumes, REPLACE_TIMEOUT, RefreshAct, Refreshed,
+    refresh_container,
 };
 use bindguard_sys::Handle;
 use bindguard_testing::helper;
@@ -73,7 +73,7 @@ fn refresh(scene: &Scene, container: &HostileProcess, within: Option<Duration>) 
     let act = RefreshAct::Replace(Notify::None);
     let (process, records) = (&container.process, scene.records());
     match within {
-        Some(time) => refresh_container_within(
+        Some(time) => refresh_container(
             helper(),
             time,
             process,
@@ -83,9 +83,16 @@ fn refresh(scene: &Scene, container: &HostileProcess, within: Option<Duration>) 
             &records,
         )
         .unwrap(),
-        None => {
-            refresh_container(helper(), process, Some(&spec), &[&volumes], act, &records).unwrap()
-        }
+        None => refresh_container(
+            helper(),
+            REPLACE_TIMEOUT,
+            process,
+            Some(&spec),
+            &[&volumes],
+            act,
+            &records,
+        )
+        .unwrap(),
     }
 }
 
@@ -174,7 +181,7 @@ fn a_volume_that_changes_until_the_time_is_over_is_restless() {
     let spec = SpecUsers::from_spec(br#"{"mounts":[{"destination":"/etc/app/0"}]}"#).unwrap();
     let act = RefreshAct::Replace(Notify::None);
     let (process, records) = (&container.process, scene.records());
-    let refreshed = refresh_container_within(
+    let refreshed = refresh_container(
         helper(),
         FIRST_TURN,
         process,

@@ -15,8 +15,8 @@ use bindguard_core::proof::EXPECTED_FILE;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::MountResult;
 use bindguard_guard::refresh::{
-    BoundMounts, HeldProcess, HelperProcess, RefreshAct, Refreshed, Release, Released, TuckRecords,
-    refresh_container,
+    BoundMounts, HeldProcess, HelperProcess, REPLACE_TIMEOUT, RefreshAct, Refreshed, Release,
+    Released, TuckRecords, refresh_container,
 };
 use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::{Pod, bind, helper, mount_of, mount_tmpfs, mounts_of_host, unmount};
@@ -88,6 +88,7 @@ impl Scene {
         let mounts = BoundMounts::open(&self.pod.bundle(), &self.pod.directory()).unwrap();
         refresh_container(
             helper(),
+            REPLACE_TIMEOUT,
             &container.process,
             Some(container.spec()),
             &[&mounts],
@@ -129,7 +130,16 @@ fn refreshes() {
     let spec = live::spec_of(users.as_deref());
     let act = RefreshAct::Replace(Notify::None);
     let records = TuckRecords::at(&folder(RECORDS));
-    refresh_container(&helper, &process, Some(&spec), &[&mounts], act, &records).unwrap();
+    refresh_container(
+        &helper,
+        REPLACE_TIMEOUT,
+        &process,
+        Some(&spec),
+        &[&mounts],
+        act,
+        &records,
+    )
+    .unwrap();
 }
 
 /// The next refresh took the new mount for a mount of the container, for ever.
@@ -440,6 +450,7 @@ fn a_record_that_a_refresh_began_releases_no_copy() {
     let volumes = BoundMounts::open(&bundle, &pod).unwrap();
     let refreshed = refresh_container(
         helper(),
+        REPLACE_TIMEOUT,
         &container.process,
         Some(container.spec()),
         &[&volumes],

@@ -16,8 +16,8 @@ use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::MountResult;
 use bindguard_core::spec::SpecView;
 use bindguard_guard::refresh::{
-    BoundFiles, BoundMounts, CurrentFiles, FileBind, RefreshAct, Refreshed, RunningContainers,
-    TuckRecords, refresh_container,
+    BoundFiles, BoundMounts, CurrentFiles, FileBind, REPLACE_TIMEOUT, RefreshAct, Refreshed,
+    RunningContainers, TuckRecords, refresh_container,
 };
 use bindguard_operator::engines::ContainersOfNode;
 use bindguard_testing::hostile_process::{self, HostileProcess, Step, errno};
@@ -107,6 +107,7 @@ impl Scene {
     fn refresh_with(&self, container: &Container, files: &dyn CurrentFiles) -> Refreshed {
         refresh_container(
             helper(),
+            REPLACE_TIMEOUT,
             &container.process,
             Some(container.spec()),
             &[files],

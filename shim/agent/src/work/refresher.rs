@@ -16,7 +16,7 @@ use bindguard_core::report::{Actor, MountResult, RefreshLine, RefreshedMount};
 use bindguard_guard::OpenError;
 use bindguard_guard::refresh::{
     CurrentFiles, HeldProcess, HelperProcess, HostRoots, MAX_MOUNTS_OF_FILE, ProcessError,
-    RefreshAct, TuckRecords, refresh_container_within,
+    RefreshAct, TuckRecords, refresh_container,
 };
 use bindguard_operator::node::{NotInit, hold_init};
 use tracing::info;
@@ -137,8 +137,7 @@ impl<'a> Refresher<'a> {
         };
         let mut line = RefreshLine::new(Actor::Agent, id, container.identity.clone());
         let (spec, records) = (container.spec.as_deref(), &self.records);
-        let refreshed =
-            refresh_container_within(self.helper, time, &process, spec, files, act, records);
+        let refreshed = refresh_container(self.helper, time, &process, spec, files, act, records);
         let mut refreshed = match refreshed {
             Ok(refreshed) => refreshed,
             Err(error) if error.may_pass() && is_first => return out_of_time(""),

@@ -9,8 +9,8 @@ use bindguard_core::refresh::RefusedReason;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::source::KindName;
 use bindguard_guard::refresh::{
-    HostRoots, RefreshAct, Refreshed, Release, Released, TuckRecords, refresh_container,
-    release_copies,
+    HostRoots, REPLACE_TIMEOUT, RefreshAct, Refreshed, Release, Released, TuckRecords,
+    refresh_container, release_copies,
 };
 use bindguard_guard::{Attempt, admit, prove_container};
 use bindguard_testing::live::{self, Container, Inside};
@@ -140,6 +140,7 @@ impl Scene {
         let roots = HostRoots::open(&self.bundle(), &self.policy, &self.places()).unwrap();
         refresh_container(
             helper(),
+            REPLACE_TIMEOUT,
             &container.process,
             Some(container.spec()),
             &[&roots],

@@ -7,8 +7,8 @@ use bindguard_core::refresh::RefusedReason;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{AttachMethod, MountResult};
 use bindguard_guard::refresh::{
-    HelperProcess, PodVolumes, RefreshAct, Refreshed, TuckRecords, VolumeOfPod, rebind_volume,
-    refresh_container,
+    HelperProcess, PodVolumes, REPLACE_TIMEOUT, RefreshAct, Refreshed, TuckRecords, VolumeOfPod,
+    rebind_volume, refresh_container,
 };
 
 pub mod host_root;
@@ -88,6 +88,7 @@ impl Scene {
         let volumes = PodVolumes::open(&self.pod.directory()).unwrap();
         refresh_container(
             helper,
+            REPLACE_TIMEOUT,
             &container.process,
             Some(container.spec()),
             &[&volumes],

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 
 use bindguard_core::refresh_request::Notify;
 use bindguard_guard::refresh::{
-    HeldProcess, HelperProcess, PodVolumes, RefreshAct, TuckRecords, refresh_container,
+    HeldProcess, HelperProcess, PodVolumes, REPLACE_TIMEOUT, RefreshAct, TuckRecords,
+    refresh_container,
 };
 use bindguard_testing::live;
 use nix::libc;
@@ -188,6 +189,7 @@ fn program() {
     let act = RefreshAct::Replace(Notify::None);
     refresh_container(
         &helper,
+        REPLACE_TIMEOUT,
         &process,
         Some(&live::spec_of(None)),
         &[&volumes],

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::spec::SpecUsers;
 use bindguard_guard::refresh::{
-    BoundMounts, HeldProcess, RefreshAct, Refreshed, TuckRecords, refresh_container,
+    BoundMounts, HeldProcess, REPLACE_TIMEOUT, RefreshAct, Refreshed, TuckRecords,
+    refresh_container,
 };
 use bindguard_guard::{Attempt, admit, prove_container};
 use bindguard_testing::live::{self, Container, Inside};
@@ -148,7 +149,16 @@ impl Scene {
         act: RefreshAct,
     ) -> Refreshed {
         let records = TuckRecords::at(&self.records());
-        refresh_container(helper(), process, Some(spec), &[mounts], act, &records).unwrap()
+        refresh_container(
+            helper(),
+            REPLACE_TIMEOUT,
+            process,
+            Some(spec),
+            &[mounts],
+            act,
+            &records,
+        )
+        .unwrap()
     }
 
     pub fn records(&self) -> PathBuf {

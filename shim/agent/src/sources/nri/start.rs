@@ -25,8 +25,7 @@ use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{Actor, RefreshLine};
 use bindguard_core::spec::{Bind, SpecUsers, SpecView};
 use bindguard_guard::refresh::{
-    HeldProcess, HelperProcess, PodVolumes, RefreshAct, Refreshed, TuckRecords,
-    refresh_container_within,
+    HeldProcess, HelperProcess, PodVolumes, RefreshAct, Refreshed, TuckRecords, refresh_container,
 };
 use bindguard_guard::{
     ExpectedSources, Probes, Proved, SourceError, kubelet_roots_by_all_names, prove_new_container,
@@ -229,7 +228,7 @@ fn refreshed(
     let volumes = volumes.for_container(SpecBind::of_spec(&spec));
     let users = SpecUsers::from_spec(&bytes).map_err(|error| failed(&error))?;
     let init = init_of(container)?;
-    let refreshed = refresh_container_within(
+    let refreshed = refresh_container(
         helper.ok_or(NotChecked::NoHelper)?,
         time_until(until)?,
         &init,
