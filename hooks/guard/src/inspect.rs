@@ -338,20 +338,23 @@ pub(crate) fn source_of<'a>(bind: &'a Bind<'_>, bundle: &Path) -> Cow<'a, Path> 
 /// Returns a finding for each subpath. Opens all subpaths at once, with at most three descriptors
 /// each.
 pub fn judge_subpaths(subpaths: &[VolumeSubpath], probes: &Probes) -> Vec<Finding> {
-    let directories = HeldVolumeDirectories::default();
-    let mut held = Vec::with_capacity(subpaths.len());
+    let (directories, mounts) = (HeldVolumeDirectories::default(), Mounts::default());
+    let (mut held, mut findings) = (Vec::new(), Vec::new());
     for subpath in subpaths {
         held.push(HeldSubpath::hold_among(subpath.clone(), &directories));
     }
-    let evidence = probes.observe(&held, &Mounts::default());
-    let mut findings = Vec::with_capacity(subpaths.len());
-    for (subpath, evidence) in subpaths.iter().zip(evidence) {
+    let paths: Vec<_> = held
+        .iter()
+        .map(|held| held.paths_to_probe(&mounts))
+        .collect();
+    for (held, answers) in held.into_iter().zip(probes.probe(&paths)) {
+        let evidence = held.observe(&mounts, &answers.reaches());
         findings.push(Finding {
             bind: None,
-            source: subpath.path(),
+            source: held.subpath().path(),
             destination: None,
-            verdict: judge_subpath(subpath, &evidence),
-            kind: SourceKind::Subpath(subpath.clone()),
+            verdict: judge_subpath(held.subpath(), &evidence),
+            kind: SourceKind::Subpath(held.into_subpath()),
         });
     }
     findings

@@ -168,19 +168,7 @@ impl Probes {
         self.probe_all(paths).iter().map(reach).collect()
     }
 
-    /// Observes subpaths; probes those on servers first.
-    pub fn observe(&self, held: &[HeldSubpath], mounts: &Mounts) -> Vec<SubpathEvidence> {
-        let paths: Vec<_> = held
-            .iter()
-            .map(|held| held.paths_to_probe(mounts))
-            .collect();
-        let mut evidence = Vec::with_capacity(held.len());
-        for (held, answers) in held.iter().zip(self.probe(&paths)) {
-            evidence.push(held.observe(mounts, &answers.reaches()));
-        }
-        evidence
-    }
-
+    /// Observes a subpath, after a probe if it is on a server.
     pub fn observe_one(&self, held: &HeldSubpath, mounts: &Mounts) -> SubpathEvidence {
         held.observe(mounts, &self.reaches(&held.paths_to_probe(mounts)))
     }

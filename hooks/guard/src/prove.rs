@@ -103,21 +103,16 @@ impl Proved {
             None => {}
         }
         self.compare_mounts(&bundle, &expected, written, pid, places)?;
-        if expected
-            .spec
-            .is_some_and(|it| Some(it) != record::spec_version(path))
-        {
+        if expected.spec.is_some() && expected.spec != record::spec_version(path) {
             // A program below the guard, such as nvidia-container-runtime, may have added binds.
             let mut admitted = HashSet::new();
             for entry in &expected.entries {
-                if let Some(source) = &entry.source {
-                    admitted.insert((source.as_path(), entry.destination.as_path()));
-                }
+                admitted.insert((entry.source.as_deref(), entry.destination.as_path()));
             }
             for bind in bundle.spec.binds() {
-                if !admitted.contains(&(&*source_of(bind, path), bind.destination())) {
-                    self.report.unproven += 1;
-                }
+                let source = source_of(bind, path);
+                let is_admitted = admitted.contains(&(Some(&*source), bind.destination()));
+                self.report.unproven += usize::from(!is_admitted);
             }
         }
         record::add_mounts_before(path, expected);

@@ -288,7 +288,7 @@ pub fn refresh_container(
     match ended {
         Ok(Ended::Unfinished { rounds }) if is_out_of_time && refresh.abandoned.is_none() => {
             for found in look.due(&refresh.progress) {
-                let progress = refresh.progress.get(&found.shown.mount.mount_point);
+                let progress = refresh.progress.get(found.place());
                 // A mount without a failure in these rounds changes all the time.
                 if rounds == 0 || progress.is_some_and(|it| it.failure.is_some()) {
                     let error = format!(
@@ -317,7 +317,7 @@ pub fn refresh_container(
     }
     refresh.settle_unanswered(&look);
     for found in &look.found {
-        let progress = refresh.progress.get(&found.shown.mount.mount_point);
+        let progress = refresh.progress.get(found.place());
         if found.shown.is_current() && progress.is_some_and(|it| it.replaced.is_some()) {
             found.files.note_attached(&found.shown, &look.table);
         }
@@ -338,6 +338,15 @@ pub(super) struct Found<'a> {
 }
 
 impl Found<'_> {
+    /// The mount point in the container.
+    pub(super) fn place(&self) -> &Path {
+        &self.shown.mount.mount_point
+    }
+
+    pub(super) fn refused(&self, reason: RefusedReason) -> MountResult {
+        Refused::new(reason, self.place()).into()
+    }
+
     /// True if a new mount at the same place becomes shared.
     pub(super) fn is_on_shared(&self) -> bool {
         let parent = self.shown.parent.as_ref();
@@ -354,8 +363,7 @@ impl Found<'_> {
         let host = mounts_of_host().map_err(|error| failed(&error))?;
         let mut mounts = host.entries().iter();
         if mounts.any(|mount| mount.propagation.peer_group == Some(group)) {
-            let place = &self.shown.mount.mount_point;
-            return Err(Refused::new(RefusedReason::ParentIsShared, place).into());
+            return Err(self.refused(RefusedReason::ParentIsShared));
         }
         Ok(())
     }
@@ -405,7 +413,7 @@ impl<'a> Look<'a> {
     pub(super) fn due(&self, progress: &Progress) -> Vec<&Found<'a>> {
         let mut due = Vec::new();
         for found in self.found.iter().filter(|found| found.shown.is_due()) {
-            let progress = progress.get(&found.shown.mount.mount_point);
+            let progress = progress.get(found.place());
             let may_try = progress.is_none_or(|it| {
                 it.failures < MAX_FAILURES && it.failure != Some(MountResult::KeyGone)
             });
@@ -427,7 +435,7 @@ impl<'a> Look<'a> {
             let opened = opened.and_then(|()| found.files.open_current(&found.shown));
             let below = opened.and_then(|_| found.files.mounts_below(&found.shown, &self.table));
             if let Err(why @ (MountResult::KeyGone | MountResult::Refused { .. })) = below {
-                let place = found.shown.mount.mount_point.clone();
+                let place = found.place().to_owned();
                 let progress: &mut MountProgress = progress.entry(place).or_default();
                 progress.failure = Some(why);
             }
@@ -545,7 +553,7 @@ impl<'a> ContainerRefresh<'a> {
     }
 
     pub(super) fn progress_of(&mut self, found: &Found<'_>) -> &mut MountProgress {
-        let place = found.shown.mount.mount_point.clone();
+        let place = found.place().to_owned();
         self.progress.entry(place).or_default()
     }
 
@@ -591,7 +599,7 @@ impl<'a> ContainerRefresh<'a> {
     /// after it has detached the old mount.
     fn settle_unanswered(&mut self, look: &Look<'_>) {
         for found in look.found.iter().filter(|found| found.shown.is_current()) {
-            let Some(progress) = self.progress.get_mut(&found.shown.mount.mount_point) else {
+            let Some(progress) = self.progress.get_mut(found.place()) else {
                 continue;
             };
             let Some(method) = progress.unanswered.take() else {

@@ -172,8 +172,7 @@ impl<'a> ContainerRefresh<'a> {
     ) -> Result<Vec<TreePart>, MountResult> {
         let (count, limit) = (below.nested.len(), MAX_NESTED_BINDS);
         if count > limit {
-            let place = &found.shown.mount.mount_point;
-            let refused = Refused::new(RefusedReason::ManyNestedBinds, place);
+            let refused = Refused::new(RefusedReason::ManyNestedBinds, found.place());
             let error = format!("{count} instead of {limit}");
             return Err(refused.with_error(error).into());
         }
@@ -320,9 +319,8 @@ impl Round<'_, '_, '_> {
                 new.push(index);
             } else if self.refresh.progress_of(found).replaced.take().is_some() {
                 // umount2(2) has one error for a mount that is gone, and for a locked mount.
-                let place = &found.shown.mount.mount_point;
-                let refused = Refused::new(RefusedReason::Locked, place);
-                self.refresh.fail(found, refused.into());
+                self.refresh
+                    .fail(found, found.refused(RefusedReason::Locked));
             } else if self.is_noted(index, found.shown.parent.as_ref()) {
                 attached.push((index, AttachMethod::Finished));
             }
@@ -359,9 +357,8 @@ impl Round<'_, '_, '_> {
         if container.namespace.has_own_users() && propagation_takes_locks() {
             for index in indices {
                 let found = self.jobs[*index].found;
-                let place = &found.shown.mount.mount_point;
-                let refused = Refused::new(RefusedReason::KernelFault, place);
-                self.refresh.fail(found, refused.into());
+                let refused = found.refused(RefusedReason::KernelFault);
+                self.refresh.fail(found, refused);
             }
             return Ok(Vec::new());
         }
