@@ -105,10 +105,10 @@ impl Selftest {
         unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWPID)
             .context("create namespaces for the self-test")?;
         let status = status_within(TIMEOUT, command).context("run the scenes")?;
-        let code = status
-            .code()
-            .with_context(|| format!("the scenes ended: {status}"))?;
-        Ok(ExitCode::from(u8::try_from(code)?))
+        match status.code().map(u8::try_from) {
+            Some(Ok(code)) => Ok(code.into()),
+            _ => bail!("the scenes ended: {status}"),
+        }
     }
 }
 

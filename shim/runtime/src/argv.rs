@@ -162,14 +162,14 @@ impl Invocation {
         let line = CommandLine::parse(args);
         let verb = line.verb()?;
         if line.is_one_of(verb, wanted) {
-            return Some(line.invocation(verb).0);
+            return Some(line.invocation(verb));
         }
         // An unknown flag before the verb may have taken that word as its value.
-        let (unknown, _) = line.unknown.filter(|(at, _)| *at < verb)?;
-        let later = (unknown..line.arguments.len()).find(|at| line.is_one_of(*at, wanted))?;
+        let (before, _) = line.unknown.filter(|(before, _)| *before <= verb)?;
+        let later = (before..line.plain.len()).find(|at| line.is_one_of(*at, wanted))?;
         Some(Self {
             is_verb_in_doubt: true,
-            ..line.invocation(later).0
+            ..line.invocation(later)
         })
     }
 
@@ -177,44 +177,36 @@ impl Invocation {
     /// plain arguments.
     pub fn of_own_verb<'a>(args: &'a [OsString], name: &str) -> Option<(Self, Vec<&'a OsStr>)> {
         let line = CommandLine::parse(args);
-        let verb = line.verb()?;
-        line.is_one_of(verb, &[name]).then(|| line.invocation(verb))
+        let verb = line.verb().filter(|verb| line.is_one_of(*verb, &[name]))?;
+        let invocation = line.invocation(verb);
+        Some((invocation, line.plain.into_iter().skip(verb + 2).collect()))
     }
 }
 
-/// An argument, or a flag with its value.
-enum Argument<'a> {
-    Flag {
-        name: &'a OsStr,
-        value: Option<&'a OsStr>,
-    },
-    Plain(&'a OsStr),
-}
-
+#[derive(Default)]
 struct CommandLine<'a> {
-    arguments: Vec<Argument<'a>>,
-    /// The first flag that a runtime may read differently: its position, and its text.
+    /// The arguments that are neither flags nor values of flags.
+    plain: Vec<&'a OsStr>,
+    /// The flags with a value, and their values.
+    values: Vec<(&'a OsStr, &'a OsStr)>,
+    /// The first flag that a runtime may read differently: the number of plain arguments before it,
+    /// and its text.
     unknown: Option<(usize, &'a OsStr)>,
 }
 
 impl<'a> CommandLine<'a> {
     fn parse(args: &'a [OsString]) -> Self {
-        let mut line = Self {
-            arguments: Vec::with_capacity(args.len()),
-            unknown: None,
-        };
+        let mut line = Self::default();
         let mut rest = args.iter().map(OsString::as_os_str);
-        let (mut has_verb, mut only_plain) = (false, false);
+        let mut only_plain = false;
         while let Some(arg) = rest.next() {
-            let is_flag = arg.as_bytes().starts_with(b"-") && arg != "-" && !only_plain;
-            if !is_flag {
-                has_verb |= VERBS.iter().any(|verb| arg == *verb);
-                line.arguments.push(Argument::Plain(arg));
+            if only_plain || arg == "-" || !arg.as_bytes().starts_with(b"-") {
+                line.plain.push(arg);
                 continue;
             }
             if arg == "--" {
                 // Before the verb, this ends only the global flags.
-                only_plain = has_verb;
+                only_plain = line.verb().is_some();
                 continue;
             }
             let (name, mut value, is_certain) = split(arg);
@@ -222,53 +214,35 @@ impl<'a> CommandLine<'a> {
                 value = rest.next();
             }
             if !is_certain && line.unknown.is_none() {
-                line.unknown = Some((line.arguments.len(), arg));
+                line.unknown = Some((line.plain.len(), arg));
             }
-            line.arguments.push(Argument::Flag { name, value });
+            line.values.extend(value.map(|value| (name, value)));
         }
         line
     }
 
-    /// The position of the verb.
+    /// The position of the verb among the plain arguments.
     fn verb(&self) -> Option<usize> {
-        (0..self.arguments.len()).find(|at| self.is_one_of(*at, &VERBS))
+        (0..self.plain.len()).find(|at| self.is_one_of(*at, &VERBS))
     }
 
     fn is_one_of(&self, at: usize, words: &[&str]) -> bool {
-        match self.arguments[at] {
-            Argument::Plain(plain) => words.iter().any(|word| plain == *word),
-            Argument::Flag { .. } => false,
-        }
+        words.iter().any(|word| self.plain[at] == *word)
     }
 
     /// The value of the last flag with one of these names.
     fn value_of(&self, names: &[&str]) -> Option<&'a OsStr> {
-        for argument in self.arguments.iter().rev() {
-            if let Argument::Flag { name, value } = argument
-                && names.iter().any(|known| name == known)
-                && value.is_some()
-            {
-                return *value;
-            }
-        }
-        None
+        let mut last_first = self.values.iter().rev();
+        let last = last_first.find(|(name, _)| names.iter().any(|known| name == known));
+        last.map(|(_, value)| *value)
     }
 
-    /// The call of the verb at this position, and the plain arguments after the container's id.
-    fn invocation(&self, verb: usize) -> (Invocation, Vec<&'a OsStr>) {
-        let mut plain = Vec::new();
-        for argument in &self.arguments[verb + 1..] {
-            if let Argument::Plain(argument) = argument {
-                plain.push(*argument);
-            }
-        }
-        let mut id = None;
-        if !plain.is_empty() {
-            id = plain.remove(0).to_str().map(str::to_owned);
-        }
+    /// The call of the verb at this position.
+    fn invocation(&self, verb: usize) -> Invocation {
         let path_of = |names: &[&str]| self.value_of(names).map(PathBuf::from);
-        let invocation = Invocation {
-            id,
+        let id = self.plain.get(verb + 1);
+        Invocation {
+            id: id.and_then(|id| id.to_str()).map(str::to_owned),
             bundle: path_of(&["bundle", "b"]).unwrap_or_else(|| ".".into()),
             is_create: self.is_one_of(verb, &["create"]),
             root: path_of(&["root", "r"]),
@@ -281,8 +255,7 @@ impl<'a> CommandLine<'a> {
             log_is_json: self
                 .value_of(&["log-format"])
                 .is_some_and(|format| format == "json"),
-        };
-        (invocation, plain)
+        }
     }
 }
 

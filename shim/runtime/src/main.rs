@@ -47,7 +47,7 @@ fn main() -> ExitCode {
         if is_start_refused(&args, &loaded.config) {
             return ExitCode::FAILURE;
         }
-        return exec_runtime::exec(&args, runtime, &Messages::on_stderr());
+        return exec_runtime::exec(&args, runtime, &Messages::default());
     };
     let invocation = invocation.with_absolute_paths();
     let messages = Messages::for_invocation(&invocation, handover.pipe.is_some());

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bindguard_core::error_chain;
-use bindguard_core::report::{BindReport, Report, Severity};
+use bindguard_core::report::{Report, Severity};
 use bindguard_core::text::{cut, one_line};
 use bindguard_guard::{leave_room, with_size_errors};
 use nix::libc::O_NONBLOCK;
@@ -35,7 +35,7 @@ const MAX_OUTPUT: usize = 8192;
 
 static WRITTEN: AtomicUsize = AtomicUsize::new(0);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Messages {
     log: Option<PathBuf>,
     log_is_json: bool,
@@ -53,15 +53,6 @@ impl Messages {
         }
     }
 
-    /// For a call that is not checked.
-    pub fn on_stderr() -> Self {
-        Self {
-            log: None,
-            log_is_json: false,
-            log_is_forwarded: false,
-        }
-    }
-
     /// Reports the findings and the actions.
     pub fn report_findings(&self, report: &Report) {
         for problem in &report.problems {
@@ -70,12 +61,13 @@ impl Messages {
                 None => self.problem(problem),
             }
         }
-        for (severity, remark) in report.binds.iter().filter_map(BindReport::log_message) {
-            match severity {
-                Severity::Info => {
+        for bind in &report.binds {
+            match bind.log_message() {
+                None => {}
+                Some((Severity::Info, remark)) => {
                     self.append("info", &remark);
                 }
-                Severity::Warning => self.remark(&remark),
+                Some((Severity::Warning, remark)) => self.remark(&remark),
             }
         }
     }

@@ -61,8 +61,8 @@ fn detach(args: &[OsString], config: &Config) -> Option<()> {
     let id = invocation.id.as_deref().unwrap_or_default();
     match detach_below_emptydirs(&invocation.bundle, id, config.places()) {
         Ok(lines) => {
-            if let Some(journal) = config.journal() {
-                for line in lines {
+            for line in lines {
+                if let Some(journal) = config.journal() {
                     messages.recorded(record_release(journal, line));
                 }
             }

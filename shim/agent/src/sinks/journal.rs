@@ -8,9 +8,7 @@ use std::time::{Duration, Instant};
 
 use bindguard_core::error_chain;
 use bindguard_core::report::{RebindLine, RefreshLine, Report};
-use bindguard_guard::{
-    JournalEntry, RecordError, record_nri_create, record_rebind, record_refresh,
-};
+use bindguard_guard::{JournalEntry, record_nri_create, record_rebind, record_refresh};
 use lru::LruCache;
 use tracing::warn;
 
@@ -139,41 +137,35 @@ fn write_lines(
                 continue;
             }
         }
-        let error = write_line(journal, *line, pods)
-            .err()
-            .map(|error| error_chain(&error));
+        let written = match *line {
+            AgentLine::NriCreate(id, pid, report) => record_nri_create(
+                journal,
+                &JournalEntry {
+                    refused: None,
+                    unchecked: None,
+                    id: Some(&id),
+                    attempt: 0,
+                    pid,
+                    report: &report,
+                },
+            ),
+            AgentLine::Rebind(mut line) => {
+                let pod = &mut line.container.pod;
+                if let Some(named) = pod.uid.as_deref().and_then(|uid| pods.names(uid)) {
+                    *pod = named;
+                }
+                record_rebind(journal, line)
+            }
+            AgentLine::Refresh(line) => record_refresh(journal, line),
+        };
+        let error = written.err().map(|error| error_chain(&error));
         // A full disk causes one warning, not a warning for each line.
-        if let Some(error) = error
-            .as_ref()
-            .filter(|error| failed.as_ref() != Some(error))
+        if let Some(error) = &error
+            && failed.as_ref() != Some(error)
         {
             warn!("journal a repair of the agent: {error}");
         }
         failed = error;
-    }
-}
-
-fn write_line(journal: &Path, line: AgentLine, pods: &PodLookup) -> Result<(), RecordError> {
-    match line {
-        AgentLine::NriCreate(id, pid, report) => record_nri_create(
-            journal,
-            &JournalEntry {
-                refused: None,
-                unchecked: None,
-                id: Some(&id),
-                attempt: 0,
-                pid,
-                report: &report,
-            },
-        ),
-        AgentLine::Rebind(mut line) => {
-            let pod = &mut line.container.pod;
-            if let Some(named) = pod.uid.as_deref().and_then(|uid| pods.names(uid)) {
-                *pod = named;
-            }
-            record_rebind(journal, line)
-        }
-        AgentLine::Refresh(line) => record_refresh(journal, line),
     }
 }
 

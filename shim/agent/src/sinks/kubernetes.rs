@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bindguard_config::{EventMode, KubernetesConfig};
 use bindguard_core::error_chain;
-use bindguard_kubernetes::{Access, AccessError, ApiClient, ApiError, Status, node_name};
+use bindguard_kubernetes::{Access, AccessError, ApiClient, ApiError, node_name};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -50,7 +50,11 @@ pub fn start(
         }
     };
     let node = node_name(settings.node.as_deref());
-    let api = ApiEvents::new(ApiClient::new(Arc::clone(access)), node, off.memory.clone());
+    let api = ApiEvents {
+        client: ApiClient::new(Arc::clone(access)),
+        node,
+        memory: off.memory.clone(),
+    };
     let (events, occurrences) = Events::on(settings.events, Arc::clone(metrics));
     let recorder = Recorder::new(api, pods, settings.event_requests, Arc::clone(metrics));
     tokio::spawn(recorder.run(occurrences));
@@ -64,21 +68,10 @@ const COMPONENT: &str = "bindguard-agent";
 
 /// Writes events to the API server.
 #[derive(Debug)]
-pub struct ApiEvents {
+struct ApiEvents {
     client: ApiClient,
     node: String,
     memory: IdleMemory,
-}
-
-impl ApiEvents {
-    /// A writer of this node's events.
-    pub fn new(client: ApiClient, node: String, memory: IdleMemory) -> Self {
-        Self {
-            client,
-            node,
-            memory,
-        }
-    }
 }
 
 impl EventApi for ApiEvents {
@@ -88,11 +81,8 @@ impl EventApi for ApiEvents {
         if event.exists {
             patch["count"] = event.count.into();
         } else {
-            match self
-                .client
-                .create(&events, &object(event, &self.node))
-                .await
-            {
+            let object = object(event, &self.node);
+            match self.client.create(&events, &object).await {
                 Ok(_) => return Ok(event.count),
                 // An earlier start of the agent created the object.
                 Err(ApiError::Status(status)) if status.code == 409 => {}
@@ -103,10 +93,8 @@ impl EventApi for ApiEvents {
         let patched = self.client.patch(&place, &patch).await;
         let patched = patched.map_err(|error| failure(&error, true))?;
         let patched: Value = serde_json::from_str(&patched).unwrap_or_default();
-        let count = patched["count"].as_u64();
-        Ok(count
-            .and_then(|count| count.try_into().ok())
-            .unwrap_or(event.count))
+        let count = patched["count"].as_u64().map(u32::try_from);
+        Ok(count.and_then(Result::ok).unwrap_or(event.count))
     }
 
     fn disconnect(&mut self) {
@@ -158,9 +146,11 @@ fn failure(error: &ApiError, was_patch: bool) -> EventWriteError {
     let ApiError::Status(status) = error else {
         return EventWriteError::Unavailable { why, pause: None };
     };
+    let mut causes = status.details.causes.iter();
+    let is_terminating = causes.any(|cause| cause.reason == "NamespaceTerminating");
     match status.code {
         404 if was_patch => EventWriteError::Gone,
-        403 if has_cause(status, "NamespaceTerminating") => EventWriteError::Refused(why),
+        403 if is_terminating => EventWriteError::Refused(why),
         401 | 403 => EventWriteError::Forbidden(why),
         400..=428 | 430..=499 => EventWriteError::Refused(why),
         _ => {
@@ -171,12 +161,4 @@ fn failure(error: &ApiError, was_patch: bool) -> EventWriteError {
             }
         }
     }
-}
-
-fn has_cause(status: &Status, reason: &str) -> bool {
-    status
-        .details
-        .causes
-        .iter()
-        .any(|cause| cause.reason == reason)
 }

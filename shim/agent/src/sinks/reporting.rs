@@ -3,7 +3,7 @@
 //!
 //! It never waits. Without an API server the events cost nothing.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::mem;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -11,15 +11,16 @@ use bindguard_core::error_chain;
 use bindguard_core::report::{Actor, JournalLine, RebindLine, RefreshLine};
 use bindguard_guard::refresh::Abandoned;
 use bindguard_operator::agent_status::HangingChild;
-use bindguard_operator::container_mounts::ContainerMounts;
+use bindguard_operator::container_mounts::{ContainerMounts, UnreadContainer};
 use bindguard_operator::ignored_requests::IgnoredRequest;
 use bindguard_operator::node_report::NodeReport;
 use bindguard_operator::pods::PodContainer;
 use tracing::warn;
 
+use crate::say_once::SayOnce;
 use crate::sinks::events::{
-    Events, Standing, from_ignored_request, from_journal, from_keeper, from_rebind, from_refresh,
-    from_survey,
+    Events, Occurrence, Standing, from_ignored_request, from_journal, from_keeper, from_rebind,
+    from_refresh, from_survey, news,
 };
 use crate::sinks::journal::JournalWriter;
 use crate::threads::IdleMemory;
@@ -29,9 +30,9 @@ use crate::threads::IdleMemory;
 pub struct SurveyEvents {
     sources: Standing<()>,
     /// The ids of the containers that keep mounts of the host.
-    keepers: HashSet<String>,
+    keepers: SayOnce<String>,
     /// The ids of the containers whose mounts are unknown.
-    unread: HashSet<String>,
+    unread: SayOnce<String>,
     /// The pods whose annotations have no effect, and the events about them.
     ignored: Vec<IgnoredRequest>,
     ignored_events: Standing<()>,
@@ -54,49 +55,53 @@ impl Reporting {
         self.events.are_on()
     }
 
+    fn record(&self, occurrences: impl FnOnce() -> Vec<Occurrence>) {
+        self.memory.worked();
+        if self.is_on() {
+            self.events.record(occurrences());
+        }
+    }
+
     /// A line of the journal. The agent reported its own repairs when they happened.
     pub fn journaled(&self, line: &JournalLine) {
         match line {
-            JournalLine::Rebind(line) if line.by == Actor::Agent => return,
-            JournalLine::Refresh(line) if line.by == Actor::Agent => return,
-            JournalLine::Create(_) | JournalLine::NriCreate(_) => {}
-            JournalLine::Rebind(_) | JournalLine::Refresh(_) | JournalLine::Release(_) => {}
-        }
-        self.memory.worked();
-        if self.events.are_on() {
-            self.events.record(from_journal(line));
+            JournalLine::Rebind(line) if line.by == Actor::Agent => {}
+            JournalLine::Refresh(line) if line.by == Actor::Agent => {}
+            line => self.record(|| from_journal(line)),
         }
     }
 
     /// A survey of the node.
     pub fn surveyed(&self, report: &NodeReport, known: &mut SurveyEvents) {
-        self.memory.worked();
-        if self.events.are_on() {
-            self.events
-                .record(known.sources.changed((), from_survey(report)));
-        }
+        self.record(|| news(&mut known.sources, (), from_survey(report)));
     }
 
     /// The mounts of running containers. A container that keeps mounts is reported once,
     /// also if the container keeps further mounts later.
     pub fn surveyed_containers(&self, found: &ContainerMounts, known: &mut SurveyEvents) {
-        for (name, keeper) in new_ones(&found.keepers, &mut known.keepers, |it| &it.container) {
-            let places: Vec<String> = keeper
-                .places
-                .iter()
-                .map(|place| place.display().to_string())
-                .collect();
-            warn!(
-                "{name} keeps mounts that the host has unmounted: {}",
-                places.join(", ")
-            );
-            self.events.record(from_keeper(keeper));
+        let keepers = found.keepers.iter().map(|it| it.container.id.clone());
+        let new_keepers = known.keepers.news((), keepers.collect());
+        for keeper in &found.keepers {
+            if new_keepers.contains(&keeper.container.id) {
+                let places = keeper
+                    .places
+                    .iter()
+                    .map(|place| place.display().to_string());
+                warn!(
+                    "{} keeps mounts that the host has unmounted: {}",
+                    name_of(&keeper.container),
+                    Vec::from_iter(places).join(", ")
+                );
+                self.events.record(from_keeper(keeper));
+            }
         }
-        for (name, unread) in new_ones(&found.unread, &mut known.unread, |it| &it.container) {
-            warn!(
-                "the mounts of {name} are unknown: {}",
-                error_chain(&unread.why)
-            );
+        let unread = found.unread.iter().map(|it| it.container.id.clone());
+        let new_unread = known.unread.news((), unread.collect());
+        for UnreadContainer { container, why } in &found.unread {
+            if new_unread.contains(&container.id) {
+                let why = error_chain(why);
+                warn!("the mounts of {} are unknown: {why}", name_of(container));
+            }
         }
     }
 
@@ -111,24 +116,18 @@ impl Reporting {
             }
         }
         let count = occurrences.len();
-        let new = known.ignored_events.changed((), occurrences);
+        let new = news(&mut known.ignored_events, (), occurrences);
         for occurrence in &new {
             let pod = occurrence.pod.display_name().unwrap_or_default();
             warn!("pod {pod}: {}", occurrence.message);
         }
-        if self.events.are_on() {
-            self.events.record(new);
-        }
+        self.events.record(new);
         count
     }
 
     /// A re-bind by the agent. A survey finds the same again: the journal gets what is new.
     pub fn rebound(&self, line: RebindLine, is_new: bool, standing: &mut Standing<String>) {
-        self.memory.worked();
-        if self.events.are_on() {
-            self.events
-                .record(standing.changed(line.about(), from_rebind(&line)));
-        }
+        self.record(|| news(standing, line.about(), from_rebind(&line)));
         if is_new {
             self.journal.rebound(line);
         }
@@ -136,57 +135,29 @@ impl Reporting {
 
     /// A refresh by the agent. A survey finds the same again: the journal gets what is new.
     pub fn refreshed(&self, line: RefreshLine, is_new: bool, standing: &mut Standing<String>) {
-        self.memory.worked();
-        if self.events.are_on() {
-            self.events
-                .record(standing.changed(line.id.clone(), from_refresh(&line)));
-        }
+        self.record(|| news(standing, line.id.clone(), from_refresh(&line)));
         if is_new {
             self.journal.refreshed(line);
         }
     }
 }
 
-/// The findings about containers that were not known before, with the names of the containers. From
-/// now on all are known.
-fn new_ones<'f, F>(
-    found: &'f [F],
-    known: &mut HashSet<String>,
-    container: impl Fn(&F) -> &PodContainer,
-) -> Vec<(String, &'f F)> {
-    let ids = found.iter().map(|it| container(it).id.clone()).collect();
-    let before = mem::replace(known, ids);
-    let named = |it| {
-        let container = container(it);
-        let pod = container.pod.display_name().unwrap_or_default();
-        let name = container.name.as_deref().unwrap_or(&container.id);
-        (format!("{pod} container {name}"), it)
-    };
-    let is_new = |it: &&F| !before.contains(&container(it).id);
-    found.iter().filter(is_new).map(named).collect()
+fn name_of(container: &PodContainer) -> String {
+    let pod = container.pod.display_name().unwrap_or_default();
+    let name = container.name.as_deref().unwrap_or(&container.id);
+    format!("{pod} container {name}")
 }
 
 // The children that hang in containers. No second child enters such a container.
 
-/// The children that hang, by the ids of their containers.
+/// The children that hang, by the ids of their containers, with the names of the containers.
 #[derive(Debug, Default)]
-pub struct HangingChildren(Mutex<BTreeMap<String, Child>>);
-
-#[derive(Debug)]
-struct Child {
-    /// The container's name for people.
-    container: String,
-    abandoned: Abandoned,
-}
+pub struct HangingChildren(Mutex<BTreeMap<String, (String, Abandoned)>>);
 
 impl HangingChildren {
     /// Remembers the child of a container until the child ends.
     pub fn add(&self, id: &str, container: &str, abandoned: Abandoned) {
-        let container = container.to_owned();
-        let child = Child {
-            container,
-            abandoned,
-        };
+        let child = (container.to_owned(), abandoned);
         self.alive().insert(id.to_owned(), child);
     }
 
@@ -197,18 +168,20 @@ impl HangingChildren {
 
     /// All of them.
     pub fn listed(&self) -> Vec<HangingChild> {
-        let alive = self.alive();
-        let child = |(id, child): (&String, &Child)| HangingChild {
-            container: child.container.clone(),
-            id: id.clone(),
-            pid: child.abandoned.pid(),
-        };
-        alive.iter().map(child).collect()
+        let mut listed = Vec::new();
+        for (id, (container, abandoned)) in &*self.alive() {
+            listed.push(HangingChild {
+                container: container.clone(),
+                id: id.clone(),
+                pid: abandoned.pid(),
+            });
+        }
+        listed
     }
 
-    fn alive(&self) -> MutexGuard<'_, BTreeMap<String, Child>> {
+    fn alive(&self) -> MutexGuard<'_, BTreeMap<String, (String, Abandoned)>> {
         let mut children = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        children.retain(|_, child| child.abandoned.is_alive());
+        children.retain(|_, (_, abandoned)| abandoned.is_alive());
         children
     }
 }

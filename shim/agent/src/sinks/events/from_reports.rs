@@ -254,7 +254,7 @@ fn reason(verdict: VerdictName, outcome: Option<&Outcome>) -> Option<Reason> {
 }
 
 /// The names of the volume and of the container in `volume-subpaths/VOLUME/CONTAINER/INDEX`.
-fn subpath_names<'b>(bind: &'b BindRecord) -> Option<(&'b str, &'b str)> {
+fn subpath_names(bind: &BindRecord) -> Option<(&str, &str)> {
     if bind.kind != KindName::Subpath {
         return None;
     }

@@ -20,11 +20,10 @@ use std::time::Duration;
 
 use bindguard_config::EventMode;
 use bindguard_core::identity::PodName;
-use lru::LruCache;
 use serde::Serialize;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-use crate::sinks::events::objects::MAX_OBJECTS;
+use crate::say_once::SayOnce;
 use crate::sinks::metrics::{EventResult, Metrics};
 
 pub use crate::sinks::events::from_reports::{
@@ -174,32 +173,20 @@ pub struct Moment {
     pub uptime: Duration,
 }
 
-// Remembers the known occurrences: each survey finds them again, and only a change is an event.
+/// The occurrences of each place at its last check. Each survey finds them again.
+pub type Standing<K> = SayOnce<Occurrence, K>;
 
-/// The occurrences of each place at the last check.
-#[derive(Debug)]
-pub struct Standing<K: Hash + Eq>(LruCache<K, Vec<Occurrence>>);
-
-impl<K: Hash + Eq> Default for Standing<K> {
-    fn default() -> Self {
-        Self(LruCache::new(MAX_OBJECTS))
-    }
-}
-
-impl<K: Hash + Eq> Standing<K> {
-    /// The occurrences that this place did not have before. An occurrence that is over is new each
-    /// time.
-    pub fn changed(&mut self, place: K, occurrences: Vec<Occurrence>) -> Vec<Occurrence> {
-        let known = self.0.pop(&place).unwrap_or_default();
-        let mut new = occurrences.clone();
-        new.retain(|occurrence| !known.contains(occurrence));
-        let mut standing = occurrences;
-        standing.retain(|occurrence| !occurrence.reason.properties().1);
-        if !standing.is_empty() {
-            self.0.push(place, standing);
-        }
-        new
-    }
+/// The occurrences that a place did not have before. An occurrence that is over is news each time.
+pub fn news<K: Hash + Eq>(
+    standing: &mut Standing<K>,
+    place: K,
+    mut occurrences: Vec<Occurrence>,
+) -> Vec<Occurrence> {
+    let mut states = occurrences.clone();
+    states.retain(|occurrence| !occurrence.reason.properties().1);
+    occurrences.retain(|occurrence| occurrence.reason.properties().1);
+    occurrences.extend(standing.news(place, states));
+    occurrences
 }
 
 // The bound on the requests of a node: plain data, with the time and random numbers passed in.
@@ -284,12 +271,15 @@ mod standing_tests {
     #[test]
     fn only_a_change_is_new() {
         let mut standing = Standing::default();
-        assert_eq!(standing.changed(1, vec![dead("a")]), [dead("a")]);
-        assert_eq!(standing.changed(1, vec![dead("a"), dead("b")]), [dead("b")]);
-        assert_eq!(standing.changed(2, vec![dead("a")]), [dead("a")]);
-        assert_eq!(standing.changed(1, vec![dead("b")]), []);
+        assert_eq!(news(&mut standing, 1, vec![dead("a")]), [dead("a")]);
         assert_eq!(
-            standing.changed(1, vec![dead("a")]),
+            news(&mut standing, 1, vec![dead("a"), dead("b")]),
+            [dead("b")]
+        );
+        assert_eq!(news(&mut standing, 2, vec![dead("a")]), [dead("a")]);
+        assert_eq!(news(&mut standing, 1, vec![dead("b")]), []);
+        assert_eq!(
+            news(&mut standing, 1, vec![dead("a")]),
             [dead("a")],
             "it was gone in between"
         );
@@ -298,7 +288,7 @@ mod standing_tests {
             ..dead("r")
         };
         assert!(
-            (0..2).all(|_| standing.changed(3, vec![repaired.clone()]).len() == 1),
+            (0..2).all(|_| news(&mut standing, 3, vec![repaired.clone()]).len() == 1),
             "a repair is new each time"
         );
     }

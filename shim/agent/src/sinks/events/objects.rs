@@ -18,7 +18,7 @@ use crate::sinks::events::{EventType, Moment, Reason};
 
 /// The limit of objects. A node has some hundred pods. Beyond the limit, the object that had no
 /// occurrence for the longest time is forgotten.
-pub(super) const MAX_OBJECTS: NonZeroUsize = NonZeroUsize::new(512).unwrap();
+const MAX_OBJECTS: NonZeroUsize = NonZeroUsize::new(512).unwrap();
 
 /// The limit of a message in bytes: the API's.
 const MAX_MESSAGE: usize = 1000;
