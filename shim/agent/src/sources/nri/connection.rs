@@ -5,10 +5,10 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use anyhow::{Context, Result, bail};
 use bindguard_core::plan::refusal_of_unseen;
 use bindguard_operator::unix_http::refuse_server_of_user;
-use prost::Message as _;
-use prost::bytes::Bytes;
+use prost::{DecodeError, Message as _};
 use tracing::{info, warn};
 
 use super::messages::{
@@ -18,9 +18,11 @@ use super::messages::{
     StateChangeEvent, SynchronizeRequest, SynchronizeResponse, VALIDATE_CONTAINER, ValidateRequest,
     ValidateResponse,
 };
-use super::ttrpc::{Incoming, Message, Request, Response, RpcStatus, TtrpcError};
-use crate::sources::nri::ttrpc::{TO_PLUGIN, TO_RUNTIME, read_frame, write_frames};
-use crate::sources::nri::{Calls, CreateRefused};
+use super::ttrpc::{
+    Incoming, Message, Request, Response, RpcStatus, TO_PLUGIN, TO_RUNTIME, read_frame,
+    write_frames,
+};
+use super::{Calls, CreateRefused};
 
 const NAME: &str = "bindguard";
 /// The runtime calls plugins in the order of these digits. The last digits: bindguard also checks
@@ -32,24 +34,6 @@ const NRI_VERSION: &str = "v0.12.0";
 
 /// A runtime that reads nothing for this long is not served any more.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
-
-#[derive(Debug, thiserror::Error)]
-pub enum ConnectionError {
-    /// The runtime does not listen.
-    #[error("connect")]
-    Connect(#[source] io::Error),
-    #[error("read or write")]
-    Socket(#[from] io::Error),
-    /// The bytes are no messages.
-    #[error("read a message of the runtime")]
-    Ttrpc(#[from] TtrpcError),
-    /// The runtime does not accept the plugin.
-    #[error("register: {0}")]
-    Refused(String),
-    /// The plugin has a fault.
-    #[error("the thread panicked")]
-    Panicked,
-}
 
 #[derive(Debug)]
 pub struct Connection {
@@ -65,10 +49,9 @@ impl Connection {
     ///
     /// # Errors
     /// If the runtime does not listen.
-    pub fn register(socket: &Path) -> Result<Self, ConnectionError> {
-        let stream = UnixStream::connect(socket).map_err(ConnectionError::Connect)?;
-        refuse_server_of_user(&stream).map_err(ConnectionError::Connect)?;
-        stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
+    pub fn register(socket: &Path) -> Result<Self> {
+        let stream = UnixStream::connect(socket).context("connect")?;
+        refuse_server_of_user(&stream).context("connect")?;
         let plugin = RegisterPluginRequest {
             plugin_name: NAME.to_owned(),
             plugin_idx: INDEX.to_owned(),
@@ -80,11 +63,11 @@ impl Connection {
             payload: plugin.encode_to_vec().into(),
         };
         // PROTOCOL.md of ttrpc: a client's streams have odd numbers.
-        write_frames(
-            &mut &stream,
-            TO_RUNTIME,
-            &Message::Request(1, call).to_bytes(),
-        )?;
+        let call = Message::Request(1, call).to_bytes();
+        let timeout = stream.set_write_timeout(Some(WRITE_TIMEOUT));
+        timeout
+            .and_then(|()| write_frames(&mut &stream, TO_RUNTIME, &call))
+            .context("read or write")?;
         Ok(Self {
             stream,
             requests: Incoming::default(),
@@ -98,25 +81,53 @@ impl Connection {
     /// # Errors
     /// If the socket fails, the runtime refuses the plugin, or it sends something else than
     /// messages.
-    pub fn serve(self, calls: &Calls) -> Result<(), ConnectionError> {
-        match self.serve_frames(calls) {
+    pub fn serve(self, calls: &Calls) -> Result<()> {
+        let ended = self.serve_frames(calls);
+        ended.or_else(|error| match error.downcast_ref::<io::Error>() {
             // The runtime closed it while an answer was on its way.
-            Err(ConnectionError::Socket(error)) if is_closed(&error) => Ok(()),
-            ended => ended,
-        }
+            Some(closed)
+                if matches!(
+                    closed.kind(),
+                    io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+                ) =>
+            {
+                Ok(())
+            }
+            Some(_) => Err(error.context("read or write")),
+            None => Err(error),
+        })
     }
 
-    fn serve_frames(mut self, calls: &Calls) -> Result<(), ConnectionError> {
+    fn serve_frames(mut self, calls: &Calls) -> Result<()> {
+        const UNREADABLE: &str = "read a message of the runtime";
         let mut reader = BufReader::new(self.stream.try_clone()?);
         while let Some(frame) = read_frame(&mut reader)? {
             match frame.connection {
                 TO_PLUGIN => {
                     self.requests.push(&frame.payload);
-                    self.answer(calls)?;
+                    while let Some(message) = self.requests.next_message().context(UNREADABLE)? {
+                        let Message::Request(stream, request) = message else {
+                            continue;
+                        };
+                        let mut response = Response::default();
+                        match self.call(request, calls) {
+                            Ok(payload) => response.payload = payload,
+                            Err(status) => response.status = Some(status),
+                        }
+                        let answer = Message::Response(stream, response).to_bytes();
+                        write_frames(&mut &self.stream, TO_PLUGIN, &answer)?;
+                    }
                 }
                 TO_RUNTIME => {
                     self.answers.push(&frame.payload);
-                    self.check_registration()?;
+                    while let Some(message) = self.answers.next_message().context(UNREADABLE)? {
+                        if let Message::Response(_, response) = message
+                            && let Some(status) = response.status
+                            && status.code != 0
+                        {
+                            bail!("register: {}", status.message);
+                        }
+                    }
                 }
                 _ => {}
             }
@@ -124,56 +135,58 @@ impl Connection {
         Ok(())
     }
 
-    fn check_registration(&mut self) -> Result<(), ConnectionError> {
-        while let Some(message) = self.answers.next_message()? {
-            if let Message::Response(
-                _,
-                Response {
-                    status: Some(status),
-                    ..
-                },
-            ) = message
-                && status.code != 0
-            {
-                return Err(ConnectionError::Refused(status.message));
-            }
-        }
-        Ok(())
-    }
-
-    fn answer(&mut self, calls: &Calls) -> Result<(), ConnectionError> {
-        while let Some(message) = self.requests.next_message()? {
-            let Message::Request(stream, request) = message else {
-                continue;
-            };
-            let response = match self.call(&request, calls) {
-                Ok(payload) => Response {
-                    status: None,
-                    payload,
-                },
-                Err(status) => Response {
-                    status: Some(status),
-                    payload: Vec::new(),
-                },
-            };
-            write_frames(
-                &mut &self.stream,
-                TO_PLUGIN,
-                &Message::Response(stream, response).to_bytes(),
-            )?;
-        }
-        Ok(())
-    }
-
-    fn call(&mut self, request: &Request, calls: &Calls) -> Result<Vec<u8>, RpcStatus> {
-        let payload = request.payload.clone();
+    fn call(&mut self, request: Request, calls: &Calls) -> Result<Vec<u8>, RpcStatus> {
+        let payload = request.payload;
         match (request.service.as_str(), request.method.as_str()) {
-            (PLUGIN, "Configure") => Ok(configure(payload, calls)),
-            (PLUGIN, "Synchronize") => Ok(self.synchronize(payload, calls)),
-            (PLUGIN, "CreateContainer") => create_container(payload, calls),
-            (PLUGIN, "ValidateContainerAdjustment") => Ok(validate_container(payload, calls)),
-            (PLUGIN, "StartContainer") => start_container(payload, calls),
-            (PLUGIN, "StateChange") => change_state(payload, calls),
+            (PLUGIN, "Configure") => {
+                let runtime = ConfigureRequest::decode(payload);
+                Ok(configure(runtime, calls).encode_to_vec())
+            }
+            // The survey and the kubelet's events already lead to the running containers; the list
+            // only shows that the runtime accepts the plugin.
+            (PLUGIN, "Synchronize") => {
+                let part = SynchronizeRequest::decode(payload).unwrap_or_else(|error| {
+                    warn!("read the runtime's list of containers: {error}");
+                    SynchronizeRequest::default()
+                });
+                self.listed += part.containers.len();
+                if !part.more {
+                    info!("NRI plugin registered; {} containers exist", self.listed);
+                    calls.metrics.nri.connected.set(1);
+                    calls.metrics.nri.registrations.inc();
+                    self.listed = 0;
+                }
+                Ok(SynchronizeResponse { more: part.more }.encode_to_vec())
+            }
+            // An empty answer changes nothing.
+            (PLUGIN, "CreateContainer") => {
+                let mounts = match CreateContainerRequest::decode(payload) {
+                    Ok(request) => calls.adjust(request),
+                    Err(error) => calls.unread_create(&error),
+                }?;
+                let adjust = (!mounts.is_empty()).then_some(ContainerAdjustment { mounts });
+                Ok(CreateContainerResponse { adjust }.encode_to_vec())
+            }
+            (PLUGIN, "ValidateContainerAdjustment") => {
+                let checked = match ValidateRequest::decode(payload) {
+                    Ok(request) => calls.validate(request),
+                    Err(error) => calls.unread_create(&error).map(drop),
+                };
+                let mut answer = ValidateResponse::default();
+                if let Err(refused) = checked {
+                    answer.reject = true;
+                    answer.reason = refused.to_string();
+                }
+                Ok(answer.encode_to_vec())
+            }
+            (PLUGIN, "StartContainer") => {
+                let request = StartContainerRequest::decode(payload);
+                start(request.map(|request| request.container), calls)
+            }
+            (PLUGIN, "StateChange") => match StateChangeEvent::decode(payload) {
+                Ok(change) if change.event != START_CONTAINER_EVENT => Ok(Vec::new()),
+                change => start(change.map(|change| change.container), calls),
+            },
             // Empty answers. The plugin subscribes to no other event.
             (PLUGIN, "StopContainer" | "Shutdown") => Ok(Vec::new()),
             (service, method) => Err(RpcStatus {
@@ -182,100 +195,40 @@ impl Connection {
             }),
         }
     }
-
-    /// The survey and the kubelet's events already lead to the running containers; the list only
-    /// shows that the runtime accepts the plugin.
-    fn synchronize(&mut self, payload: Bytes, calls: &Calls) -> Vec<u8> {
-        let part = SynchronizeRequest::decode(payload).unwrap_or_else(|error| {
-            warn!("read the runtime's list of containers: {error}");
-            SynchronizeRequest::default()
-        });
-        self.listed += part.containers.len();
-        if !part.more {
-            info!("NRI plugin registered; {} containers exist", self.listed);
-            calls.metrics.nri.connected.set(1);
-            calls.metrics.nri.registrations.inc();
-            self.listed = 0;
-        }
-        SynchronizeResponse { more: part.more }.encode_to_vec()
-    }
-}
-
-fn is_closed(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
-    )
 }
 
 /// A runtime fails the create if a plugin that validates ends or is late. So the plugin validates
 /// only where policy refuses unchecked mounts anyway.
-fn configure(payload: Bytes, calls: &Calls) -> Vec<u8> {
+fn configure(runtime: Result<ConfigureRequest, DecodeError>, calls: &Calls) -> ConfigureResponse {
     let mut events = CREATE_CONTAINER | START_CONTAINER;
-    if let Ok(runtime) = ConfigureRequest::decode(payload) {
-        info!(
-            "NRI plugin of {} {}",
-            runtime.runtime_name, runtime.runtime_version
-        );
-        if !runtime.nri_version.is_empty() && refusal_of_unseen("", calls.config.policy()).is_some()
-        {
+    if let Ok(runtime) = runtime {
+        let (name, version) = (runtime.runtime_name, runtime.runtime_version);
+        info!("NRI plugin of {name} {version}");
+        let refuses = refusal_of_unseen("", calls.config.policy()).is_some();
+        if !runtime.nri_version.is_empty() && refuses {
             events |= VALIDATE_CONTAINER;
         }
     }
-    ConfigureResponse { events }.encode_to_vec()
+    ConfigureResponse { events }
 }
 
-/// An empty answer changes nothing.
-fn create_container(payload: Bytes, calls: &Calls) -> Result<Vec<u8>, RpcStatus> {
-    let mounts = match CreateContainerRequest::decode(payload) {
-        Ok(request) => calls.adjust(request),
-        Err(error) => calls.unread_create(&error),
-    };
-    let mounts = mounts.map_err(status_of)?;
-    let adjust = (!mounts.is_empty()).then_some(ContainerAdjustment { mounts });
-    Ok(CreateContainerResponse { adjust }.encode_to_vec())
-}
-
-fn validate_container(payload: Bytes, calls: &Calls) -> Vec<u8> {
-    let checked = match ValidateRequest::decode(payload) {
-        Ok(request) => calls.validate(request),
-        Err(error) => calls.unread_create(&error).map(drop),
-    };
-    let mut answer = ValidateResponse::default();
-    if let Err(refused) = checked {
-        answer.reject = true;
-        answer.reason = refused.to_string();
+fn start(
+    container: Result<Option<CreatedContainer>, DecodeError>,
+    calls: &Calls,
+) -> Result<Vec<u8>, RpcStatus> {
+    match container {
+        Ok(container) => calls.check(container.unwrap_or_default())?,
+        Err(error) => calls.unread_start(&error)?,
     }
-    answer.encode_to_vec()
+    Ok(Vec::new())
 }
 
-fn start_container(payload: Bytes, calls: &Calls) -> Result<Vec<u8>, RpcStatus> {
-    match StartContainerRequest::decode(payload) {
-        Ok(request) => start(request.container, calls),
-        Err(error) => answer_start(calls.unread_start(&error)),
-    }
-}
-
-fn change_state(payload: Bytes, calls: &Calls) -> Result<Vec<u8>, RpcStatus> {
-    match StateChangeEvent::decode(payload) {
-        Ok(change) if change.event == START_CONTAINER_EVENT => start(change.container, calls),
-        Ok(_) => Ok(Vec::new()),
-        Err(error) => answer_start(calls.unread_start(&error)),
-    }
-}
-
-fn start(container: Option<CreatedContainer>, calls: &Calls) -> Result<Vec<u8>, RpcStatus> {
-    answer_start(calls.check(container.unwrap_or_default()))
-}
-
-fn answer_start(checked: Result<(), CreateRefused>) -> Result<Vec<u8>, RpcStatus> {
-    checked.map(|()| Vec::new()).map_err(status_of)
-}
-
-fn status_of(refused: CreateRefused) -> RpcStatus {
-    RpcStatus {
-        code: RpcStatus::FAILED_PRECONDITION,
-        message: refused.to_string(),
+impl From<CreateRefused> for RpcStatus {
+    fn from(refused: CreateRefused) -> Self {
+        Self {
+            code: Self::FAILED_PRECONDITION,
+            message: refused.to_string(),
+        }
     }
 }
 

@@ -3,6 +3,9 @@
 //! The guard reads a spec, so this module writes the request as a spec. Stale subpaths are re-bound
 //! on the host; edits of the spec become an adjustment.
 
+use std::collections::HashSet;
+use std::hash::BuildHasher;
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,8 +27,7 @@ use super::messages::{
     CreateContainerRequest, NriContainer, NriMount, PodSandbox, ValidateRequest,
 };
 use crate::sinks::metrics::NriAnswer;
-use crate::sources::nri::NriReport;
-use crate::sources::nri::{Calls, CreateRefused};
+use crate::sources::nri::{Calls, CreateRefused, NriReport};
 
 /// The runtime waits 2 s for a plugin, then closes its connection and creates the container without
 /// it.
@@ -51,11 +53,14 @@ impl Calls {
     /// If policy refuses the container.
     pub fn validate(&self, request: ValidateRequest) -> Result<(), CreateRefused> {
         let container = request.container.unwrap_or_default();
-        let checked = self.expected.take_checked(&container.id);
+        let mut checked = HashSet::new();
+        if let Some(created) = self.created().get_mut(&container.id) {
+            checked = mem::take(&mut created.checked);
+        }
         let changes = request.adjust.unwrap_or_default().mounts;
         let mounts = container.first_mounts(MAX_BINDS).map(|mounts| {
             let mut mounts = adjustment::applied(mounts, changes);
-            mounts.retain(|mount| !checked.contains(&self.expected.hash_of(mount)));
+            mounts.retain(|mount| !checked.contains(&self.hasher.hash_one(mount)));
             mounts
         });
         if mounts.as_ref().is_ok_and(Vec::is_empty) {
@@ -72,52 +77,54 @@ impl Calls {
         mounts: Result<Vec<NriMount>, DecodeError>,
         is_adjustable: bool,
     ) -> Result<Vec<NriMount>, CreateRefused> {
-        let (policy, _) = policy_of_pod(self.config.policy(), |name| pod.annotations.get(name));
-        let (id, config) = (container.id.clone(), Arc::clone(&self.config));
-        let pod_id = container.pod_sandbox_id.clone();
+        let annotations = pod.annotations;
+        let (policy, _) = policy_of_pod(self.config.policy(), |name| annotations.get(name));
+        let (id, config) = (container.id, Arc::clone(&self.config));
         let mounts = match mounts {
             Ok(mounts) => mounts,
             Err(error) => return self.not_checked(&id, &error_chain(&error), false, &policy),
         };
-        let overlooked = container.mounts.len().saturating_sub(MAX_BINDS);
-        let overlooked = (overlooked > 0)
-            .then(|| format!("{overlooked} mounts behind the first {MAX_BINDS} were not checked"));
-        if let Some(unseen) = &overlooked
-            && let Some(reason) = refusal_of_unseen(unseen, &policy)
-        {
-            return Err(self.refused(&id, reason));
+        let mut overlooked = None;
+        if container.mounts.len() > MAX_BINDS {
+            let count = container.mounts.len() - MAX_BINDS;
+            let unseen = format!("{count} mounts behind the first {MAX_BINDS} were not checked");
+            if let Some(reason) = refusal_of_unseen(&unseen, &policy) {
+                return Err(self.refused(&id, reason));
+            }
+            overlooked = Some(unseen);
         }
         let names = [container.name, pod.uid, pod.namespace, pod.name];
-        let annotations = pod.annotations;
         let work = move || {
             let annotation = |name: &str| annotations.get(name);
             let (admission, adjusted) =
                 admitted(&names, annotation, &mounts, is_adjustable, &config);
             (admission, adjusted, mounts)
         };
-        match self.creating.within(&pod_id, LIMIT, work) {
-            Ok((mut admission, adjusted, mounts)) => {
-                admission.report.problems.extend(overlooked);
-                self.metrics.nri.checked(&admission.report);
-                self.report(NriReport::Create(id.clone(), admission.report));
-                if let Some(reason) = admission.refusal {
-                    return Err(self.refused(&id, reason));
+        let (mut admission, adjusted, mounts) =
+            match self.creating.within(&container.pod_sandbox_id, LIMIT, work) {
+                Ok(admitted) => admitted,
+                Err(late) => {
+                    return self.not_checked(&id, &late.to_string(), late.is_late(), &policy);
                 }
-                if is_adjustable {
-                    self.metrics.nri.answered(match adjusted.is_empty() {
-                        true => NriAnswer::unchanged,
-                        false => NriAnswer::adjusted,
-                    });
-                    self.expected
-                        .keep_checked(&id, &adjustment::applied(mounts, adjusted.clone()));
-                }
-                self.expected.keep(id, admission.expected);
-                Ok(adjusted)
-            }
-            Err(no_result) => {
-                self.not_checked(&id, &no_result.to_string(), no_result.is_late(), &policy)
+            };
+        admission.report.problems.extend(overlooked);
+        self.metrics.nri.checked(&admission.report);
+        self.report(NriReport::Binds(id.clone(), None, admission.report));
+        if let Some(reason) = admission.refusal {
+            return Err(self.refused(&id, reason));
+        }
+        let mut checked = HashSet::new();
+        if is_adjustable {
+            self.metrics.nri.answered(match adjusted.is_empty() {
+                true => NriAnswer::unchanged,
+                false => NriAnswer::adjusted,
+            });
+            for mount in adjustment::applied(mounts, adjusted.clone()) {
+                checked.insert(self.hasher.hash_one(mount));
             }
         }
+        self.keep(&id, admission.expected, checked);
+        Ok(adjusted)
     }
 
     /// Answers a request that could not be read.
@@ -170,14 +177,10 @@ fn admitted<'a>(
         config.places(),
         LIMIT,
         |_, edits| {
-            if !is_adjustable {
+            if edits.is_empty() || !is_adjustable {
                 return Vec::new();
             }
-            let table = if edits.is_empty() {
-                None
-            } else {
-                read_mount_table().ok()
-            };
+            let table = read_mount_table().ok();
             accepted = adjustment::accepted(edits, mounts, table.as_ref());
             accepted.clone()
         },
@@ -201,17 +204,16 @@ fn spec<'a>(
         let named = keys.into_iter().zip(names);
         annotations.extend(named.map(|(key, name)| (key.to_owned(), json!(name))));
     }
-    let mount = |mount: &NriMount| {
-        let NriMount {
-            destination,
-            r#type,
-            source,
-            options,
-        } = mount;
-        json!({"destination": destination, "type": r#type, "source": source, "options": options})
-    };
-    let mounts: Vec<_> = mounts.iter().map(mount).collect();
-    json!({"annotations": annotations, "linux": {"rootfsPropagation": "rslave"}, "mounts": mounts})
+    let mut mounts_of_spec = Vec::new();
+    for mount in mounts {
+        mounts_of_spec.push(json!({
+            "destination": mount.destination,
+            "type": mount.r#type,
+            "source": mount.source,
+            "options": mount.options,
+        }));
+    }
+    json!({"annotations": annotations, "linux": {"rootfsPropagation": "rslave"}, "mounts": mounts_of_spec})
 }
 
 #[cfg(test)]
@@ -226,7 +228,7 @@ mod tests {
     use super::*;
     use crate::sinks::journal::JournalWriter;
     use crate::sinks::metrics::Metrics;
-    use crate::sources::nri::ttrpc::NoResult;
+    use crate::sources::nri::NoResult;
 
     /// The shim refuses a container whose guard is late.
     #[test]

@@ -63,17 +63,13 @@ pub struct ConfigureResponse {
 /// The containers that exist. A runtime splits a long list into several requests.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct SynchronizeRequest {
-    /// Containers of this part.
+    /// Containers of this part, which are only counted.
     #[prost(message, repeated, tag = "2")]
-    pub containers: Vec<CountedObject>,
+    pub containers: Vec<()>,
     /// True if more parts follow.
     #[prost(bool, tag = "3")]
     pub more: bool,
 }
-
-/// A container of the list. It is only counted.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct CountedObject {}
 
 /// The answer to a part.
 #[derive(Clone, PartialEq, prost::Message)]

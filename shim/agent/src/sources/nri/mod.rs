@@ -19,16 +19,17 @@ mod messages;
 mod start;
 mod ttrpc;
 
-use std::collections::HashSet;
-use std::hash::{BuildHasher, RandomState};
+use std::collections::{BTreeMap, HashSet};
+use std::hash::RandomState;
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use anyhow::anyhow;
 use bindguard_config::Config;
 use bindguard_core::error_chain;
 use bindguard_core::report::{RefreshLine, Report, Severity};
@@ -37,11 +38,10 @@ use bindguard_guard::refresh::HelperProcess;
 use lru::LruCache;
 use tracing::{info, warn};
 
+use crate::say_once::SayOnce;
 use crate::sinks::journal::JournalWriter;
 use crate::sinks::metrics::Metrics;
-use crate::sources::nri::connection::{Connection, ConnectionError};
-use crate::sources::nri::messages::NriMount;
-use crate::sources::nri::ttrpc::Deadline;
+use crate::sources::nri::connection::Connection;
 use crate::threads::{Backoff, retry_with_backoff, spawn};
 
 /// The pauses before a connection that ended is made again.
@@ -72,54 +72,51 @@ impl NriPlugin {
 
     /// Connects and serves, again and again.
     pub fn run_for_ever(self) {
-        let (mut backoff, mut warned) = (Backoff::new(PAUSE, MAX_PAUSE), None);
+        let (mut backoff, mut said) = (Backoff::new(PAUSE, MAX_PAUSE), SayOnce::default());
+        let (socket, metrics) = (self.socket.display(), &self.calls.metrics);
         loop {
             let start = Instant::now();
-            let ended = self.serve_once();
-            self.calls.metrics.nri.connected.set(0);
+            let serve = || Connection::register(&self.socket)?.serve(&self.calls);
+            let ended = catch_unwind(AssertUnwindSafe(serve)).unwrap_or_else(|_| {
+                metrics.restarts.inc();
+                Err(anyhow!("the thread panicked"))
+            });
+            metrics.nri.connected.set(0);
             let lasted = start.elapsed();
             // After a long connection the pause is short: a restarted runtime is back soon.
             if lasted > MAX_PAUSE {
-                warned = None;
+                said.warn((), None);
             }
             match ended {
-                Ok(()) => info!(
-                    "{}: the runtime closed the connection; connecting again",
-                    self.socket.display()
-                ),
+                Ok(()) => info!("{socket}: the runtime closed the connection; connecting again"),
                 Err(error) => {
-                    let why = error_chain(&error);
-                    if warned.as_ref() != Some(&why) {
-                        warn!(
-                            "serve as an NRI plugin on {}: {why}; trying again",
-                            self.socket.display()
-                        );
-                        warned = Some(why);
-                    }
+                    let why = error_chain(&*error);
+                    let failed = format!("serve as an NRI plugin on {socket}: {why}; trying again");
+                    said.warn((), Some(failed));
                 }
             }
             thread::sleep(backoff.after(lasted));
         }
     }
-
-    fn serve_once(&self) -> Result<(), ConnectionError> {
-        let serve = || Connection::register(&self.socket)?.serve(&self.calls);
-        catch_unwind(AssertUnwindSafe(serve)).unwrap_or_else(|_| {
-            self.calls.metrics.restarts.inc();
-            Err(ConnectionError::Panicked)
-        })
-    }
 }
 
-// The state of the answers to the runtime's calls.
+/// Limit of containers between their create and their start. The oldest are forgotten: a create
+/// that failed has no start.
+const MAX_CONTAINERS: NonZeroUsize = NonZeroUsize::new(128).unwrap();
+
+/// Limit of binds of these containers. A pod can have thousands of binds, and the kubelet repeats a
+/// failed create with a new container id.
+const MAX_KEPT_BINDS: usize = 8_000;
 
 /// Answers the runtime's calls.
 #[derive(Debug)]
-pub struct Calls {
+struct Calls {
     config: Arc<Config>,
     metrics: Arc<Metrics>,
-    /// The sources of the binds of new containers.
-    expected: ExpectedOfContainers,
+    /// The new containers, by their ids.
+    created: Mutex<LruCache<String, CreatedBinds>>,
+    /// Hashes mounts.
+    hasher: RandomState,
     /// `None` in tests only.
     helper: Option<Arc<HelperProcess>>,
     creating: Deadline,
@@ -127,14 +124,23 @@ pub struct Calls {
     reports: Sender<NriReport>,
 }
 
+/// The binds of a container between its create and its start.
+#[derive(Debug, Default)]
+struct CreatedBinds {
+    /// The sources that they had at the create.
+    sources: Option<ExpectedSources>,
+    /// The hashes of the checked mounts, until the runtime has the changes of all plugins.
+    checked: HashSet<u64>,
+}
+
 /// Policy refuses the container, for this reason.
 #[derive(Debug, thiserror::Error)]
 #[error("bindguard refuses the container: {0}")]
-pub struct CreateRefused(pub(super) String);
+struct CreateRefused(String);
 
 impl Calls {
     /// Starts the thread that writes reports: a call waits neither for the log nor for the journal.
-    pub fn new(
+    fn new(
         config: &Config,
         metrics: Arc<Metrics>,
         journal: JournalWriter,
@@ -143,14 +149,11 @@ impl Calls {
         let (reports, received) = channel();
         let counted = Arc::clone(&metrics);
         let writing = spawn("nri-reports", move || {
-            retry_with_backoff(
-                "report creates and starts through NRI",
-                &counted.restarts,
-                || {
-                    write_reports(&received, &journal);
-                    Ok(())
-                },
-            )
+            let what = "report creates and starts through NRI";
+            retry_with_backoff(what, &counted.restarts, || {
+                write_reports(&received, &journal);
+                Ok(())
+            })
         });
         if let Err(error) = writing {
             warn!("creates and starts through NRI are not reported: {error:#}");
@@ -158,7 +161,8 @@ impl Calls {
         Self {
             config: Arc::new(config.clone()),
             metrics,
-            expected: ExpectedOfContainers::default(),
+            created: LruCache::new(MAX_CONTAINERS).into(),
+            hasher: RandomState::new(),
             helper,
             creating: Deadline::default(),
             starting: Deadline::default(),
@@ -170,89 +174,34 @@ impl Calls {
         // Without the thread there is no journal; its failure was reported.
         let _ = self.reports.send(report);
     }
-}
 
-// The sources of the binds of new containers, from the create of each until its start, and the
-// mounts that were checked, until the runtime has the changes of all plugins.
-
-/// Limit of containers between their create and their start. The oldest are forgotten: a create
-/// that failed has no start.
-const MAX_CONTAINERS: NonZeroUsize = NonZeroUsize::new(128).unwrap();
-
-/// Limit of binds of these containers. A pod can have thousands of binds, and the kubelet repeats a
-/// failed create with a new container id.
-const MAX_KEPT_BINDS: usize = 8_000;
-
-/// The expected sources and the hashes of the checked mounts, by the containers' ids.
-#[derive(Debug)]
-pub struct ExpectedOfContainers {
-    sources: Mutex<LruCache<String, ExpectedSources>>,
-    checked: Mutex<LruCache<String, HashSet<u64>>>,
-    hasher: RandomState,
-}
-
-impl Default for ExpectedOfContainers {
-    fn default() -> Self {
-        Self {
-            sources: Mutex::new(LruCache::new(MAX_CONTAINERS)),
-            checked: Mutex::new(LruCache::new(MAX_CONTAINERS)),
-            hasher: RandomState::new(),
-        }
-    }
-}
-
-impl ExpectedOfContainers {
-    /// The hash of a mount.
-    pub fn hash_of(&self, mount: &NriMount) -> u64 {
-        self.hasher.hash_one(mount)
-    }
-
-    /// Keeps which mounts of a container were checked.
-    pub fn keep_checked(&self, id: &str, mounts: &[NriMount]) {
-        let hashes = mounts.iter().map(|mount| self.hash_of(mount)).collect();
-        self.checked().push(id.to_owned(), hashes);
-    }
-
-    /// The hashes of the checked mounts; none for a container without a checked create.
-    pub fn take_checked(&self, id: &str) -> HashSet<u64> {
-        self.checked().pop(id).unwrap_or_default()
-    }
-
-    fn checked(&self) -> MutexGuard<'_, LruCache<String, HashSet<u64>>> {
-        self.checked.lock().unwrap_or_else(PoisonError::into_inner)
+    fn created(&self) -> MutexGuard<'_, LruCache<String, CreatedBinds>> {
+        self.created.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keeps the sources of a container that is about to be created, beside its earlier ones. If
     /// there are too many, those of the container with the most binds are forgotten.
-    pub fn keep(&self, id: String, mut sources: ExpectedSources) {
-        let mut known = self.known();
-        if let Some(earlier) = known.pop(&id) {
+    fn keep(&self, id: &str, mut sources: ExpectedSources, checked: HashSet<u64>) {
+        let mut created = self.created();
+        let earlier = created.pop(id).and_then(|binds| binds.sources);
+        if let Some(earlier) = earlier {
             sources.extend(earlier);
         }
-        known.push(id, sources);
-        loop {
-            let (mut all, mut most) = (0, (0, String::new()));
-            for (id, sources) in known.iter() {
-                all += sources.binds();
-                if sources.binds() >= most.0 {
-                    most = (sources.binds(), id.clone());
-                }
-            }
-            if all <= MAX_KEPT_BINDS {
+        let sources = Some(sources);
+        created.push(id.to_owned(), CreatedBinds { sources, checked });
+        while created.iter().map(|(_, it)| it.count()).sum::<usize>() > MAX_KEPT_BINDS {
+            let most = created.iter().max_by_key(|(_, it)| it.count());
+            let Some(most) = most.map(|(id, _)| id.clone()) else {
                 return;
-            }
-            known.pop(&most.1);
+            };
+            created.pop(&most);
         }
     }
+}
 
-    /// The sources of a container that is about to start. `None` for a container without a checked
-    /// create.
-    pub fn take(&self, id: &str) -> Option<ExpectedSources> {
-        self.known().pop(id)
-    }
-
-    fn known(&self) -> MutexGuard<'_, LruCache<String, ExpectedSources>> {
-        self.sources.lock().unwrap_or_else(PoisonError::into_inner)
+impl CreatedBinds {
+    fn count(&self) -> usize {
+        self.sources.as_ref().map_or(0, ExpectedSources::binds)
     }
 }
 
@@ -260,62 +209,178 @@ impl ExpectedOfContainers {
 
 /// A report on one container.
 #[derive(Debug)]
-pub enum NriReport {
-    /// The check before the create, with the container's id.
-    Create(String, Report),
+enum NriReport {
+    /// The check before the create, or with the container's init, the comparison before the start.
+    Binds(String, Option<u32>, Report),
     /// The refresh before the start.
     Refresh(RefreshLine),
-    /// The comparison before the start, with the container's id and its init.
-    Proof(String, u32, Report),
 }
 
 /// Writes reports until the sender is gone.
-pub fn write_reports(received: &Receiver<NriReport>, journal: &JournalWriter) {
+fn write_reports(received: &Receiver<NriReport>, journal: &JournalWriter) {
     for report in received {
         match report {
-            NriReport::Create(id, report) => {
-                log_binds(&id, &report);
+            NriReport::Binds(id, init, report) => {
+                for problem in &report.problems {
+                    warn!("container {id}: {problem}");
+                }
+                for bind in &report.binds {
+                    match bind.log_message() {
+                        Some((Severity::Info, message)) => info!("container {id}: {message}"),
+                        Some((Severity::Warning, message)) => warn!("container {id}: {message}"),
+                        None => {}
+                    }
+                }
                 // The shim journals its own creates. A healthy create is not journaled again.
-                let has_finding = report
-                    .binds
-                    .iter()
-                    .any(|bind| bind.finding.verdict.is_finding());
-                if has_finding || !report.problems.is_empty() {
-                    journal.nri_create(&id, None, report);
+                let mut binds = report.binds.iter();
+                if binds.any(|bind| init.is_some() || bind.finding.verdict.is_finding())
+                    || !report.problems.is_empty()
+                {
+                    journal.nri_create(&id, init, report);
                 }
             }
             NriReport::Refresh(line) => {
-                log_refresh(&line);
+                for mount in &line.mounts {
+                    let (place, id) = (&mount.destination, &line.id);
+                    if mount.outcome.is_replaced() {
+                        info!("container {id}: {place} shows the current file before it starts");
+                    } else {
+                        warn!("container {id} starts with an old file at {place}");
+                    }
+                }
                 journal.refreshed(line);
             }
-            NriReport::Proof(id, pid, report) => {
-                log_binds(&id, &report);
-                if !report.binds.is_empty() || !report.problems.is_empty() {
-                    journal.nri_create(&id, Some(pid), report);
-                }
+        }
+    }
+}
+
+// Work with a time limit, in a thread that is left alone when it is late.
+
+/// Limit of threads that are late for a pod, for example behind a server that hangs. Beyond the limit
+/// no more work is begun for this pod.
+const MAX_LATE: usize = 4;
+
+/// Begins work, and counts the threads of each pod that have not ended.
+#[derive(Debug, Default)]
+struct Deadline {
+    running: Arc<Mutex<BTreeMap<String, usize>>>,
+}
+
+/// Why there is no result.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+enum NoResult {
+    /// The time is up; the work goes on.
+    #[error("it took more than {} ms", .0.as_millis())]
+    Late(Duration),
+    /// The thread ended without a result.
+    #[error("it panicked")]
+    Panicked,
+    /// Too many earlier threads of the pod have not ended.
+    #[error("{0} earlier ones of the pod have not ended")]
+    Busy(usize),
+    /// No thread could be started.
+    #[error("no thread could be started")]
+    NoThread,
+}
+
+impl NoResult {
+    /// True if the time is up, or earlier work still takes too long.
+    fn is_late(&self) -> bool {
+        matches!(self, Self::Late(_) | Self::Busy(_))
+    }
+}
+
+impl Deadline {
+    /// The result of the work for a pod, if it is there in time.
+    ///
+    /// # Errors
+    /// Names why it is not.
+    fn within<T: Send + 'static>(
+        &self,
+        pod: &str,
+        limit: Duration,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, NoResult> {
+        {
+            let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+            let threads = running.entry(pod.to_owned()).or_default();
+            if *threads >= MAX_LATE {
+                return Err(NoResult::Busy(*threads));
             }
+            *threads += 1;
         }
+        let (all, of_pod) = (Arc::clone(&self.running), pod.to_owned());
+        let ended = move || {
+            let mut running = all.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(threads) = running.get_mut(&of_pod) {
+                *threads -= 1;
+            }
+            running.retain(|_, threads| *threads > 0);
+        };
+        let (send, receive) = sync_channel(1);
+        let thread = thread::Builder::new().name("nri-create".to_owned());
+        let in_thread = ended.clone();
+        let started = thread.spawn(move || {
+            let result = catch_unwind(AssertUnwindSafe(work));
+            in_thread();
+            // Nothing receives a late result.
+            let _ = result.map(|result| send.send(result));
+        });
+        if started.is_err() {
+            ended();
+            return Err(NoResult::NoThread);
+        }
+        receive.recv_timeout(limit).map_err(|error| match error {
+            RecvTimeoutError::Timeout => NoResult::Late(limit),
+            RecvTimeoutError::Disconnected => NoResult::Panicked,
+        })
     }
 }
 
-fn log_binds(id: &str, report: &Report) {
-    for problem in &report.problems {
-        warn!("container {id}: {problem}");
-    }
-    for (severity, message) in report.binds.iter().filter_map(|bind| bind.log_message()) {
-        match severity {
-            Severity::Info => info!("container {id}: {message}"),
-            Severity::Warning => warn!("container {id}: {message}"),
-        }
-    }
-}
+#[cfg(test)]
+mod deadline_tests {
+    use std::sync::mpsc::channel;
 
-fn log_refresh(line: &RefreshLine) {
-    for mount in &line.mounts {
-        let (place, id) = (&mount.destination, &line.id);
-        match mount.outcome.is_replaced() {
-            true => info!("container {id}: {place} shows the current file before it starts"),
-            false => warn!("container {id} starts with an old file at {place}"),
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+    const SHORT: Duration = Duration::from_millis(20);
+
+    #[test]
+    fn work_that_is_late_or_panics_has_no_result() {
+        let deadline = Deadline::default();
+        let (_keep, never) = channel::<()>();
+        assert_eq!(deadline.within("p", LONG, || 7), Ok(7));
+        assert_eq!(
+            deadline.within("p", SHORT, move || never.recv().is_ok()),
+            Err(NoResult::Late(SHORT))
+        );
+        assert_eq!(
+            deadline.within::<u8>("p", LONG, || panic!("as expected by a test")),
+            Err(NoResult::Panicked)
+        );
+    }
+
+    #[test]
+    fn threads_that_hang_do_not_pile_up() {
+        let deadline = Deadline::default();
+        let keep: Vec<_> = (0..MAX_LATE)
+            .map(|_| {
+                let (keep, never) = channel::<()>();
+                assert_eq!(
+                    deadline.within("p", SHORT, move || never.recv().is_ok()),
+                    Err(NoResult::Late(SHORT))
+                );
+                keep
+            })
+            .collect();
+        let busy = deadline.within("p", LONG, || ());
+        assert_eq!(busy, Err(NoResult::Busy(MAX_LATE)));
+        assert_eq!(deadline.within("another", LONG, || ()), Ok(()));
+        drop(keep);
+        while !deadline.running.lock().unwrap().is_empty() {
+            thread::yield_now();
         }
+        assert_eq!(deadline.within("p", LONG, || ()), Ok(()));
     }
 }

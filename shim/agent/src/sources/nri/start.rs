@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use anyhow::{Context, Result, ensure};
 use bindguard_config::Config;
 use bindguard_core::annotations::policy_of_pod;
 use bindguard_core::error_chain;
@@ -28,7 +29,7 @@ use bindguard_guard::refresh::{
     HeldProcess, HelperProcess, PodVolumes, RefreshAct, Refreshed, TuckRecords, refresh_container,
 };
 use bindguard_guard::{
-    ExpectedSources, Probes, Proved, SourceError, kubelet_roots_by_all_names, prove_new_container,
+    ExpectedSources, Probes, Proved, kubelet_roots_by_all_names, prove_new_container,
 };
 use bindguard_operator::bundles::{bundle_of_container, spec_of_container};
 use bindguard_operator::node::{hold_init, recorded_init_of};
@@ -36,8 +37,7 @@ use tracing::warn;
 
 use super::messages::CreatedContainer;
 use crate::sinks::metrics::StartAnswer;
-use crate::sources::nri::NriReport;
-use crate::sources::nri::{Calls, CreateRefused};
+use crate::sources::nri::{Calls, CreateRefused, NriReport};
 
 /// The runtime waits 2 s for a plugin by default, then closes its connection and starts the
 /// container.
@@ -48,29 +48,6 @@ const PROOF_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The time limit of the refresh, which ends before the answer is due.
 const REFRESH_TIMEOUT: Duration = Duration::from_millis(400);
-
-/// Why a container is started as it is.
-#[derive(Debug, thiserror::Error)]
-enum NotChecked {
-    /// Its volumes could not be opened.
-    #[error(transparent)]
-    Volumes(#[from] SourceError),
-    /// No process could enter the container.
-    #[error("the agent has no helper process")]
-    NoHelper,
-    /// The container starts, or has started: a container that did not opt in is not entered then.
-    #[error("its volumes were open too late")]
-    TooLate,
-    /// Nothing names its init.
-    #[error("the runtime reports no process")]
-    NoInit,
-    /// Its spec is not known.
-    #[error("its bundle is not found")]
-    NoBundle,
-    /// Its init, or the refresh.
-    #[error("{0}")]
-    Failed(String),
-}
 
 impl Calls {
     /// Replaces the stale mounts of a container, then compares all binds with the sources of the
@@ -104,7 +81,7 @@ impl Calls {
             Ok(Err(error)) => {
                 warn!(
                     "container {id} starts as it is: check its mounts: {}",
-                    error_chain(&error)
+                    error_chain(&*error)
                 );
                 StartAnswer::failed
             }
@@ -126,7 +103,8 @@ impl Calls {
         container: CreatedContainer,
         refreshed: Vec<PathBuf>,
     ) -> Result<(), CreateRefused> {
-        let sources = self.expected.take(&container.id);
+        let created = self.created().pop(&container.id);
+        let sources = created.and_then(|created| created.sources);
         let sources = sources.map(|sources| sources.without_refreshed(refreshed));
         if self.config.policy().proof == Alarm::Off {
             return Ok(());
@@ -142,10 +120,10 @@ impl Calls {
                 self.metrics
                     .unproven_binds
                     .inc_by(proved.report.unproven as u64);
-                self.report(NriReport::Proof(id, pid, proved.report));
+                self.report(NriReport::Binds(id, Some(pid), proved.report));
                 proved.refusal
             }
-            Ok(Err(error)) => self.not_proven(&id, binds, &error_chain(&error)),
+            Ok(Err(error)) => self.not_proven(&id, binds, &error_chain(&*error)),
             Err(no_result) => self.not_proven(&id, binds, &no_result.to_string()),
         };
         let Some(reason) = refusal else {
@@ -213,12 +191,11 @@ fn refreshed(
     container: &CreatedContainer,
     config: &Config,
     until: Instant,
-) -> Result<Option<(Identity, Refreshed)>, NotChecked> {
-    let failed = |error: &dyn std::error::Error| NotChecked::Failed(error_chain(error));
+) -> Result<Option<(Identity, Refreshed)>> {
     let Some(bytes) = spec_of_container(Path::new("/"), &container.id) else {
         return Ok(None);
     };
-    let spec = SpecView::from_bytes(&bytes).map_err(|error| failed(&error))?;
+    let spec = SpecView::from_bytes(&bytes)?;
     let (policy, _) = policy_of_pod(config.policy(), |name| spec.annotation(name));
     let Some(pod) = pod_directory(&spec, config).filter(|_| policy.stale_subpaths == Mode::Repair)
     else {
@@ -226,19 +203,21 @@ fn refreshed(
     };
     let volumes = PodVolumes::open(&pod)?;
     let volumes = volumes.for_container(SpecBind::of_spec(&spec));
-    let users = SpecUsers::from_spec(&bytes).map_err(|error| failed(&error))?;
+    let users = SpecUsers::from_spec(&bytes)?;
     let init = init_of(container)?;
+    let left = until.saturating_duration_since(Instant::now());
+    // The container starts, or has started: a container that did not opt in is not entered then.
+    ensure!(!left.is_zero(), "its volumes were open too late");
     let refreshed = refresh_container(
-        helper.ok_or(NotChecked::NoHelper)?,
-        time_until(until)?,
+        helper.context("the agent has no helper process")?,
+        left,
         &init,
         Some(&users),
         &[&volumes],
         RefreshAct::Replace(Notify::None),
         &TuckRecords::default(),
     );
-    let refreshed = refreshed.map_err(|error| failed(&error))?;
-    Ok(Some((Identity::from_spec(&spec), refreshed)))
+    Ok(Some((Identity::from_spec(&spec), refreshed?)))
 }
 
 /// The comparison of a container's mounts, and the pid of the container's init. `None` if the
@@ -247,8 +226,9 @@ fn proved(
     container: &CreatedContainer,
     sources: Option<&ExpectedSources>,
     config: &Config,
-) -> Result<Option<(u32, Proved)>, NotChecked> {
-    let bundle = bundle_of_container(Path::new("/"), &container.id).ok_or(NotChecked::NoBundle)?;
+) -> Result<Option<(u32, Proved)>> {
+    let bundle =
+        bundle_of_container(Path::new("/"), &container.id).context("its bundle is not found")?;
     let init = init_of(container)?;
     let (policy, places) = (config.policy(), config.places());
     let proved = prove_new_container(&bundle, init.pid(), sources, policy, places);
@@ -256,11 +236,11 @@ fn proved(
 }
 
 /// The init of a container. A pidfd holds the process, so that the pid is not used again.
-fn init_of(container: &CreatedContainer) -> Result<HeldProcess, NotChecked> {
+fn init_of(container: &CreatedContainer) -> Result<HeldProcess> {
     let pid = Some(container.pid).filter(|pid| *pid > 0);
     let pid = pid.or_else(|| recorded_init_of(&container.id));
-    hold_init(&container.id, pid.ok_or(NotChecked::NoInit)?)
-        .map_err(|error| NotChecked::Failed(error_chain(&error)))
+    let pid = pid.context("the runtime reports no process")?;
+    Ok(hold_init(&container.id, pid)?)
 }
 
 /// The folder of the pod whose subpaths or volumes the container binds. `None` if it binds none.
@@ -275,17 +255,11 @@ fn pod_directory(spec: &SpecView<'_>, config: &Config) -> Option<PathBuf> {
     })
 }
 
-/// The time that is left.
-fn time_until(until: Instant) -> Result<Duration, NotChecked> {
-    let left = until.checked_duration_since(Instant::now());
-    left.filter(|left| !left.is_zero())
-        .ok_or(NotChecked::TooLate)
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
+    use std::collections::HashSet;
     use std::fs;
 
     use bindguard_guard::admit_spec;
@@ -354,7 +328,7 @@ mod tests {
         let metrics = Metrics::new();
         let journal = JournalWriter::off(Arc::clone(&metrics));
         let calls = Calls::new(&config, Arc::clone(&metrics), journal, None);
-        calls.expected.keep("gone".to_owned(), admission.expected);
+        calls.keep("gone", admission.expected, HashSet::new());
         let container = CreatedContainer {
             id: "gone".to_owned(),
             ..CreatedContainer::default()
@@ -399,7 +373,8 @@ mod tests {
         };
         let now = Instant::now();
         let late = refreshed(Some(helper()), &container, &config, now);
-        assert!(matches!(late, Err(NotChecked::TooLate)), "{late:?}");
+        let late = late.unwrap_err().to_string();
+        assert_eq!(late, "its volumes were open too late");
         assert_eq!(running.read("etc/app/0").as_deref(), Some("0"));
         let in_time = now + Duration::from_secs(60);
         let (_, done) = refreshed(Some(helper()), &container, &config, in_time)

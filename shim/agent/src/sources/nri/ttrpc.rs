@@ -5,13 +5,9 @@
 //! through its custom transport it would bring a second protobuf library and vsock into the agent,
 //! for two kinds of messages.
 
-use std::collections::BTreeMap;
-use std::io::{ErrorKind, Read, Write};
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
-use std::{io, thread};
+use std::io::{self, ErrorKind, Read, Write};
 
+use anyhow::{Context, Result, ensure};
 use prost::Message as _;
 use prost::bytes::{Buf, Bytes, BytesMut};
 
@@ -72,16 +68,6 @@ pub enum Message {
     Response(u32, Response),
 }
 
-/// Why bytes are not messages.
-#[derive(Debug, thiserror::Error)]
-pub enum TtrpcError {
-    /// The length in a header.
-    #[error("a message of {0} bytes, the limit is {MAX_PASSED_OVER}")]
-    TooLarge(usize),
-    #[error("decode a message")]
-    Decode(#[from] prost::DecodeError),
-}
-
 impl Message {
     /// The bytes of the message.
     pub fn to_bytes(&self) -> Vec<u8> {
@@ -120,7 +106,7 @@ impl Incoming {
     ///
     /// # Errors
     /// If the bytes are not messages. Then the connection is of no more use.
-    pub fn next_message(&mut self) -> Result<Option<Message>, TtrpcError> {
+    pub fn next_message(&mut self) -> Result<Option<Message>> {
         if self.passed_over > 0 {
             return Ok(None);
         }
@@ -131,9 +117,10 @@ impl Incoming {
             let [l0, l1, l2, l3, s0, s1, s2, s3, kind, _flags] = *header;
             let length = u32::from_be_bytes([l0, l1, l2, l3]) as usize;
             let stream = u32::from_be_bytes([s0, s1, s2, s3]);
-            if length > MAX_PASSED_OVER || (length > MAX_MESSAGE && kind != REQUEST) {
-                return Err(TtrpcError::TooLarge(length));
-            }
+            ensure!(
+                length <= MAX_MESSAGE || (length <= MAX_PASSED_OVER && kind == REQUEST),
+                "a message of {length} bytes, the limit is {MAX_PASSED_OVER}"
+            );
             if length > MAX_MESSAGE {
                 let Some(names) = rest.get(..NAMES) else {
                     return Ok(None);
@@ -156,13 +143,11 @@ impl Incoming {
             // A message may have megabytes: they are freed with it.
             self.bytes = BytesMut::from(&self.bytes[..]);
             let message = match kind {
-                REQUEST => Some(Message::Request(stream, Request::decode(payload)?)),
-                RESPONSE => Some(Message::Response(stream, Response::decode(payload)?)),
-                _ => None,
+                REQUEST => Request::decode(payload).map(|it| Message::Request(stream, it)),
+                RESPONSE => Response::decode(payload).map(|it| Message::Response(stream, it)),
+                _ => continue,
             };
-            if message.is_some() {
-                return Ok(message);
-            }
+            return message.map(Some).context("decode a message");
         }
         Ok(None)
     }
@@ -201,38 +186,29 @@ pub struct Frame {
 /// # Errors
 /// If the stream fails or ends inside a frame, or the frame is too large.
 pub fn read_frame(stream: &mut impl Read) -> io::Result<Option<Frame>> {
-    let mut header = [0; 8];
-    let started = loop {
-        match stream.read(&mut header[..1]) {
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            read => break read? == 1,
-        }
-    };
-    if !started {
+    let mut header = Vec::with_capacity(8);
+    stream.take(8).read_to_end(&mut header)?;
+    if header.is_empty() {
         return Ok(None);
     }
-    stream.read_exact(&mut header[1..])?;
+    let header = <[u8; 8]>::try_from(header).map_err(|_| ErrorKind::UnexpectedEof)?;
     let [c0, c1, c2, c3, l0, l1, l2, l3] = header;
-    let (connection, length) = (
-        u32::from_be_bytes([c0, c1, c2, c3]),
-        u32::from_be_bytes([l0, l1, l2, l3]),
-    );
+    let connection = u32::from_be_bytes([c0, c1, c2, c3]);
+    let length = u32::from_be_bytes([l0, l1, l2, l3]);
     if length > MAX_RECEIVED {
-        return Err(io::Error::new(
-            ErrorKind::InvalidData,
-            format!("a frame of {length} bytes, the limit is {MAX_RECEIVED}"),
-        ));
+        let why = format!("a frame of {length} bytes, the limit is {MAX_RECEIVED}");
+        return Err(io::Error::new(ErrorKind::InvalidData, why));
     }
     // Memory for the bytes that arrive, not for the announced number.
     let mut payload = Vec::new();
     stream.take(length.into()).read_to_end(&mut payload)?;
-    match payload.len() == length as usize {
-        true => Ok(Some(Frame {
-            connection,
-            payload,
-        })),
-        false => Err(ErrorKind::UnexpectedEof.into()),
+    if payload.len() < length as usize {
+        return Err(ErrorKind::UnexpectedEof.into());
     }
+    Ok(Some(Frame {
+        connection,
+        payload,
+    }))
 }
 
 /// Writes bytes to a connection.
@@ -247,112 +223,6 @@ pub fn write_frames(stream: &mut impl Write, connection: u32, bytes: &[u8]) -> i
         frames.extend_from_slice(payload);
     }
     stream.write_all(&frames)
-}
-
-// Work with a time limit, in a thread that is left alone when it is late.
-
-/// Limit of threads that are late for a pod, for example behind a server that hangs. Beyond the limit
-/// no more work is begun for this pod.
-const MAX_LATE: usize = 4;
-
-/// Begins work, and counts the threads that have not ended.
-#[derive(Debug, Default)]
-pub struct Deadline {
-    running: Arc<RunningThreads>,
-}
-
-/// The threads of each pod that have not ended.
-#[derive(Debug, Default)]
-struct RunningThreads(Mutex<BTreeMap<String, usize>>);
-
-/// A thread that has not ended.
-struct RunningThread {
-    pod: String,
-    all: Arc<RunningThreads>,
-}
-
-impl RunningThread {
-    /// # Errors
-    /// The number of the pod's threads, if there are too many.
-    fn begin(pod: &str, all: &Arc<RunningThreads>) -> Result<Self, usize> {
-        let mut threads = all.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = threads.entry(pod.to_owned()).or_default();
-        if *count >= MAX_LATE {
-            return Err(*count);
-        }
-        *count += 1;
-        Ok(Self {
-            pod: pod.to_owned(),
-            all: Arc::clone(all),
-        })
-    }
-}
-
-impl Drop for RunningThread {
-    fn drop(&mut self) {
-        let mut threads = self.all.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = threads.get_mut(&self.pod) {
-            *count -= 1;
-            if *count == 0 {
-                threads.remove(&self.pod);
-            }
-        }
-    }
-}
-
-/// Why there is no result.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoResult {
-    /// The time is up; the work goes on.
-    #[error("it took more than {} ms", .0.as_millis())]
-    Late(Duration),
-    /// The thread ended without a result.
-    #[error("it panicked")]
-    Panicked,
-    /// Too many earlier threads of the pod have not ended.
-    #[error("{0} earlier ones of the pod have not ended")]
-    Busy(usize),
-    /// No thread could be started.
-    #[error("no thread could be started")]
-    NoThread,
-}
-
-impl NoResult {
-    /// True if the time is up, or earlier work still takes too long.
-    pub fn is_late(&self) -> bool {
-        match self {
-            Self::Late(_) | Self::Busy(_) => true,
-            Self::Panicked | Self::NoThread => false,
-        }
-    }
-}
-
-impl Deadline {
-    /// The result of the work for a pod, if it is there in time.
-    ///
-    /// # Errors
-    /// Names why it is not.
-    pub fn within<T: Send + 'static>(
-        &self,
-        pod: &str,
-        limit: Duration,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, NoResult> {
-        let running = RunningThread::begin(pod, &self.running).map_err(NoResult::Busy)?;
-        let (send, receive) = sync_channel(1);
-        let thread = thread::Builder::new()
-            .name("nri-create".to_owned())
-            .spawn(move || {
-                let _running = running;
-                // Nothing receives a late result.
-                let _ = send.send(work());
-            });
-        thread.map_err(|_| NoResult::NoThread)?;
-        receive.recv_timeout(limit).map_err(|error| match error {
-            RecvTimeoutError::Timeout => NoResult::Late(limit),
-            RecvTimeoutError::Disconnected => NoResult::Panicked,
-        })
-    }
 }
 
 #[cfg(test)]
@@ -510,53 +380,5 @@ mod multiplex_tests {
             read_frame(&mut header.as_slice()).unwrap_err().kind(),
             ErrorKind::InvalidData
         );
-    }
-}
-
-#[cfg(test)]
-mod deadline_tests {
-    use std::sync::mpsc::channel;
-
-    use super::*;
-
-    const LONG: Duration = Duration::from_secs(60);
-    const SHORT: Duration = Duration::from_millis(20);
-
-    #[test]
-    fn work_that_is_late_or_panics_has_no_result() {
-        let deadline = Deadline::default();
-        let (_keep, never) = channel::<()>();
-        assert_eq!(deadline.within("p", LONG, || 7), Ok(7));
-        assert_eq!(
-            deadline.within("p", SHORT, move || never.recv().is_ok()),
-            Err(NoResult::Late(SHORT))
-        );
-        assert_eq!(
-            deadline.within::<u8>("p", LONG, || panic!("as expected by a test")),
-            Err(NoResult::Panicked)
-        );
-    }
-
-    #[test]
-    fn threads_that_hang_do_not_pile_up() {
-        let deadline = Deadline::default();
-        let keep: Vec<_> = (0..MAX_LATE)
-            .map(|_| {
-                let (keep, never) = channel::<()>();
-                assert_eq!(
-                    deadline.within("p", SHORT, move || never.recv().is_ok()),
-                    Err(NoResult::Late(SHORT))
-                );
-                keep
-            })
-            .collect();
-        let busy = deadline.within("p", LONG, || ());
-        assert_eq!(busy, Err(NoResult::Busy(MAX_LATE)));
-        assert_eq!(deadline.within("another", LONG, || ()), Ok(()));
-        drop(keep);
-        while !deadline.running.0.lock().unwrap().is_empty() {
-            thread::yield_now();
-        }
-        assert_eq!(deadline.within("p", LONG, || ()), Ok(()));
     }
 }

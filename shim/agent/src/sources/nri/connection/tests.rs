@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::thread;
 
 use bindguard_config::Config;
+use prost::bytes::Bytes;
 
 use super::*;
 use crate::sinks::journal::JournalWriter;
 use crate::sinks::metrics::Metrics;
-use crate::sources::nri::messages::{CountedObject, NriContainer, NriMount};
+use crate::sources::nri::messages::{NriContainer, NriMount};
 
 /// The runtime's end of a connection.
 struct FakeRuntime {
@@ -51,15 +52,12 @@ impl FakeRuntime {
 }
 
 /// Runs a plugin beside a runtime that does this after the registration.
-fn beside(runtime: impl FnOnce(&mut FakeRuntime)) -> Result<(), ConnectionError> {
+fn beside(runtime: impl FnOnce(&mut FakeRuntime)) -> Result<()> {
     beside_with("", runtime)
 }
 
 /// The same, with this config.
-fn beside_with(
-    config: &str,
-    runtime: impl FnOnce(&mut FakeRuntime),
-) -> Result<(), ConnectionError> {
+fn beside_with(config: &str, runtime: impl FnOnce(&mut FakeRuntime)) -> Result<()> {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("nri.sock");
     let listener = UnixListener::bind(&socket).unwrap();
@@ -102,7 +100,7 @@ fn a_list_in_parts_is_acknowledged_part_by_part() {
         );
         for more in [true, true, false] {
             let part = SynchronizeRequest {
-                containers: vec![CountedObject::default(); 3],
+                containers: vec![(); 3],
                 more,
             };
             let answer = runtime.call("Synchronize", part.encode_to_vec()).payload;
@@ -270,8 +268,9 @@ fn a_refused_registration_and_bytes_that_are_no_message_end_the_connection() {
             ),
         );
     });
-    assert!(matches!(refused, Err(ConnectionError::Refused(why)) if why == "no such index"));
+    assert_eq!(refused.unwrap_err().to_string(), "register: no such index");
     let garbage =
         beside(|runtime| write_frames(&mut runtime.stream, TO_PLUGIN, &[0xff; 20]).unwrap());
-    assert!(matches!(garbage, Err(ConnectionError::Ttrpc(_))));
+    let garbage = garbage.unwrap_err().to_string();
+    assert_eq!(garbage, "read a message of the runtime");
 }
