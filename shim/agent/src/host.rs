@@ -37,45 +37,17 @@ const SOCKETS: [&str; 5] = [
     "run/crio/crio.sock",
 ];
 
-/// Why the host's namespace is not entered.
-#[derive(Debug, thiserror::Error)]
-pub enum HostError {
-    /// No socket of a CRI is there.
-    #[error("find the CRI's socket: none is below {}; name it with --cri", .0.display())]
-    NoSocket(PathBuf),
-    /// It does not answer.
-    #[error("connect to {}", socket.display())]
-    Connect {
-        socket: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    /// The process behind it is not visible.
-    #[error("read the mount namespace of the process behind {}; is hostPID set", socket.display())]
-    Peer {
-        socket: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    /// The namespace may not be entered.
-    #[error("enter the host's mount namespace; CAP_SYS_ADMIN and CAP_SYS_CHROOT are required")]
-    Enter(#[source] io::Error),
-}
-
 /// The socket of a runtime that is not there yet.
 pub const USUAL_SOCKET: &str = "/run/containerd/containerd.sock";
 
 /// The socket of the CRI: the named socket, or the first existing socket, on a node whose `/` is at
 /// `root`.
 pub fn cri_socket(named: Option<&Path>, root: &Path) -> Option<PathBuf> {
-    let usual = || {
-        SOCKETS
-            .iter()
-            .map(|socket| root.join(socket))
-            .find(|socket| socket.symlink_metadata().is_ok())
-    };
-    let on_host = |socket: &Path| root.join(socket.strip_prefix("/").unwrap_or(socket));
-    named.map(on_host).or_else(usual)
+    if let Some(named) = named {
+        return Some(root.join(named.strip_prefix("/").unwrap_or(named)));
+    }
+    let mut usual = SOCKETS.iter().map(|socket| root.join(socket));
+    usual.find(|socket| socket.symlink_metadata().is_ok())
 }
 
 /// Moves this single-threaded process to the mount namespace of the runtime. Does nothing if the
@@ -83,25 +55,27 @@ pub fn cri_socket(named: Option<&Path>, root: &Path) -> Option<PathBuf> {
 ///
 /// # Errors
 /// If the runtime or its namespace cannot be found or entered.
-pub fn enter(named: Option<&Path>, root: &Path) -> Result<(), HostError> {
-    let socket = cri_socket(named, root).ok_or_else(|| HostError::NoSocket(root.to_owned()))?;
-    let refused = |source| HostError::Connect {
-        socket: socket.clone(),
-        source,
+pub fn enter(named: Option<&Path>, root: &Path) -> Result<()> {
+    let Some(socket) = cri_socket(named, root) else {
+        let root = root.display();
+        bail!("find the CRI's socket: none is below {root}; name it with --cri");
     };
-    let stream = UnixStream::connect(&socket).map_err(refused)?;
-    refuse_server_of_user(&stream).map_err(refused)?;
-    let failed = |source| HostError::Peer {
-        socket: socket.clone(),
-        source,
-    };
-    let theirs = namespace_behind(&stream, "mnt").map_err(failed)?;
-    if number_of(&theirs).map_err(failed)? == number_of(OWN_NAMESPACE).map_err(failed)? {
+    let stream = UnixStream::connect(&socket);
+    let accepted = stream.and_then(|stream| refuse_server_of_user(&stream).map(|()| stream));
+    let stream = accepted.with_context(|| format!("connect to {}", socket.display()))?;
+    let found = namespace_behind(&stream, "mnt").and_then(|theirs| {
+        let is_own = number_of(&theirs)? == number_of(OWN_NAMESPACE)?;
+        Ok((is_own, File::open(&theirs)?))
+    });
+    let (is_own, namespace) = found.with_context(|| {
+        let socket = socket.display();
+        format!("read the mount namespace of the process behind {socket}; is hostPID set")
+    })?;
+    if is_own {
         return Ok(());
     }
-    let namespace = File::open(&theirs).map_err(failed)?;
     move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Mount))
-        .map_err(|errno| HostError::Enter(errno.into()))
+        .context("enter the host's mount namespace; CAP_SYS_ADMIN and CAP_SYS_CHROOT are required")
 }
 
 /// Detects that the runtime left the mount namespace of this process. A unit of systemd with
@@ -118,13 +92,13 @@ impl RuntimeNamespace {
     pub fn accept(&self, stream: &impl AsFd) -> io::Result<()> {
         refuse_server_of_user(stream)?;
         let theirs = namespace_behind(stream, "mnt").and_then(|path| number_of(&path));
-        match (theirs, number_of(OWN_NAMESPACE)) {
-            (Ok(theirs), Ok(own)) if theirs != own => {
-                self.0.notify_one();
-                Err(io::Error::other("the runtime has another mount namespace"))
-            }
-            _ => Ok(()),
+        if let (Ok(theirs), Ok(own)) = (theirs, number_of(OWN_NAMESPACE))
+            && theirs != own
+        {
+            self.0.notify_one();
+            return Err(io::Error::other("the runtime has another mount namespace"));
         }
+        Ok(())
     }
 
     /// Waits until a connection was refused.
@@ -244,10 +218,9 @@ mod tests {
         });
         let listens = listens.join().unwrap();
         let refused = enter(Some(&users), Path::new("/")).unwrap_err();
-        let HostError::Connect { source, .. } = refused else {
-            panic!("{refused}")
-        };
-        assert!(source.to_string().contains("user 65534"), "{source}");
+        assert!(refused.to_string().starts_with("connect to"), "{refused}");
+        let source = format!("{:#}", refused);
+        assert!(source.contains("user 65534"), "{source}");
         let accepted = RuntimeNamespace::default().accept(&UnixStream::connect(&users).unwrap());
         assert!(accepted.is_err());
         drop(listens);

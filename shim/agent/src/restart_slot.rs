@@ -179,11 +179,26 @@ impl Slots<'_> {
         answer
     }
 
+    fn path(&self, name: &str) -> String {
+        let namespace = &self.arguments.namespace;
+        format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}")
+    }
+
     async fn lease(&mut self, name: &str) -> Result<Lease> {
-        let path = self.path(name);
-        let text = self.api.get(&path).await;
+        let text = self.api.get(&self.path(name)).await;
         let text = text.with_context(|| format!("get the lease {name}"))?;
         serde_json::from_str(&text).with_context(|| format!("read the lease {name}"))
+    }
+
+    /// Patches a lease. False if another node changed it meanwhile: the API server refuses a patch
+    /// of another version.
+    async fn patch(&mut self, act: &str, name: &str, patch: &Value) -> Result<bool> {
+        let has_version = patch.pointer("/metadata/resourceVersion").is_some();
+        match self.api.patch(&self.path(name), patch).await {
+            Ok(_) => Ok(true),
+            Err(ApiError::Status(status)) if has_version && status.code == CONFLICT => Ok(false),
+            Err(error) => Err(error).with_context(|| format!("{act} the lease {name}")),
+        }
     }
 
     async fn leases(&mut self) -> Result<Vec<Lease>> {
@@ -212,11 +227,12 @@ impl Slots<'_> {
     }
 
     async fn take(&mut self) -> Result<String> {
-        if let Some((until, reason)) = &self.stopped {
-            if Instant::now() < *until {
-                return Ok(format!("wait {reason}"));
+        if let Some((until, reason)) = self.stopped.take() {
+            if Instant::now() < until {
+                let answer = format!("wait {reason}");
+                self.stopped = Some((until, reason));
+                return Ok(answer);
             }
-            self.stopped = None;
             if let Some(reason) = self.stopped().await? {
                 return Ok(format!("wait {reason}"));
             }
@@ -230,33 +246,24 @@ impl Slots<'_> {
         if let Some(reason) = self.stopped().await? {
             return Ok(format!("wait {reason}"));
         }
-        let name = &lease.metadata.name;
-        // If two nodes patch at once, the API server refuses the second patch because of the
-        // version.
         let patch = json!({
             "metadata": { "resourceVersion": lease.metadata.resource_version },
             "spec": { "holderIdentity": self.node },
         });
-        match self.patch(name, &patch).await {
-            Err(ApiError::Status(status)) if status.code == CONFLICT => {
-                Ok("wait another node was faster".to_owned())
-            }
-            patched => patched
-                .with_context(|| format!("take the lease {name}"))
-                .map(|()| "granted".to_owned()),
-        }
+        let is_taken = self.patch("take", &lease.metadata.name, &patch).await?;
+        Ok(match is_taken {
+            true => "granted".to_owned(),
+            false => "wait another node was faster".to_owned(),
+        })
     }
 
     /// Frees this node's lease; does nothing without a lease.
     async fn free(&mut self) -> Result<String> {
-        let leases = self.leases().await?;
-        let node = self.node.clone();
-        for lease in leases.iter().filter(|lease| lease.holder() == Some(&node)) {
-            let name = &lease.metadata.name;
-            let patch = json!({ "spec": { "holderIdentity": null } });
-            self.patch(name, &patch)
-                .await
-                .with_context(|| format!("free the lease {name}"))?;
+        for lease in self.leases().await? {
+            if lease.holder() == Some(&self.node) {
+                let patch = json!({ "spec": { "holderIdentity": null } });
+                self.patch("free", &lease.metadata.name, &patch).await?;
+            }
         }
         Ok("ok".to_owned())
     }
@@ -276,25 +283,11 @@ impl Slots<'_> {
             let patch = json!({
                 "metadata": { "resourceVersion": version, "annotations": annotations },
             });
-            match self.patch(&name, &patch).await {
-                Err(ApiError::Status(status)) if status.code == CONFLICT => {}
-                patched => {
-                    patched.with_context(|| format!("mark the lease {name}"))?;
-                    return Ok("ok".to_owned());
-                }
+            if self.patch("mark", &name, &patch).await? {
+                return Ok("ok".to_owned());
             }
         }
         Ok(format!("wait other nodes change the lease {name}"))
-    }
-
-    async fn patch(&mut self, name: &str, patch: &Value) -> Result<(), ApiError> {
-        let path = self.path(name);
-        self.api.patch(&path, patch).await.map(drop)
-    }
-
-    fn path(&self, name: &str) -> String {
-        let namespace = &self.arguments.namespace;
-        format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}")
     }
 }
 

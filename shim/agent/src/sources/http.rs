@@ -17,7 +17,7 @@ use bindguard_operator::agent_status::STATUS_PATH;
 use bindguard_sys::make_folders;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{ACCEPT, CONTENT_TYPE, HeaderMap};
+use hyper::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -204,7 +204,14 @@ async fn converse(
 ) {
     let service = service_fn(move |request| {
         let served = Arc::clone(&served);
-        async move { Ok::<_, Infallible>(answer(request, &served, scope).await) }
+        async move {
+            let (status, kind, body) = answer(request, &served, scope).await;
+            let mut response = Response::new(Full::new(body));
+            *response.status_mut() = status;
+            let kind = HeaderValue::from_static(kind);
+            response.headers_mut().insert(CONTENT_TYPE, kind);
+            Ok::<_, Infallible>(response)
+        }
     });
     // A client that goes away is no event of the agent's.
     let _ = http1::Builder::new()
@@ -215,85 +222,83 @@ async fn converse(
         .await;
 }
 
-async fn answer(
-    request: Request<Incoming>,
-    served: &Arc<Served>,
-    scope: Audience,
-) -> Response<Full<Bytes>> {
+/// The parts of an answer: the status, the kind of the body, and the body.
+type Answer = (StatusCode, &'static str, Bytes);
+
+fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
+    (status, TEXT, body.into())
+}
+
+/// The body, or a failure of the server.
+fn ok_or_failed(kind: &'static str, body: Result<impl Into<Bytes>, impl Display>) -> Answer {
+    match body {
+        Ok(body) => (StatusCode::OK, kind, body.into()),
+        Err(why) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{why}\n")),
+    }
+}
+
+async fn answer(request: Request<Incoming>, served: &Arc<Served>, scope: Audience) -> Answer {
     if scope != Audience::Public && request.uri().path().starts_with(kubediag::FOLDER) {
-        return processed(request, served).await;
+        return match served.kubediag.answer(request).await {
+            Some((StatusCode::OK, json)) => (StatusCode::OK, JSON, json.into()),
+            Some((status, why)) => text(status, why),
+            None => text(StatusCode::NOT_FOUND, NO_SUCH_PATH),
+        };
     }
     // hyper sends no body in answer to HEAD.
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        return response(
-            StatusCode::METHOD_NOT_ALLOWED,
-            TEXT,
-            "only GET and HEAD are supported\n",
-        );
+        let why = "only GET and HEAD are supported\n";
+        return text(StatusCode::METHOD_NOT_ALLOWED, why);
     }
+    let is_ready = served.ready.load(Ordering::Relaxed);
     match (request.uri().path(), scope) {
-        ("/healthz", _) => response(StatusCode::OK, TEXT, "OK\n"),
-        (_, Audience::Kubediag) => response(StatusCode::NOT_FOUND, TEXT, NO_SUCH_PATH),
-        ("/readyz", _) if served.ready.load(Ordering::Relaxed) => match &served.ignored_config {
-            None => response(StatusCode::OK, TEXT, "OK\n"),
-            Some(reason) => response(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{reason}\n")),
+        ("/healthz", _) => text(StatusCode::OK, "OK\n"),
+        (_, Audience::Kubediag) => text(StatusCode::NOT_FOUND, NO_SUCH_PATH),
+        ("/readyz", _) => match &served.ignored_config {
+            _ if !is_ready => text(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the first survey is not done\n",
+            ),
+            Some(reason) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
+            None => text(StatusCode::OK, "OK\n"),
         },
-        ("/readyz", _) => response(
-            StatusCode::SERVICE_UNAVAILABLE,
-            TEXT,
-            "the first survey is not done\n",
-        ),
         ("/metrics", _) => {
             read_journal(served).await;
             match served.metrics.text() {
-                Ok(text) if wants_plain_text(request.headers()) => {
-                    response(StatusCode::OK, PLAIN_METRICS, plain_text(&text))
+                Ok(figures) if wants_plain_text(request.headers()) => {
+                    (StatusCode::OK, PLAIN_METRICS, plain_text(&figures).into())
                 }
-                Ok(text) => response(StatusCode::OK, OPEN_METRICS, text),
-                Err(error) => failed(error),
+                figures => ok_or_failed(OPEN_METRICS, figures),
             }
         }
         (STATUS_PATH, Audience::Local) => {
-            let status = served
-                .status
-                .status(&served.metrics, served.ready.load(Ordering::Relaxed));
-            match serde_json::to_string(&status) {
-                Ok(json) => response(StatusCode::OK, JSON, json),
-                Err(error) => failed(error),
-            }
+            let status = served.status.status(&served.metrics, is_ready);
+            ok_or_failed(JSON, serde_json::to_string(&status))
         }
         ("/v1/report", Audience::Local) => {
             let surveyor = Arc::clone(&served.surveyor);
-            match spawn_blocking(move || surveyor.json()).await {
-                Ok(Ok(json)) => response(StatusCode::OK, JSON, json.to_string()),
-                Ok(Err(error)) => failed(format_args!("write the report: {error}")),
-                Err(error) => failed(format_args!("survey the node: {error}")),
-            }
+            let report = match spawn_blocking(move || surveyor.json()).await {
+                Ok(Ok(json)) => Ok(json.to_string()),
+                Ok(Err(error)) => Err(format!("write the report: {error}")),
+                Err(error) => Err(format!("survey the node: {error}")),
+            };
+            ok_or_failed(JSON, report)
         }
-        _ => response(StatusCode::NOT_FOUND, TEXT, NO_SUCH_PATH),
+        _ => text(StatusCode::NOT_FOUND, NO_SUCH_PATH),
     }
 }
 
 /// True if a client takes plain text and no OpenMetrics.
 fn wants_plain_text(headers: &HeaderMap) -> bool {
-    let accepted: Vec<&str> = headers
-        .get_all(ACCEPT)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .filter_map(|kind| kind.split(';').next())
-        .map(str::trim)
-        .collect();
-    let takes = |kind: &str| accepted.iter().any(|it| it.eq_ignore_ascii_case(kind));
-    takes("text/plain") && !takes("application/openmetrics-text")
-}
-
-async fn processed(request: Request<Incoming>, served: &Arc<Served>) -> Response<Full<Bytes>> {
-    match served.kubediag.answer(request).await {
-        Some((StatusCode::OK, json)) => response(StatusCode::OK, JSON, json),
-        Some((status, text)) => response(status, TEXT, text),
-        None => response(StatusCode::NOT_FOUND, TEXT, NO_SUCH_PATH),
+    let (mut takes_plain, mut takes_open) = (false, false);
+    for value in headers.get_all(ACCEPT) {
+        for kind in value.to_str().unwrap_or_default().split(',') {
+            let kind = kind.split(';').next().unwrap_or_default().trim();
+            takes_plain |= kind.eq_ignore_ascii_case("text/plain");
+            takes_open |= kind.eq_ignore_ascii_case("application/openmetrics-text");
+        }
     }
+    takes_plain && !takes_open
 }
 
 /// Counts the new lines of the journal. If the journal's filesystem hangs, only the figures of the
@@ -306,23 +311,6 @@ async fn read_journal(served: &Arc<Served>) {
         });
         let _ = tokio::time::timeout(JOURNAL_READ_TIMEOUT, reading).await;
     }
-}
-
-fn failed(why: impl Display) -> Response<Full<Bytes>> {
-    response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{why}\n"))
-}
-
-fn response(
-    status: StatusCode,
-    kind: &'static str,
-    body: impl Into<Bytes>,
-) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body.into()));
-    *response.status_mut() = status;
-    response
-        .headers_mut()
-        .insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
-    response
 }
 
 #[cfg(test)]

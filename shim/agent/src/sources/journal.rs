@@ -6,8 +6,6 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
-use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, TryLockError};
@@ -17,10 +15,9 @@ use std::{fs, io, thread};
 use bindguard_core::error_chain;
 use bindguard_core::report::{JournalLine, UnreadLine};
 use bindguard_sys::{make_folders, write_new_file};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::inotify::{CreateFlags, ReadFlags, Reader, WatchFlags, add_watch, init};
-use rustix::io::Errno;
-use tracing::warn;
+use tracing::{debug, warn};
+
+use crate::sources::watch::{Inotify, WatchEvent};
 
 /// Limit of a read. The journal and the rotated journal have at most 4 MiB each.
 const MAX_READ: u64 = 16 << 20;
@@ -68,10 +65,11 @@ impl JournalReader {
             Err(TryLockError::WouldBlock) => return,
         };
         match self.read(&mut progress.position) {
-            Ok(text) => text
-                .lines()
-                .map(JournalLine::parse)
-                .for_each(|line| take(&line)),
+            Ok(text) => {
+                for line in text.lines() {
+                    take(&JournalLine::parse(line));
+                }
+            }
             Err(error) => warn!("read {}: {error}", self.journal.display()),
         }
         progress.write(&self.record);
@@ -89,10 +87,8 @@ impl JournalReader {
         if let Some(old) = position.filter(|old| old.inode != inode) {
             text += &rest_of_renamed(&self.journal, old)?;
         }
-        let offset = position
-            .filter(|now| now.inode == inode)
-            .map_or(0, |now| now.offset);
-        let (lines, offset) = whole_lines(&mut journal, offset)?;
+        let read = position.filter(|now| now.inode == inode);
+        let (lines, offset) = whole_lines(&mut journal, read.map_or(0, |now| now.offset))?;
         *position = Some(Position { inode, offset });
         Ok(text + &lines)
     }
@@ -138,22 +134,15 @@ fn rest_of_renamed(journal: &Path, position: Position) -> io::Result<String> {
 /// The complete lines from an offset on, and the offset after the last complete line.
 fn whole_lines(file: &mut File, offset: u64) -> io::Result<(String, u64)> {
     // A journal that is shorter was emptied in place.
-    let offset = if file.metadata()?.len() < offset {
-        0
-    } else {
-        offset
-    };
+    let is_shorter = file.metadata()?.len() < offset;
+    let offset = if is_shorter { 0 } else { offset };
     file.seek(SeekFrom::Start(offset))?;
     let mut bytes = Vec::new();
     file.take(MAX_READ).read_to_end(&mut bytes)?;
-    let end = bytes
-        .iter()
-        .rposition(|byte| *byte == b'\n')
-        .map_or(0, |last| last + 1);
-    Ok((
-        String::from_utf8_lossy(&bytes[..end]).into_owned(),
-        offset + end as u64,
-    ))
+    let last = bytes.iter().rposition(|byte| *byte == b'\n');
+    bytes.truncate(last.map_or(0, |last| last + 1));
+    let lines = String::from_utf8_lossy(&bytes).into_owned();
+    Ok((lines, offset + bytes.len() as u64))
 }
 
 // Follows the journal between two requests for figures: an event shall not wait for Prometheus.
@@ -169,14 +158,13 @@ const PAUSE: Duration = Duration::from_millis(500);
 pub fn follow_journal(journal: &Path, interval: Duration, mut changed: impl FnMut()) -> ! {
     loop {
         changed();
-        let followed = journal
-            .parent()
-            .map_or(Ok(()), |directory| watch(directory, interval, &mut changed));
-        let why = followed.map_or_else(|error| error.to_string(), |()| "it is gone".to_owned());
-        tracing::debug!(
-            "the directory of {} is not watched: {why}",
-            journal.display()
-        );
+        let directory = journal.parent().unwrap_or(Path::new("/"));
+        let why = match watch(directory, interval, &mut changed) {
+            Ok(()) => "it is gone".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        let journal = journal.display();
+        debug!("the directory of {journal} is not watched: {why}");
         thread::sleep(interval);
     }
 }
@@ -185,43 +173,23 @@ pub fn follow_journal(journal: &Path, interval: Duration, mut changed: impl FnMu
 fn watch(directory: &Path, interval: Duration, changed: &mut impl FnMut()) -> io::Result<()> {
     // The guard would create it at the first create with a finding.
     make_folders(directory, 0o755)?;
-    let inotify = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-    let writes = WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::MOVED_TO;
-    let timeout = Timespec {
-        tv_sec: i64::try_from(interval.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: interval.subsec_nanos().into(),
-    };
+    let inotify = Inotify::new()?;
     loop {
         // Changes nothing, unless another directory is at the path now.
-        add_watch(&inotify, directory, writes | WatchFlags::ONLYDIR)?;
+        inotify.watch_writes(directory)?;
         // A line that was written before the watch was there.
         changed();
-        match poll(&mut [PollFd::new(&inotify, PollFlags::IN)], Some(&timeout)) {
-            Ok(0) => continue,
-            Ok(_) => {}
-            Err(Errno::INTR) => continue,
-            Err(errno) => return Err(errno.into()),
+        if !inotify.wait_with(None, interval)?.by_events {
+            continue;
         }
         thread::sleep(PAUSE);
         // The names do not matter: a change of a different file costs only a query of the journal's
         // length.
-        if drain(&inotify)? {
+        let events = inotify.read()?;
+        let is_gone = |event: &WatchEvent| matches!(event, WatchEvent::Gone(_));
+        if events.iter().any(is_gone) {
             changed();
             return Ok(());
-        }
-    }
-}
-
-/// Reads the events away. True if the directory is no longer watched.
-fn drain(inotify: &OwnedFd) -> io::Result<bool> {
-    let mut buffer = [MaybeUninit::uninit(); 4096];
-    let mut reader = Reader::new(inotify, &mut buffer);
-    let mut is_gone = false;
-    loop {
-        match reader.next() {
-            Ok(event) => is_gone |= event.events().contains(ReadFlags::IGNORED),
-            Err(Errno::WOULDBLOCK) => return Ok(is_gone),
-            Err(errno) => return Err(errno.into()),
         }
     }
 }

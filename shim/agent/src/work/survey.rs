@@ -20,16 +20,16 @@ use bindguard_operator::drift_count::DRIFT_COUNT;
 use bindguard_operator::guarded_runtimes::GuardedRuntimes;
 use bindguard_operator::ignored_requests::ignored_requests;
 use bindguard_operator::node_report::NodeReport;
-use bindguard_operator::pods::Pods;
 use bindguard_operator::root_program::open_of_root;
 use bindguard_operator::{drift_count, survey_node};
 use bindguard_sys::process_files::{ProcessFile, contents};
 use bindguard_sys::read_file;
 use serde::Deserialize;
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::host::since_epoch;
 use crate::pods::PodLookup;
+use crate::say_once::SayOnce;
 use crate::sinks::metrics::Metrics;
 use crate::sinks::reporting::{Reporting, SurveyEvents};
 
@@ -53,7 +53,8 @@ pub struct Surveyor {
 struct Last {
     report: Option<(Instant, Arc<str>)>,
     events: SurveyEvents,
-    failure: Option<String>,
+    failures: SayOnce<String>,
+    are_mounts_unread: bool,
     /// The runtime did not answer.
     has_no_pods: bool,
 }
@@ -87,7 +88,7 @@ impl Surveyor {
         // An idle agent keeps no text that was requested once.
         last.report = None;
         self.report(&mut last);
-        !last.has_no_pods && last.failure.is_none()
+        !last.has_no_pods && !last.are_mounts_unread
     }
 
     /// The report as JSON, at most some seconds old. It blocks, as [`Surveyor::survey`].
@@ -98,10 +99,8 @@ impl Surveyor {
         // Held during the survey: of several requests at once, one surveys and the others get its
         // report.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, text)) = last
-            .report
-            .as_ref()
-            .filter(|(when, _)| when.elapsed() < FRESH)
+        if let Some((when, text)) = &last.report
+            && when.elapsed() < FRESH
         {
             return Ok(Arc::clone(text));
         }
@@ -124,11 +123,20 @@ impl Surveyor {
         last.has_no_pods = pods.is_err();
         // If the runtime does not answer, its containers may still run: keep the last values about
         // them.
-        let mounts = pods
-            .as_ref()
-            .ok()
-            .and_then(|pods| self.container_mounts(pods, last));
+        let mut mounts = None;
         if let Ok(pods) = &pods {
+            // Not a part of the report: `diagnose` reports sources, and the doctor every mount
+            // namespace.
+            let found = container_mounts(pods, &self.places, self.policy.host_root_scope);
+            last.are_mounts_unread = found.is_err();
+            last.failures.warn(
+                (),
+                found.as_ref().err().map(|error| {
+                    let why = error_chain(error);
+                    format!("survey the mounts of containers: {why}; trying again")
+                }),
+            );
+            mounts = found.ok();
             let ignored = self
                 .reporting
                 .ignored_requests(ignored_requests(pods), &mut last.events);
@@ -152,20 +160,6 @@ impl Surveyor {
         report
     }
 
-    /// Not a part of the report: `diagnose` reports sources, and the doctor every mount namespace.
-    fn container_mounts(&self, pods: &Pods, last: &mut Last) -> Option<ContainerMounts> {
-        let found = container_mounts(pods, &self.places, self.policy.host_root_scope);
-        let failure = found.as_ref().err().map(|error| error_chain(error));
-        if let Some(failure) = failure
-            .as_ref()
-            .filter(|failure| last.failure.as_ref() != Some(failure))
-        {
-            warn!("survey the mounts of containers: {failure}; trying again");
-        }
-        last.failure = failure;
-        found.ok()
-    }
-
     fn count_mounts(&self, found: &ContainerMounts) {
         for (verdict, count) in [
             (VerdictName::Current, found.following_host),
@@ -175,11 +169,10 @@ impl Surveyor {
             let figure = self.metrics.sources.get_or_create(&labels);
             figure.set(count as i64);
         }
-        let places: BTreeSet<_> = found
-            .keepers
-            .iter()
-            .flat_map(|keeper| &keeper.places)
-            .collect();
+        let mut places = BTreeSet::new();
+        for keeper in &found.keepers {
+            places.extend(&keeper.places);
+        }
         self.metrics.pinned_mounts.set(places.len() as i64);
     }
 
@@ -264,15 +257,15 @@ impl Daemon {
 
 /// Sets the figures of the installation. It blocks.
 pub fn count(metrics: &Metrics, cri: &Path) {
-    let record = match open_of_root(Path::new(RECORD)) {
-        Ok(Some(_)) => read_file(Path::new(RECORD), MAX_SIZE)
-            .ok()
-            .and_then(|bytes| serde_json::from_slice(&bytes).ok()),
-        Ok(None) => Some(Record::default()),
-        Err(_) => None,
-    };
-    if let Some(record) = record {
-        count_record(metrics, &record);
+    match open_of_root(Path::new(RECORD)) {
+        Ok(Some(_)) => {
+            let bytes = read_file(Path::new(RECORD), MAX_SIZE).unwrap_or_default();
+            if let Ok(record) = serde_json::from_slice(&bytes) {
+                count_record(metrics, record);
+            }
+        }
+        Ok(None) => count_record(metrics, Record::default()),
+        Err(_) => {}
     }
     metrics.drift.clear();
     if let Some(count) = drift_count::recent(Path::new(DRIFT_COUNT)) {
@@ -281,37 +274,31 @@ pub fn count(metrics: &Metrics, cri: &Path) {
     let mistakes = bindguard_config::load().remarks().len();
     metrics.config_mistakes.set(mistakes as i64);
     let active = query(cri, async |cri| cri.active_config().await);
-    if let Some(active) = active
-        .ok()
-        .and_then(|config| serde_json::from_str(&config).ok())
-    {
+    if let Ok(active) = serde_json::from_str(&active.unwrap_or_default()) {
         let guarded = GuardedRuntimes::of_containerd(&active).runtimes.len();
         metrics.guarded_runtimes.set(guarded as i64);
     }
 }
 
-fn count_record(metrics: &Metrics, record: &Record) {
-    let Removal {
-        handler_kept_for_pods,
-        programs_kept_for_pods,
-    } = record.removal;
-    metrics.handler_kept.set(handler_kept_for_pods);
-    metrics.programs_kept.set(programs_kept_for_pods);
-    let owed = record.owed.iter().filter_map(|owed| owed.daemon.as_ref());
-    let owed = owed.filter(|daemon| daemon.runs()).count();
-    metrics.restarts_owed.set(owed as i64);
-    let is_missing = |file: &&File| fs::metadata(&file.path).is_err();
-    let missing = record.files.iter().filter(is_missing).count();
-    metrics.missing_files.set(missing as i64);
-    metrics.installed.clear();
-    let current = record
-        .files
-        .iter()
-        .find(|file| file.path.ends_with(CURRENT));
-    let target = current.and_then(|current| fs::read_link(&current.path).ok());
-    let version = target.as_deref().and_then(Path::file_name);
-    if let Some(version) = version {
-        let label = [("version", version.to_string_lossy().into_owned())];
-        metrics.installed.get_or_create(&label).set(1);
+fn count_record(metrics: &Metrics, record: Record) {
+    let removal = record.removal;
+    metrics.handler_kept.set(removal.handler_kept_for_pods);
+    metrics.programs_kept.set(removal.programs_kept_for_pods);
+    let (mut owed, mut missing) = (0, 0);
+    for daemon in record.owed.iter().filter_map(|owed| owed.daemon.as_ref()) {
+        owed += i64::from(daemon.runs());
     }
+    metrics.restarts_owed.set(owed);
+    metrics.installed.clear();
+    for file in record.files {
+        missing += i64::from(fs::metadata(&file.path).is_err());
+        if file.path.ends_with(CURRENT)
+            && let Ok(target) = fs::read_link(&file.path)
+            && let Some(version) = target.file_name()
+        {
+            let label = [("version", version.to_string_lossy().into_owned())];
+            metrics.installed.get_or_create(&label).set(1);
+        }
+    }
+    metrics.missing_files.set(missing);
 }

@@ -111,6 +111,14 @@ impl Inotify {
         self.add(directory, FILES)
     }
 
+    /// Watches a directory for new names and for writes. A write wakes the reader, and is no event.
+    ///
+    /// # Errors
+    /// As [`Inotify::watch`].
+    pub fn watch_writes(&self, directory: &Path) -> io::Result<WatchId> {
+        self.add(directory, NAMES | WatchFlags::MODIFY)
+    }
+
     fn add(&self, directory: &Path, flags: WatchFlags) -> io::Result<WatchId> {
         let only = WatchFlags::ONLYDIR | WatchFlags::EXCL_UNLINK;
         let watch = inotify::add_watch(&self.descriptor, directory, flags | only)?;
