@@ -265,9 +265,15 @@ pub enum SpecError {
 }
 
 impl SpecError {
-    fn in_field(field: &str) -> impl FnOnce(serde_json::Error) -> Self {
-        let field = field.to_owned();
-        |source| Self::Field { field, source }
+    /// An error in a part that is parsed on its own: the error's line and column would be those in
+    /// the part, and not in config.json.
+    fn in_part(field: &str, error: &serde_json::Error) -> Self {
+        let position = format!(" at line {} column {}", error.line(), error.column());
+        let message = error.to_string();
+        Self::Field {
+            field: field.to_owned(),
+            source: Error::custom(message.strip_suffix(&position).unwrap_or(&message)),
+        }
     }
 }
 
@@ -296,8 +302,9 @@ impl<'a> SpecView<'a> {
         let read = json.deserialize_map(&mut parts).and_then(|()| json.end());
         match (read, parts.field) {
             (Ok(()), _) => {}
-            (Err(error), Some(field)) if error.is_data() => {
-                return Err(SpecError::in_field(field)(error));
+            (Err(source), Some(field)) if source.is_data() => {
+                let field = field.to_owned();
+                return Err(SpecError::Field { field, source });
             }
             (Err(error), _) => return Err(SpecError::NotAnObject(error)),
         }
@@ -316,17 +323,18 @@ impl<'a> SpecView<'a> {
                 break;
             }
             let (destination, bind) = Bind::from_entry(index, entry)
-                .map_err(|error| SpecError::in_field(&format!("mounts[{index}]"))(error))?;
+                .map_err(|error| SpecError::in_part(&format!("mounts[{index}]"), &error))?;
             view.destinations.push(destination);
             view.binds.extend(bind);
         }
         for (name, value) in parts.annotations.0 {
-            let value = text_or_null(Some(value)).map_err(SpecError::in_field("annotations"))?;
+            let value = text_or_null(Some(value))
+                .map_err(|error| SpecError::in_part("annotations", &error))?;
             // Go reads `null` as an empty string.
             view.annotations.push((name, value.unwrap_or_default()));
         }
         view.read_linux(&parts.linux)
-            .map_err(SpecError::in_field("linux.rootfsPropagation"))?;
+            .map_err(|error| SpecError::in_part("linux.rootfsPropagation", &error))?;
         Ok(view)
     }
 
@@ -603,6 +611,25 @@ mod view_tests {
         assert_eq!(seen, [(1, false), (2, true)]);
         assert_eq!(view.destinations(), ["/a", "/b", ""]);
         assert_eq!(view.masked_paths(), ["/proc/keys"]);
+    }
+
+    #[test]
+    fn an_error_in_a_part_has_no_position_of_the_part() {
+        for (spec, text) in [
+            (
+                r#"{"annotations": {"a": 5}}"#,
+                "invalid type: integer `5`, expected a string",
+            ),
+            (
+                r#"{"mounts": [{"type": "bind", "source": 7}]}"#,
+                "invalid type: integer `7`, expected a string",
+            ),
+        ] {
+            let Err(SpecError::Field { source, .. }) = SpecView::from_bytes(spec.as_bytes()) else {
+                panic!("{spec} was read");
+            };
+            assert_eq!(source.to_string(), text);
+        }
     }
 
     #[test]
