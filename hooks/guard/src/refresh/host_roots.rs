@@ -38,10 +38,10 @@ use crate::SourceError;
 use crate::inspect::{OpenBundle, OpenError, inspect};
 use crate::probes::Probes;
 use crate::rebind::REPLACE_TIMEOUT;
-use crate::refresh::container::{Container, RefreshError, STEP_TIMEOUT};
 use crate::refresh::current_files::{
     CurrentFiles, changed, failed, mounts_of_host, place_of_source,
 };
+use crate::refresh::running::{Container, RefreshError, STEP_TIMEOUT};
 
 /// The host-root binds of a container.
 #[derive(Debug)]

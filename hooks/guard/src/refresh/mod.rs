@@ -6,8 +6,7 @@
 //! * [`host_roots`]: a bind that keeps mounts of the host alive, and the release of its copies
 //!
 //! [`container`] replaces the stale mounts. In pods the host's subpaths are re-bound first: from
-//! then on every restart finds the current file, whatever shim starts the container. [`release`]
-//! only unmounts copies that a container keeps.
+//! then on every restart finds the current file, whatever shim starts the container.
 
 mod container;
 mod current_files;
@@ -16,12 +15,11 @@ mod host_roots;
 mod mounts;
 mod records;
 mod round;
+mod running;
 mod volumes;
 
-pub(crate) use crate::refresh::container::refuse_sandbox;
-pub use container::{
-    MAX_MOUNTS_OF_FILE, RefreshAct, RefreshError, Refreshed, find_stale, refresh_container,
-};
+pub(crate) use crate::refresh::running::refuse_sandbox;
+pub use container::{MAX_MOUNTS_OF_FILE, RefreshAct, Refreshed, find_stale, refresh_container};
 pub use current_files::{
     CurrentFiles, RunningContainers, Writer, WriterReach, places_by_binds, reach_by_spec,
 };
@@ -31,6 +29,7 @@ pub use host_roots::{
 };
 pub use mounts::BoundMounts;
 pub use records::TuckRecords;
+pub use running::RefreshError;
 pub use volumes::{PodVolumes, payload_of_driver};
 
 pub use crate::rebind::{REPLACE_TIMEOUT, VolumeOfPod, rebind_volume};

@@ -9,12 +9,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::mount_table::{MountEntry, MountTable};
-use bindguard_core::refresh::{is_record_needed, left_shared};
-use bindguard_sys::enter::{Action, EnterError, Entered, HeldProcess, ProcessError, Replacement};
+use bindguard_sys::enter::{HeldProcess, ProcessError};
 use bindguard_sys::{make_folders, unless_absent, write_new_file};
 
 use crate::SourceError;
-use crate::refresh::container::{Container, ContainerRefresh, RefreshError, STEP_TIMEOUT};
+use crate::refresh::running::Container;
 
 /// The default directory. It is on a tmpfs: pids and mount ids begin anew with each boot.
 const DIRECTORY: &str = "/run/bindguard/tucks";
@@ -88,7 +87,11 @@ impl TuckRecords {
     ///
     /// # Errors
     /// If the record cannot be read.
-    fn load(&self, process: &HeldProcess, owner: &str) -> Result<Option<MountTable>, SourceError> {
+    pub(super) fn load(
+        &self,
+        process: &HeldProcess,
+        owner: &str,
+    ) -> Result<Option<MountTable>, SourceError> {
         let path = self.path(process);
         let text = unless_absent(fs::read(&path));
         let Some(text) = text.map_err(|error| failed_to("read", &path, error))? else {
@@ -104,7 +107,7 @@ impl TuckRecords {
     }
 
     /// Removes the record of a process.
-    fn forget(&self, process: &HeldProcess) {
+    pub(super) fn forget(&self, process: &HeldProcess) {
         // A record that stays costs the next refresh a check.
         let _ = fs::remove_file(self.path(process));
     }
@@ -139,7 +142,7 @@ fn failed_to(act: &str, record: &Path, error: std::io::Error) -> SourceError {
 
 /// The first line of a record: the start time of the process, and the number of its mount
 /// namespace.
-fn owner(container: &Container<'_>) -> Result<String, ProcessError> {
+pub(super) fn owner(container: &Container<'_>) -> Result<String, ProcessError> {
     let failed = |source| ProcessError::Read {
         pid: container.process.pid(),
         name: "ns/mnt",
@@ -147,72 +150,6 @@ fn owner(container: &Container<'_>) -> Result<String, ProcessError> {
     };
     let number = container.namespace.number().map_err(failed)?;
     Ok(format!("{} {number}\n", container.process.start_time()?))
-}
-
-// Restores the propagation that an interrupted refresh left changed, from its record.
-
-impl ContainerRefresh<'_> {
-    /// Sets every mount that a tuck left shared to its former propagation. At the end of a refresh
-    /// the record is removed: until then a mount beneath a stale mount may be shared. What could not
-    /// be restored is left to the next refresh, with the record. Returns true if a mount was changed.
-    pub(super) fn restore_propagation(&mut self, is_end: bool) -> Result<bool, RefreshError> {
-        let process = self.container.process;
-        if !self.records.has(process) {
-            return Ok(false);
-        }
-        // A record that cannot be read stays.
-        let before = self.records.load(process, &owner(self.container)?);
-        let Ok(Some(before)) = before else {
-            return Ok(false);
-        };
-        let now = self.container.namespace.mounts()?;
-        let files = self.files.iter();
-        let shown: Vec<_> = files.flat_map(|files| files.shown_in(&now)).collect();
-        let left = left_shared(&before, &now, &shown);
-        let is_restored = left.is_empty() || self.restore(&left);
-        if is_end && is_restored && !is_record_needed(&before, &now, &left) {
-            self.records.forget(process);
-        }
-        Ok(!left.is_empty())
-    }
-
-    /// Returns true if all of them have their former propagation again.
-    fn restore(&mut self, mounts: &[MountEntry]) -> bool {
-        let all: Vec<usize> = (0..mounts.len()).collect();
-        let mut replacements = Vec::with_capacity(mounts.len());
-        for stale in mounts {
-            replacements.push(Replacement {
-                stale,
-                parent: None,
-                new: None,
-            });
-        }
-        let namespace = &self.container.namespace;
-        let entered = Entered::enter(
-            self.helper,
-            namespace,
-            replacements,
-            STEP_TIMEOUT,
-            self.until,
-        );
-        let Ok(entered) = entered else {
-            return false;
-        };
-        // The walk to a mount point may hang, as in any refresh.
-        let opened = entered.call_all(Action::Open, &all);
-        let is_over =
-            |opened: &Result<(), EnterError>| opened.as_ref().is_err_and(|error| error.is_over());
-        if opened.iter().any(is_over) {
-            self.abandoned = Some(entered.abandon());
-            return false;
-        }
-        // A failure does not stop the remaining restores.
-        let mut is_restored = true;
-        for (index, opened) in opened.iter().enumerate() {
-            is_restored &= opened.is_ok() && entered.call(Action::Restore, index).is_ok();
-        }
-        is_restored
-    }
 }
 
 #[cfg(test)]

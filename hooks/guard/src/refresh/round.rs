@@ -10,6 +10,7 @@ use bindguard_core::mount_table::{MountEntry, MountTable};
 use bindguard_core::paths::join;
 use bindguard_core::refresh::{
     KeptMounts, NestedBind, Refused, RefusedReason, SubpathInContainer, changed_by_tuck,
+    is_record_needed, left_shared,
 };
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{AttachMethod, MountResult};
@@ -19,10 +20,10 @@ use bindguard_sys::enter::{
 use bindguard_sys::replace::{CloneError, NewMount, ReplaceError, clone_like};
 use bindguard_sys::{Handle, fault, propagation_takes_locks, selinux_denies_read};
 
-use crate::refresh::container::{
-    ContainerRefresh, Found, Look, RefreshError, STEP_TIMEOUT, probe_sources,
-};
+use crate::refresh::container::{ContainerRefresh, Found, Look, probe_sources};
 use crate::refresh::current_files::{OpenedNested, changed, failed};
+use crate::refresh::records::owner;
+use crate::refresh::running::{RefreshError, STEP_TIMEOUT};
 
 /// Limit of binds in a volume: the new mount of each is a descriptor of this process until the tree
 /// is complete.
@@ -486,5 +487,69 @@ impl Round<'_, '_, '_> {
             error => failed(error),
         };
         self.refresh.fail(found, why);
+    }
+}
+
+impl ContainerRefresh<'_> {
+    /// Sets every mount that a tuck left shared to its former propagation. At the end of a refresh
+    /// the record is removed: until then a mount beneath a stale mount may be shared. What could not
+    /// be restored is left to the next refresh, with the record. Returns true if a mount was changed.
+    pub(super) fn restore_propagation(&mut self, is_end: bool) -> Result<bool, RefreshError> {
+        let process = self.container.process;
+        if !self.records.has(process) {
+            return Ok(false);
+        }
+        // A record that cannot be read stays.
+        let before = self.records.load(process, &owner(self.container)?);
+        let Ok(Some(before)) = before else {
+            return Ok(false);
+        };
+        let now = self.container.namespace.mounts()?;
+        let files = self.files.iter();
+        let shown: Vec<_> = files.flat_map(|files| files.shown_in(&now)).collect();
+        let left = left_shared(&before, &now, &shown);
+        let is_restored = left.is_empty() || self.restore(&left);
+        if is_end && is_restored && !is_record_needed(&before, &now, &left) {
+            self.records.forget(process);
+        }
+        Ok(!left.is_empty())
+    }
+
+    /// Returns true if all of them have their former propagation again.
+    fn restore(&mut self, mounts: &[MountEntry]) -> bool {
+        let all: Vec<usize> = (0..mounts.len()).collect();
+        let mut replacements = Vec::with_capacity(mounts.len());
+        for stale in mounts {
+            replacements.push(Replacement {
+                stale,
+                parent: None,
+                new: None,
+            });
+        }
+        let namespace = &self.container.namespace;
+        let entered = Entered::enter(
+            self.helper,
+            namespace,
+            replacements,
+            STEP_TIMEOUT,
+            self.until,
+        );
+        let Ok(entered) = entered else {
+            return false;
+        };
+        // The walk to a mount point may hang, as in any refresh.
+        let opened = entered.call_all(Action::Open, &all);
+        let is_over =
+            |opened: &Result<(), EnterError>| opened.as_ref().is_err_and(|error| error.is_over());
+        if opened.iter().any(is_over) {
+            self.abandoned = Some(entered.abandon());
+            return false;
+        }
+        // A failure does not stop the remaining restores.
+        let mut is_restored = true;
+        for (index, opened) in opened.iter().enumerate() {
+            is_restored &= opened.is_ok() && entered.call(Action::Restore, index).is_ok();
+        }
+        is_restored
     }
 }
