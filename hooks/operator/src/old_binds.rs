@@ -374,8 +374,8 @@ impl<'a> BindSurvey<'a> {
     }
 
     /// The mounts or files that the host has now, for the container with this bundle, init and name.
-    /// `uid` is that of its pod, and `None` for a container of an engine. `None` if its spec or its
-    /// pod's folder is not known, or a source of its volumes does not answer.
+    /// `uid` is the pod's, and `None` for a container of an engine. Returns `None` if the spec or the
+    /// pod's folder is not known, or a source of a volume does not answer.
     fn files(
         &self,
         kind: BindKind,

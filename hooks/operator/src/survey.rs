@@ -47,8 +47,8 @@ pub enum RepairAct {
     Check,
     /// Bind the current target in their place.
     Rebind,
-    /// Detach the stale mount, and leave the rest to the kubelet: it binds again when it next
-    /// starts the container. Until then the path shows the empty file underneath. kubediag's
+    /// Detach the stale mount, and leave the rest to the kubelet, which binds the path before
+    /// the container's next start. Until then the path shows the empty file underneath. kubediag's
     /// recoverer does the same.
     Detach,
 }

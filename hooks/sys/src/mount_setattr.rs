@@ -20,7 +20,7 @@ pub(crate) const NOTHING: mount_attr = mount_attr {
     userns_fd: 0,
 };
 
-/// The request that adds these attributes. Everything that the mount denies already stays denied.
+/// A request to add attributes. A restriction that the mount already has stays.
 pub(crate) fn adding(attributes: MountAttributes) -> mount_attr {
     mount_attr {
         attr_set: attributes.bits(),

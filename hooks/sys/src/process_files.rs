@@ -70,7 +70,7 @@ impl ProcessFile {
         }
     }
 
-    /// The same for each of these processes.
+    /// The file `name` of each process.
     pub(crate) fn of_each(pids: &[u32], name: &str) -> Vec<Self> {
         pids.iter().map(|pid| Self::of(*pid, name)).collect()
     }

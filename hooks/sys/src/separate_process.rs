@@ -153,7 +153,7 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// All of this time for each path.
+    /// Each path may take the whole time.
     pub(crate) fn of(time: Duration) -> Self {
         Self {
             each: time,

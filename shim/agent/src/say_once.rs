@@ -1,5 +1,5 @@
-//! What was said about each subject. Surveys and retries find the same again, and only news are
-//! logged, journaled or written as events.
+//! Remembers the last message about each subject. Surveys and retries find the same faults again;
+//! only news are logged, journaled or written as events.
 
 use std::hash::Hash;
 

@@ -331,8 +331,8 @@ fn programs_seen(runtime: &Path) -> Result<[ProgramSeen; 3]> {
         let line = said.lines().find(|line| !line.trim().is_empty());
         line.unwrap_or_default().trim().to_owned()
     };
-    // As containerd's shims find it. The containerd of k3s, RKE2, k0s and MicroK8s has folders on
-    // its `PATH` that no shell has.
+    // As containerd's shims find the runtime. On k3s, RKE2, k0s and MicroK8s, the `PATH` of containerd
+    // has folders that the `PATH` of a shell lacks.
     for containerd in containerds().iter().filter(|_| runtime.is_relative()) {
         let path = containerd.search_path().unwrap_or_default();
         for folder in env::split_paths(&path).filter(|folder| folder.is_absolute()) {

@@ -470,13 +470,11 @@ fn refresh(helper: &HelperProcess, pod: &Pod, init: u32, spec: &str) -> Result<(
         RefreshAct::Replace(Notify::None),
         &TuckRecords::at(pod.at("tucks").as_ref()),
     )?;
-    for mount in refreshed.mounts {
-        let results = [mount.outcome];
-        ensure!(
-            results[0].is_replaced(),
-            "the mount was not replaced: {results:?}"
-        );
-    }
+    ensure!(
+        refreshed.is_current(),
+        "the mount was not replaced: {:?}",
+        refreshed.mounts
+    );
     Ok(())
 }
 

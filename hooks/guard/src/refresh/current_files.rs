@@ -29,7 +29,7 @@ pub(super) fn failed(error: &dyn Error) -> MountResult {
     MountResult::Failed { error }
 }
 
-/// The same, with the step that failed.
+/// As [`failed`], with the step that failed.
 pub(super) fn failed_to(act: &str, error: &dyn Error) -> MountResult {
     let error = format!("{act}: {}", error_chain(error));
     MountResult::Failed { error }
@@ -242,7 +242,7 @@ pub enum WriterReach {
     /// Those that its mounts show.
     Mounts {
         table: MountTable,
-        /// Places that its table may lack.
+        /// Places that `table` may lack.
         hidden: Vec<FilePlace>,
     },
     /// Its mounts are not known: those that its spec gives. A container can hide its mounts in a

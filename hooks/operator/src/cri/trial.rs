@@ -108,7 +108,7 @@ async fn remove(cri: &Cri, appears: Duration) -> Result<()> {
     }
 }
 
-/// Ends and removes each such sandbox. Returns the last failure.
+/// Ends and removes the sandboxes of trials. Returns the last failure.
 async fn remove_seen(cri: &Cri, last_seen: &mut Instant) -> Result<(), CriError> {
     let (label, value) = LABEL;
     let labels = HashMap::from([(label.to_owned(), value.to_owned())]);

@@ -195,8 +195,8 @@ impl Bound<'_> {
         Ok(SubpathOrigin::of_directory(directory, mounts))
     }
 
-    /// The mount that a sidecar made within the volume, if the subpath was bound from it. A sub path
-    /// may be such a mount itself.
+    /// The mount that a sidecar made within the volume, if the subpath was bound from it. The sub path
+    /// may be the place of such a mount.
     fn mounted_within(
         &self,
         directory: &HeldVolumeDirectory,

@@ -181,7 +181,7 @@ pub enum NriAnswer {
 pub enum StartAnswer {
     /// It shows no old file.
     current,
-    /// All its old files were replaced.
+    /// The plugin replaced all old files of the container.
     refreshed,
     /// Policy refused the container: a mount differs from its spec.
     refused,

@@ -298,8 +298,8 @@ impl<'a> Updates<'a> {
         if repairs.is_empty() && warnings.is_empty() {
             return false;
         }
-        // `namespace/name`, or the uid if the CRI does not answer. The re-binds are done by now, so
-        // the query delays none of them.
+        // `namespace/name`, or the uid if the CRI does not answer. The query comes after the re-binds,
+        // and so delays no re-bind.
         let uid = &volume.pod_uid;
         let pod = self.pods.names(uid).and_then(|pod| pod.display_name());
         let pod = pod.unwrap_or_else(|| uid.clone());

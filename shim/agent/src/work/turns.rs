@@ -217,7 +217,7 @@ impl<S: Clone + Eq + Hash> TurnQueue<S> {
         Some(next)
     }
 
-    /// Plans the turn after this one. Each pause is as long as all earlier pauses together, so a
+    /// Plans the turn that follows `done`. Each pause is as long as all earlier pauses together, so a
     /// container that hangs for hours costs few tries.
     fn plan_again(&mut self, done: &Planned<S>, ended: TurnEnd) {
         let (turn, is_later) = match (ended, done.turn) {

@@ -76,7 +76,7 @@ pub struct Change {
     pub after: Option<Content>,
     /// The mode of a new file.
     pub mode: u32,
-    /// The attributes of the file when it had the planned content. Else it keeps its present ones.
+    /// The attributes of the file when it had the planned content. `None`: the file keeps its present attributes.
     pub former: Option<Attributes>,
     /// The command that activates the change.
     pub command: Option<String>,

@@ -284,7 +284,7 @@ mod tests {
         read(Some(metrics(&all)))
     }
 
-    /// The message as its readers see it.
+    /// Decodes the message as containerd does.
     fn read<M: Message>(metrics: Option<Metrics>) -> M {
         M::parse_from_bytes(&metrics.unwrap().0).unwrap()
     }

@@ -247,7 +247,7 @@ mod tests {
     use super::*;
     use crate::cgroup::live::Fixture;
 
-    /// The message as its readers see it.
+    /// Decodes the message as containerd does.
     fn read<M: Message>(metrics: Option<Metrics>) -> M {
         M::parse_from_bytes(&metrics.unwrap().0).unwrap()
     }
