@@ -161,7 +161,7 @@ pub struct Policy {
 impl Policy {
     /// True if the bind includes the mounts below its source.
     pub fn is_recursive(&self, bind: &Bind<'_>) -> bool {
-        bind.is_recursive() || self.words_recurse && bind.has_recursive_word
+        bind.is_recursive || self.words_recurse && bind.has_recursive_word
     }
 
     /// The reason for which a host-root bind stays unchanged, by the permissions that the spec denies

@@ -36,7 +36,7 @@ pub(crate) fn record_expected_binds(
         refuses: Some(bundle.policy.proof == Alarm::Refuse),
         spec: record::spec_version(bundle.path),
         ..expect(bundle, edits, |bind| {
-            propagation(bundle, bind, edits, is_host_root(bind.index()))
+            propagation(bundle, bind, edits, is_host_root(bind.index))
         })
     };
     record::write(bundle.path, &expected)?;
@@ -106,8 +106,8 @@ impl ExpectedSources {
                 && !self.is_refreshed(bind)
             {
                 in_bundle.binds.push(ExpectedBind {
-                    bind: bind.index(),
-                    denied: bind.denied(),
+                    bind: bind.index,
+                    denied: bind.denied,
                     propagation: propagation(bundle, bind, &[], false),
                     ..expected.clone()
                 });
@@ -153,7 +153,7 @@ fn expect(
     let mut expected = entries(bundle, edits);
     let mut sources = Vec::with_capacity(bundle.spec.binds().len());
     for bind in bundle.spec.binds() {
-        sources.extend(expected.entries[bind.index()].source.clone());
+        sources.extend(expected.entries[bind.index].source.clone());
     }
     for (bind, observed) in bundle.spec.binds().iter().zip(observe(&sources)) {
         let Some(observed) = observed else { continue };
@@ -175,11 +175,11 @@ fn entries(bundle: &OpenBundle<'_>, edits: &[SpecEdit]) -> ExpectedBinds {
     }
     for bind in bundle.spec.binds() {
         let edited = edits.iter().find_map(|edit| match edit {
-            SpecEdit::Source { bind: index, to } if *index == bind.index() => Some(to.clone()),
+            SpecEdit::Source { bind: index, to } if *index == bind.index => Some(to.clone()),
             SpecEdit::Source { .. } | SpecEdit::BindRslave { .. } | SpecEdit::RootfsRslave => None,
         });
         let source = edited.unwrap_or_else(|| source_of(bind, bundle.path).into_owned());
-        expected.entries[bind.index()].source = Some(source);
+        expected.entries[bind.index].source = Some(source);
     }
     for masked in bundle.spec.masked_paths() {
         if !masked.is_empty() {
@@ -242,10 +242,10 @@ fn propagation(
     edits: &[SpecEdit],
     is_host_root: bool,
 ) -> ExpectedPropagation {
-    let is_edited = edits.contains(&SpecEdit::BindRslave { bind: bind.index() });
+    let is_edited = edits.contains(&SpecEdit::BindRslave { bind: bind.index });
     let requested = match is_edited {
         true => RequestedPropagation::RecursiveSlave,
-        false => bind.propagation(),
+        false => bind.propagation,
     };
     if requested == RequestedPropagation::RecursiveSlave
         && is_host_root

@@ -127,7 +127,7 @@ impl Inspection<'_> {
         for ((bind, held), answers) in binds.iter().zip(held).zip(answers) {
             let (kind, verdict) = look.judge(bind, held, &answers);
             findings.push(Finding {
-                bind: Some(bind.index()),
+                bind: Some(bind.index),
                 source: bind.source().to_owned(),
                 destination: Some(bind.destination().to_owned()),
                 kind,
@@ -313,11 +313,11 @@ impl Inspection<'_> {
     fn judge_host_root(&self, bind: &Bind<'_>, source: &Result<Handle, Failure>) -> Verdict {
         let mut binds = self.spec.binds().iter();
         judge_host_root(
-            bind.propagation(),
+            bind.propagation,
             self.policy.is_recursive(bind),
-            self.policy.keeps(bind.denied(), bind.denied_below()),
+            self.policy.keeps(bind.denied, bind.denied_below),
             self.spec.rootfs_propagation(),
-            binds.any(|bind| bind.propagation() == RequestedPropagation::Shared),
+            binds.any(|bind| bind.propagation == RequestedPropagation::Shared),
             &observe_host_mount(source, self.mounts),
         )
     }

@@ -288,12 +288,13 @@ impl MountAttributes {
         self.0 & IDMAPPED != 0
     }
 
-    /// The permissions that mount options of a spec deny. Of `ro` and `rw` and their kin, the last
-    /// option applies; `rro` denies writes in any order.
-    pub fn denied_by_spec<'a>(options: impl IntoIterator<Item = &'a str>) -> Self {
-        let (mut bits, mut recursive) = (0, 0);
+    /// The permissions that mount options of a spec deny on the bind, and on each mount below. Of
+    /// `ro` and `rw` and their kin, the last option applies. `rro` and its kin, which runtimes pass
+    /// to mount_setattr(2), apply below; `rro` denies writes on the bind in any order.
+    pub fn denied_by_spec(options: &[&str]) -> (Self, Self) {
+        let (mut bits, mut below) = (0, 0);
         for option in options {
-            match option {
+            match *option {
                 "ro" => bits |= READ_ONLY,
                 "rw" => bits &= !READ_ONLY,
                 "nosuid" => bits |= NOSUID,
@@ -302,34 +303,21 @@ impl MountAttributes {
                 "dev" => bits &= !NODEV,
                 "noexec" => bits |= NOEXEC,
                 "exec" => bits &= !NOEXEC,
-                "rro" => recursive = READ_ONLY,
+                "rro" => below |= READ_ONLY,
+                "rnosuid" => below |= NOSUID,
+                "rnodev" => below |= NODEV,
+                "rnoexec" => below |= NOEXEC,
+                "rnosymfollow" => below |= NOSYMFOLLOW,
                 _ => {}
             }
         }
-        Self(bits | recursive)
+        (Self(bits | below & READ_ONLY), Self(below))
     }
 
     /// True for an option of [`MountAttributes::denied_by_spec`] that concerns the bind alone.
     pub fn is_flag_of_spec(option: &str) -> bool {
         let option = option.strip_prefix("no").unwrap_or(option);
         matches!(option, "ro" | "rw" | "suid" | "dev" | "exec")
-    }
-
-    /// The permissions that mount options of a spec deny on the mounts below the bind, too: `rro`
-    /// and its kin, which runtimes pass to mount_setattr(2).
-    pub fn denied_below_by_spec<'a>(options: impl IntoIterator<Item = &'a str>) -> Self {
-        let mut bits = 0;
-        for option in options {
-            bits |= match option {
-                "rro" => READ_ONLY,
-                "rnosuid" => NOSUID,
-                "rnodev" => NODEV,
-                "rnoexec" => NOEXEC,
-                "rnosymfollow" => NOSYMFOLLOW,
-                _ => 0,
-            };
-        }
-        Self(bits)
     }
 
     /// The permissions that `self` denies and `other` does not.
@@ -471,8 +459,10 @@ mod attributes_tests {
 
     #[test]
     fn the_last_of_two_opposite_options_of_a_spec_applies() {
-        let denied =
-            |options: &str| MountAttributes::denied_by_spec(options.split(',')).to_string();
+        let denied = |options: &str| {
+            let words: Vec<_> = options.split(',').collect();
+            MountAttributes::denied_by_spec(&words).0.to_string()
+        };
         assert_eq!(
             denied("rbind,ro,nosuid,nodev,noexec"),
             "ro,nosuid,nodev,noexec"
@@ -507,8 +497,10 @@ mod attributes_tests {
         for option in ["rro", "rnosuid", "nosymfollow", "rbind"] {
             assert!(!MountAttributes::is_flag_of_spec(option), "{option}");
         }
-        let below =
-            |options: &str| MountAttributes::denied_below_by_spec(options.split(',')).to_string();
+        let below = |options: &str| {
+            let words: Vec<_> = options.split(',').collect();
+            MountAttributes::denied_by_spec(&words).1.to_string()
+        };
         assert_eq!(
             below("rro,rro,rnosuid,rnodev,rnoexec,rnosymfollow"),
             "ro,nosuid,nodev,noexec,nosymfollow"

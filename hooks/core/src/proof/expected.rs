@@ -140,7 +140,7 @@ impl ExpectedBind {
         propagation: ExpectedPropagation,
     ) -> Option<Self> {
         Some(Self {
-            bind: bind.index(),
+            bind: bind.index,
             destination: bind.destination().to_owned(),
             device: source.device,
             root: shown_root(source, path)?,
@@ -148,7 +148,7 @@ impl ExpectedBind {
             resolved: None,
             inode: None,
             refreshed: Vec::new(),
-            denied: bind.denied(),
+            denied: bind.denied,
             propagation,
         })
     }

@@ -227,19 +227,19 @@ impl<'r> OtherMakers<'r> {
     ) -> Self {
         let is_elsewhere = |place: &Path| table.stack_at(place).is_empty();
         let mut others = Self {
-            is_unknown: makers.has_hooks(),
-            container_may_mount: makers.container_may_mount(),
+            is_unknown: makers.has_hooks,
+            container_may_mount: makers.container_may_mount,
             record,
             sources: Vec::new(),
             fs_types: Vec::new(),
         };
-        for path in makers.covered_paths() {
+        for path in &makers.covered {
             // A symlink of the image can lead the runtime from a masked path to a volume. /proc and
             // /sys have no such symlinks.
             let is_of_image = !path.starts_with("/proc") && !path.starts_with("/sys");
             others.is_unknown |= is_of_image && is_elsewhere(path);
         }
-        for mount in makers.mounts() {
+        for mount in &makers.mounts {
             if mount.destination == destination || !is_elsewhere(&mount.destination) {
                 continue;
             }

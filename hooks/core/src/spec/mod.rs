@@ -1,35 +1,32 @@
 //! The OCI spec, read and edited as bytes.
 //!
 //! A spec is kept as the bytes that containerd wrote. [`read`] extracts the few values that the
-//! guard needs, and [`edit`] replaces only those. Unknown fields, big numbers, odd escapes and
-//! duplicate keys therefore reach the runtime unchanged. A round trip through typed structs cannot
-//! guarantee that.
+//! guard needs, and an edit replaces only those, by splices. Unknown fields, big numbers, odd
+//! escapes and duplicate keys therefore reach the runtime unchanged. A round trip through typed
+//! structs cannot guarantee that.
 //!
 //! Mirrors the [runtime spec's `mounts` and `linux.rootfsPropagation`][spec] as runc and crun read
 //! them.
 //!
 //! [spec]: https://github.com/opencontainers/runtime-spec/blob/main/config.md#mounts
 
-mod edit;
-mod mount_makers;
+mod container;
 mod read;
-mod users;
 
 use std::borrow::Cow;
-use std::path::Path;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
 
 use serde::de::{Deserializer, Error, IgnoredAny};
 use serde_json::value::RawValue;
 
 use crate::mount_table::MountAttributes;
-use crate::spec::read::{Parts, parsed, text_or_null};
+use crate::spec::read::{Parts, parsed, reject_nul, reject_other_spelling, text_or_null};
 
-pub use crate::spec::edit::{EditError, SpecEdit};
-pub use crate::spec::mount_makers::{MountMakers, SpecMount};
+pub use crate::spec::container::{
+    IdMap, IdMaps, MountMakers, RequestedUserNamespace, SpecMount, SpecUsers,
+};
 pub use crate::spec::read::{MAX_BINDS, RawObject, Text};
-pub use crate::spec::users::{IdMap, IdMaps, RequestedUserNamespace, SpecUsers};
-
-// A bind mount of a spec: the values, and their places in the spec's bytes.
 
 /// A mount of the spec that runc would bind.
 ///
@@ -37,14 +34,20 @@ pub use crate::spec::users::{IdMap, IdMaps, RequestedUserNamespace, SpecUsers};
 /// or `rbind`. In the latter case the type can be any; `none` is common.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bind<'a> {
-    index: usize,
+    /// The position in the spec's `mounts`.
+    pub index: usize,
     source: Cow<'a, str>,
     destination: Cow<'a, str>,
-    propagation: RequestedPropagation,
-    denied: MountAttributes,
-    denied_below: MountAttributes,
-    leaves_flags: bool,
-    is_recursive: bool,
+    pub propagation: RequestedPropagation,
+    /// The permissions that the options deny.
+    pub denied: MountAttributes,
+    /// The permissions that the options deny on each mount below the bind.
+    pub denied_below: MountAttributes,
+    /// True without an option for a flag of the mount: the runtime leaves the flags of the source's
+    /// mount. With an option it sets all flags, and clears the others.
+    pub leaves_flags: bool,
+    /// True if the bind includes the mounts below its source with every runtime.
+    pub is_recursive: bool,
     /// True if a propagation word begins with an r, such as `rprivate`.
     pub(crate) has_recursive_word: bool,
     /// The source and the options as they are in the spec's own text: an edit replaces them.
@@ -63,51 +66,43 @@ impl<'a> Bind<'a> {
         let names = ["type", "source", "destination", "options"];
         let [kind, source, destination, written_options] =
             entry.unwrap_or_default().values(names)?;
-        let kind = text_or_null(kind)?.unwrap_or_default();
+        let kind = text_or_null(kind)?;
         let destination = text_or_null(destination)?.unwrap_or_default();
         let Some(written_source) = source.filter(|source| source.get() != "null") else {
             return Ok((destination, None));
         };
-        let mut options: Vec<Cow<'_, str>> = Vec::new();
-        if let Some(written) = written_options {
-            let list: Option<Vec<Option<Text<'_>>>> = parsed(written)?;
-            options.extend(
-                list.into_iter()
-                    .flatten()
-                    .flatten()
-                    .map(|Text(option)| option),
-            );
+        let options: Option<Vec<Option<Text<'_>>>> = written_options.map_or(Ok(None), parsed)?;
+        let mut words = Vec::new();
+        for Text(option) in options.iter().flatten().flatten() {
+            reject_nul(option)?;
+            words.push(&**option);
         }
-        let words = || options.iter().map(|option| &**option);
-        words().try_for_each(reject_nul)?;
-        let is_recursive = words().any(|option| option == "rbind");
-        if !is_recursive && kind != "bind" && !words().any(|option| option == "bind") {
+        let is_recursive = words.contains(&"rbind");
+        if !is_recursive && kind.as_deref() != Some("bind") && !words.contains(&"bind") {
             return Ok((destination, None));
         }
         let Text(source) = parsed(written_source)?;
         reject_nul(&source)?;
         reject_nul(&destination)?;
+        let (denied, denied_below) = MountAttributes::denied_by_spec(&words);
         let bind = Self {
             index,
             source,
             destination: destination.clone(),
-            propagation: RequestedPropagation::from_options(words()),
-            denied: MountAttributes::denied_by_spec(words()),
-            denied_below: MountAttributes::denied_below_by_spec(words()),
-            leaves_flags: !words().any(MountAttributes::is_flag_of_spec),
+            propagation: RequestedPropagation::from_options(&words),
+            denied,
+            denied_below,
+            leaves_flags: !words
+                .iter()
+                .any(|word| MountAttributes::is_flag_of_spec(word)),
             is_recursive,
-            has_recursive_word: words().any(|option| {
-                option.starts_with('r') && RequestedPropagation::from_option(option).is_some()
+            has_recursive_word: words.iter().any(|word| {
+                word.starts_with('r') && RequestedPropagation::from_option(word).is_some()
             }),
             written_source: written_source.get(),
             written_options: written_options.map(RawValue::get),
         };
         Ok((destination, Some(bind)))
-    }
-
-    /// The bind's position in the spec's `mounts`.
-    pub fn index(&self) -> usize {
-        self.index
     }
 
     /// The path on the host to bind. A relative path is relative to the bundle.
@@ -119,45 +114,9 @@ impl<'a> Bind<'a> {
     pub fn destination(&self) -> &Path {
         Path::new(&*self.destination)
     }
-
-    /// The propagation that the options request.
-    pub fn propagation(&self) -> RequestedPropagation {
-        self.propagation
-    }
-
-    /// The permissions that the options deny.
-    pub fn denied(&self) -> MountAttributes {
-        self.denied
-    }
-
-    /// The permissions that the options deny on each mount below the bind.
-    pub fn denied_below(&self) -> MountAttributes {
-        self.denied_below
-    }
-
-    /// True without an option for a flag of the mount: the runtime leaves the flags of the source's
-    /// mount. With an option it sets all flags, and clears the others.
-    pub fn leaves_flags(&self) -> bool {
-        self.leaves_flags
-    }
-
-    /// True if the bind includes the mounts below its source with every runtime.
-    pub fn is_recursive(&self) -> bool {
-        self.is_recursive
-    }
 }
 
-/// crun's strings end at a NUL: crun would read another path, or take the option for another.
-fn reject_nul(text: &str) -> serde_json::Result<()> {
-    match text.contains('\0') {
-        true => Err(Error::custom("a string has a NUL, where runtimes differ")),
-        false => Ok(()),
-    }
-}
-
-// The mount propagation that a spec requests, in the terms of mount(8) and of the runtime spec.
-
-/// The combined propagation that the options of a bind request.
+/// The combined propagation that the options of a bind request, in the terms of mount(8).
 ///
 /// See mount_namespaces(7). The `r` of rprivate, rslave and rshared is distinguished only where it
 /// changes which mounts a host umount reaches. With plain `slave` the submounts stay as they were
@@ -184,8 +143,10 @@ impl RequestedPropagation {
     /// Combines the propagation of all mount options. If an option is shared, the bind is treated
     /// as shared. Otherwise the option that lowers propagation most applies, as in runc: a private
     /// mount made slave stays private.
-    pub fn from_options<'a>(options: impl IntoIterator<Item = &'a str>) -> Self {
-        let known = options.into_iter().filter_map(Self::from_option);
+    fn from_options(options: &[&str]) -> Self {
+        let known = options
+            .iter()
+            .filter_map(|option| Self::from_option(option));
         known.max().unwrap_or_default()
     }
 
@@ -213,9 +174,10 @@ impl RequestedPropagation {
 }
 
 /// `linux.rootfsPropagation` of a spec.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum RootfsPropagation {
     /// Not set: an rslave bind receives umounts under runc's default, but not under crun's.
+    #[default]
     Unset,
     /// Set to this word.
     Set(String),
@@ -233,10 +195,8 @@ impl RootfsPropagation {
     }
 }
 
-// A read-only view of the few values that the guard needs.
-
-/// The parts of a spec that concern binds.
-#[derive(Debug)]
+/// A read-only view of the parts of a spec that concern binds.
+#[derive(Debug, Default)]
 pub struct SpecView<'a> {
     bytes: &'a [u8],
     binds: Vec<Bind<'a>>,
@@ -310,12 +270,7 @@ impl<'a> SpecView<'a> {
         }
         let mut view = Self {
             bytes,
-            binds: Vec::new(),
-            destinations: Vec::new(),
-            overlooked: 0,
-            masked_paths: Vec::new(),
-            annotations: Vec::new(),
-            rootfs_propagation: RootfsPropagation::Unset,
+            ..Self::default()
         };
         for (index, entry) in parts.mounts.iter().enumerate() {
             if view.binds.len() == MAX_BINDS {
@@ -341,22 +296,23 @@ impl<'a> SpecView<'a> {
     fn read_linux(&mut self, linux: &RawObject<'a>) -> serde_json::Result<()> {
         for (key, value) in &linux.0 {
             match &**key {
-                "rootfsPropagation" => match text_or_null(Some(value))? {
-                    None => {}
-                    // For Go, an empty string means "not set".
-                    Some(word) if word.is_empty() => {
-                        self.rootfs_propagation = RootfsPropagation::Unset;
+                "rootfsPropagation" => {
+                    // For Go, an empty string means "not set", and `null` changes nothing.
+                    if let Some(word) = text_or_null(Some(value))? {
+                        self.rootfs_propagation = match word.is_empty() {
+                            true => RootfsPropagation::Unset,
+                            false => RootfsPropagation::Set(word.into_owned()),
+                        };
                     }
-                    Some(word) => {
-                        self.rootfs_propagation = RootfsPropagation::Set(word.into_owned());
-                    }
-                },
-                "maskedPaths" => {
-                    let paths: Option<Vec<Option<Text<'a>>>> = parsed(value)?;
-                    let paths = paths.unwrap_or_default().into_iter();
-                    self.masked_paths = paths.map(|path| path.unwrap_or_default().0).collect();
                 }
-                other => read::reject_other_spelling(other, &["rootfsPropagation", "maskedPaths"])?,
+                "maskedPaths" => {
+                    self.masked_paths.clear();
+                    let paths: Option<Vec<Option<Text<'a>>>> = parsed(value)?;
+                    for path in paths.unwrap_or_default() {
+                        self.masked_paths.push(path.unwrap_or_default().0);
+                    }
+                }
+                other => reject_other_spelling(other, &["rootfsPropagation", "maskedPaths"])?,
             }
         }
         Ok(())
@@ -385,14 +341,12 @@ impl<'a> SpecView<'a> {
         &self.masked_paths
     }
 
-    /// An annotation's value.
     pub fn annotation(&self, key: &str) -> Option<&str> {
         let mut annotations = self.annotations.iter().rev();
         let (_, value) = annotations.find(|(name, _)| name == key)?;
         Some(value)
     }
 
-    /// The spec's `linux.rootfsPropagation`.
     pub fn rootfs_propagation(&self) -> &RootfsPropagation {
         &self.rootfs_propagation
     }
@@ -403,6 +357,136 @@ impl<'a> SpecView<'a> {
     }
 }
 
+const RSLAVE: &str = "\"rslave\"";
+
+/// A change to a spec. A bind is identified by its position in `mounts`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SpecEdit {
+    /// Point the bind's source at another path.
+    Source { bind: usize, to: PathBuf },
+    /// Make the bind rslave.
+    BindRslave { bind: usize },
+    /// Set `linux.rootfsPropagation` to rslave.
+    RootfsRslave,
+}
+
+/// The reason for which an edit could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum EditError {
+    /// The edit's position in `mounts` is not a bind.
+    #[error("edit mounts[{0}]: it is no bind of this spec")]
+    NoSuchBind(usize),
+    /// JSON strings contain Unicode; this path is not Unicode.
+    #[error("write {} as the source of mounts[{bind}]: it is not UTF-8", to.display())]
+    NotUtf8 { bind: usize, to: PathBuf },
+}
+
+/// A range of the old bytes and its replacement.
+type Splice = (Range<usize>, String);
+
+impl SpecView<'_> {
+    /// The spec's bytes with the edits made.
+    ///
+    /// # Errors
+    /// If an edit names no bind, or a source that JSON cannot represent. No edit is made then.
+    pub fn edited(&self, edits: &[SpecEdit]) -> Result<Vec<u8>, EditError> {
+        let mut splices = Vec::new();
+        for edit in edits {
+            match edit {
+                SpecEdit::Source { bind, to } => {
+                    let Some(path) = to.to_str() else {
+                        let (bind, to) = (*bind, to.clone());
+                        return Err(EditError::NotUtf8 { bind, to });
+                    };
+                    let place = self.place(self.bind(*bind)?.written_source);
+                    splices.push((place, serde_json::Value::from(path).to_string()));
+                }
+                SpecEdit::BindRslave { bind } => self.make_rslave(self.bind(*bind)?, &mut splices),
+                SpecEdit::RootfsRslave => splices.extend(self.rootfs_rslave()),
+            }
+        }
+        splices.sort_by_key(|(range, _)| (range.start, range.end));
+        splices.dedup();
+        let mut out = Vec::with_capacity(self.bytes.len() + 64 * splices.len());
+        let mut done = 0;
+        for (range, text) in splices {
+            out.extend_from_slice(&self.bytes[done..range.start]);
+            out.extend_from_slice(text.as_bytes());
+            done = range.end;
+        }
+        out.extend_from_slice(&self.bytes[done..]);
+        Ok(out)
+    }
+
+    fn bind(&self, index: usize) -> Result<&Bind<'_>, EditError> {
+        let bind = self.binds.iter().find(|bind| bind.index == index);
+        bind.ok_or(EditError::NoSuchBind(index))
+    }
+
+    /// The place of a part that was parsed from the bytes.
+    fn place(&self, written: &str) -> Range<usize> {
+        let start = written.as_ptr().addr() - self.bytes.as_ptr().addr();
+        start..start + written.len()
+    }
+
+    fn make_rslave(&self, bind: &Bind<'_>, splices: &mut Vec<Splice>) {
+        let Some(written) = bind.written_options else {
+            let end = self.place(bind.written_source).end;
+            splices.push((end..end, format!(",\"options\":[{RSLAVE}]")));
+            return;
+        };
+        // An earlier step parsed the options as a list of strings.
+        let options: Option<Vec<&RawValue>> = serde_json::from_str(written).unwrap_or_default();
+        let options = options.unwrap_or_default();
+        let Some(last) = options.last() else {
+            let place = self.place(written);
+            // An empty array keeps the white space between its brackets; null becomes an array.
+            splices.push(match written.starts_with('[') {
+                true => (place.start + 1..place.start + 1, RSLAVE.to_owned()),
+                false => (place, format!("[{RSLAVE}]")),
+            });
+            return;
+        };
+        // runc applies propagation options in turn: every option that lowers propagation must go.
+        let before = splices.len();
+        for option in &options {
+            let text: Option<Text<'_>> = parsed(option).unwrap_or_default();
+            let requested = text.and_then(|text| RequestedPropagation::from_option(&text.0));
+            if requested.is_some_and(RequestedPropagation::keeps_host_mounts_alive) {
+                splices.push((self.place(option.get()), RSLAVE.to_owned()));
+            }
+        }
+        if splices.len() == before {
+            let end = self.place(last.get()).end;
+            splices.push((end..end, format!(",{RSLAVE}")));
+        }
+    }
+
+    /// Never returns `None`: an earlier step parsed the bytes as an object.
+    fn rootfs_rslave(&self) -> Option<Splice> {
+        let key = format!("\"rootfsPropagation\":{RSLAVE}");
+        let spec: RawObject<'_> = serde_json::from_slice(self.bytes).ok()?;
+        let (object, start, added) = match spec.written("linux") {
+            None => {
+                let brace = self.bytes.iter().position(|byte| *byte == b'{')?;
+                (spec, brace, format!("\"linux\":{{{key}}}"))
+            }
+            Some(linux) if linux.get() == "null" => {
+                return Some((self.place(linux.get()), format!("{{{key}}}")));
+            }
+            Some(linux) => {
+                let object: RawObject<'_> = parsed(linux).ok()?;
+                if let Some(value) = object.written("rootfsPropagation") {
+                    return Some((self.place(value.get()), RSLAVE.to_owned()));
+                }
+                (object, self.place(linux.get()).start, key)
+            }
+        };
+        let comma = if object.0.is_empty() { "" } else { "," };
+        Some((start + 1..start + 1, format!("{added}{comma}")))
+    }
+}
+
 #[cfg(test)]
 mod propagation_tests {
     use super::*;
@@ -410,24 +494,24 @@ mod propagation_tests {
     #[test]
     fn shared_is_never_taken_for_less() {
         assert_eq!(
-            RequestedPropagation::from_options(["rprivate", "rshared", "rslave"]),
+            RequestedPropagation::from_options(&["rprivate", "rshared", "rslave"]),
             RequestedPropagation::Shared
         );
         assert_eq!(
-            RequestedPropagation::from_options(["rbind", "ro"]),
+            RequestedPropagation::from_options(&["rbind", "ro"]),
             RequestedPropagation::Nothing
         );
         assert_eq!(
-            RequestedPropagation::from_options(["slave", "rbind"]),
+            RequestedPropagation::from_options(&["slave", "rbind"]),
             RequestedPropagation::Slave
         );
         assert_eq!(
-            RequestedPropagation::from_options(["rprivate", "rslave"]),
+            RequestedPropagation::from_options(&["rprivate", "rslave"]),
             RequestedPropagation::Private
         );
         for option in ["unbindable", "runbindable"] {
             assert_eq!(
-                RequestedPropagation::from_options(["rprivate", option]),
+                RequestedPropagation::from_options(&["rprivate", option]),
                 RequestedPropagation::Unbindable
             );
         }
@@ -448,7 +532,7 @@ mod view_tests {
         let seen: Vec<_> = view
             .binds()
             .iter()
-            .map(|b| (b.index(), b.source().to_str().unwrap()))
+            .map(|b| (b.index, b.source().to_str().unwrap()))
             .collect();
         assert_eq!(seen, [(1, "/x"), (2, "/y")]);
     }
@@ -478,7 +562,7 @@ mod view_tests {
             (
                 view.annotation("a"),
                 view.binds().len(),
-                view.binds()[0].index()
+                view.binds()[0].index
             ),
             (Some(""), 1, 1)
         );
@@ -606,7 +690,7 @@ mod view_tests {
         let seen: Vec<_> = view
             .binds()
             .iter()
-            .map(|bind| (bind.index(), bind.leaves_flags()))
+            .map(|bind| (bind.index, bind.leaves_flags))
             .collect();
         assert_eq!(seen, [(1, false), (2, true)]);
         assert_eq!(view.destinations(), ["/a", "/b", ""]);
@@ -638,5 +722,17 @@ mod view_tests {
             let json = format!(r#"{{"mounts":[{{"destination":"/a{text}"}}]}}"#);
             assert!(SpecView::from_bytes(json.as_bytes()).is_err(), "{text:?}");
         }
+    }
+
+    #[test]
+    fn a_value_knows_its_place() {
+        let bytes = br#"{"a": [1, 2] }"#;
+        let object: RawObject<'_> = serde_json::from_slice(bytes).unwrap();
+        let view = SpecView {
+            bytes,
+            ..SpecView::default()
+        };
+        let place = view.place(object.written("a").unwrap().get());
+        assert_eq!(&bytes[place], b"[1, 2]");
     }
 }

@@ -6,7 +6,6 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::ops::Range;
 
 use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
@@ -127,7 +126,7 @@ impl<'a> RawObject<'a> {
     }
 }
 
-impl<'de> Deserialize<'de> for RawObject<'de> {
+impl<'de: 'a, 'a> Deserialize<'de> for RawObject<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Entries;
         impl<'de> Visitor<'de> for Entries {
@@ -229,10 +228,12 @@ fn reject_second<E: Error>(key: &str, is_second: bool) -> Result<(), E> {
     }
 }
 
-/// The range of `part` within `whole`, the buffer from which `part` was parsed.
-pub(super) fn place(whole: &[u8], part: &str) -> Range<usize> {
-    let start = part.as_ptr().addr() - whole.as_ptr().addr();
-    start..start + part.len()
+/// crun's strings end at a NUL: crun would read another path, or take the option for another.
+pub(super) fn reject_nul(text: &str) -> serde_json::Result<()> {
+    match text.contains('\0') {
+        true => Err(Error::custom("a string has a NUL, where runtimes differ")),
+        false => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -245,15 +246,5 @@ mod object_tests {
         let object: RawObject<'_> = serde_json::from_slice(json).unwrap();
         assert_eq!(object.written("a").unwrap().get(), "2");
         assert_eq!(object.written("b").unwrap().get(), "null");
-    }
-
-    #[test]
-    fn a_value_knows_its_place() {
-        let json = br#"{"a": [1, 2] }"#;
-        let object: RawObject<'_> = serde_json::from_slice(json).unwrap();
-        assert_eq!(
-            &json[place(json, object.written("a").unwrap().get())],
-            b"[1, 2]"
-        );
     }
 }

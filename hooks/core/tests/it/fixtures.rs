@@ -307,13 +307,13 @@ fn a_captured_host_root_bind_is_made_rslave_once() {
             .iter()
             .filter(|bind| bind.source() == Path::new("/"));
         let judged = roots.map(|bind| Finding {
-            bind: Some(bind.index()),
+            bind: Some(bind.index),
             source: bind.source().into(),
             destination: Some(bind.destination().into()),
             kind: SourceKind::HostRoot,
             verdict: judge_host_root(
-                bind.propagation(),
-                bind.is_recursive(),
+                bind.propagation,
+                bind.is_recursive,
                 None,
                 view.rootfs_propagation(),
                 false,
@@ -335,7 +335,7 @@ fn a_captured_host_root_bind_is_made_rslave_once() {
                 .filter(|bind| bind.source() == Path::new("/"))
         };
         let requested_rprivate =
-            root_binds().any(|bind| bind.propagation() == RequestedPropagation::Private);
+            root_binds().any(|bind| bind.propagation == RequestedPropagation::Private);
         assert_eq!(!plan.is_empty(), requested_rprivate, "{}", path.display());
         let edited = view.edited(&plan.edits).unwrap();
         let again = SpecView::from_bytes(&edited).unwrap();

@@ -107,7 +107,7 @@ fn a_typed_reader_sees_only_the_edit() {
         .iter()
         .find(|bind| bind.source() == Path::new("/"))
         .unwrap()
-        .index();
+        .index;
     let after = view
         .edited(&[SpecEdit::BindRslave { bind: root }, SpecEdit::RootfsRslave])
         .unwrap();
@@ -161,7 +161,7 @@ proptest! {
         let spec = serde_json::json!({"mounts": [{"type": "bind", "source": "/", "options": options}]}).to_string();
         let once = edited(&spec, &[SpecEdit::BindRslave { bind: 0 }, SpecEdit::RootfsRslave]);
         let view = SpecView::from_bytes(once.as_bytes()).unwrap();
-        prop_assert_eq!(view.binds()[0].propagation(), RequestedPropagation::RecursiveSlave);
+        prop_assert_eq!(view.binds()[0].propagation, RequestedPropagation::RecursiveSlave);
         prop_assert_eq!(view.rootfs_propagation(), &RootfsPropagation::Set("rslave".into()));
     }
 }

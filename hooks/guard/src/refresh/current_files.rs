@@ -270,12 +270,12 @@ pub fn places_by_binds(spec: &SpecView<'_>, may_remount: bool) -> Option<Vec<Fil
     let mut places = Vec::new();
     for bind in spec.binds() {
         let source = bind.source();
-        if may_remount || !bind.denied().is_read_only() {
+        if may_remount || !bind.denied.is_read_only() {
             places.push(place_of_source(source)?);
         }
         // A read-only bind leaves the mounts below its source writable. crun binds recursively for
         // every word with an r.
-        if may_remount || !bind.denied_below().is_read_only() {
+        if may_remount || !bind.denied_below.is_read_only() {
             let mounts = host.entries().iter();
             let below = mounts.filter(|mount| lies_below(&mount.mount_point, source));
             places.extend(below.map(FilePlace::root_of));
@@ -296,10 +296,7 @@ pub fn reach_by_spec(spec: &[u8]) -> WriterReach {
         use RequestedPropagation as Requested;
         matches!(requested, Requested::Private | Requested::Unbindable)
     };
-    let are_private = spec
-        .binds()
-        .iter()
-        .all(|bind| is_private(bind.propagation()));
+    let are_private = spec.binds().iter().all(|bind| is_private(bind.propagation));
     match places_by_binds(&spec, false).filter(|_| are_private) {
         Some(places) => WriterReach::Spec(places),
         None => WriterReach::Unknown,

@@ -52,7 +52,7 @@ impl FileBind {
                     directory: directory.to_owned(),
                     name: name.into(),
                     destination: bind.destination().to_owned(),
-                    denied: bind.denied(),
+                    denied: bind.denied,
                 });
             }
         }

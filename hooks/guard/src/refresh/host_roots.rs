@@ -88,7 +88,7 @@ impl HostRoots {
         let mut binds = Vec::new();
         for finding in inspect(&bundle.spec, bundle.path, &policy, places, &probes) {
             let mut specified = bundle.spec.binds().iter();
-            if let Some(bind) = specified.find(|it| Some(it.index()) == finding.bind) {
+            if let Some(bind) = specified.find(|it| Some(it.index) == finding.bind) {
                 binds.extend(RootBind::of(bind, finding, &policy));
             }
         }
@@ -152,7 +152,7 @@ impl HostRoots {
 impl RootBind {
     fn of(bind: &Bind<'_>, finding: Finding, policy: &Policy) -> Option<Self> {
         let is_slave = matches!(
-            bind.propagation(),
+            bind.propagation,
             RequestedPropagation::Slave | RequestedPropagation::RecursiveSlave
         );
         let pinning = if let Verdict::Pinning(pinning) = finding.verdict {
@@ -164,7 +164,7 @@ impl RootBind {
                 bind: true,
                 rootfs: false,
                 private_mount: None,
-                kept: policy.keeps(bind.denied(), bind.denied_below()),
+                kept: policy.keeps(bind.denied, bind.denied_below),
             }
         } else {
             return None;
@@ -174,8 +174,8 @@ impl RootBind {
             destination: bind.destination().to_owned(),
             pinning,
             settings: CloneSettings {
-                below: Some(bind.denied_below()),
-                denied: Some(bind.denied()),
+                below: Some(bind.denied_below),
+                denied: Some(bind.denied),
                 requested: RequestedPropagation::RecursiveSlave,
                 ..CloneSettings::default()
             },

@@ -59,16 +59,16 @@ struct SpecifiedBind {
 impl SpecifiedBind {
     fn of(bind: &Bind<'_>, is_volume: bool) -> Self {
         Self {
-            index: bind.index(),
+            index: bind.index,
             source: bind.source().to_owned(),
             destination: bind.destination().to_owned(),
             settings: CloneSettings {
-                below: bind.is_recursive().then(|| bind.denied_below()),
-                denied: Some(bind.denied()),
-                leaves_flags: bind.leaves_flags(),
-                requested: bind.propagation(),
+                below: bind.is_recursive.then(|| bind.denied_below),
+                denied: Some(bind.denied),
+                leaves_flags: bind.leaves_flags,
+                requested: bind.propagation,
             },
-            denied: bind.denied(),
+            denied: bind.denied,
             is_in_pod: false,
             is_volume,
         }

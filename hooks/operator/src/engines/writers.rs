@@ -296,7 +296,7 @@ fn table_of(pids: &[u32], requested: &RequestedUserNamespace) -> Option<MountTab
 /// The places that a container may write although its mount table lacks them: with the right to
 /// mount, a container can unmount a bind and keep its folder open.
 fn unmountable_places(spec: &[u8]) -> Vec<FilePlace> {
-    let may_mount = MountMakers::from_spec(spec).is_ok_and(|makers| makers.container_may_mount());
+    let may_mount = MountMakers::from_spec(spec).is_ok_and(|makers| makers.container_may_mount);
     let spec = SpecView::from_bytes(spec).ok().filter(|_| may_mount);
     let places = spec.and_then(|spec| places_by_binds(&spec, true));
     places.unwrap_or_default()

@@ -25,8 +25,8 @@ pub fn check(bytes: &[u8]) {
     };
     let others = what_else(bytes, &word);
     for bind in view.binds().iter().skip(bytes.len() % 8).take(2) {
-        pointed_elsewhere(&view, bind.index());
-        made_rslave(&view, bind.index(), &word, &others);
+        pointed_elsewhere(&view, bind.index);
+        made_rslave(&view, bind.index, &word, &others);
     }
 }
 
@@ -96,7 +96,7 @@ fn pointed_elsewhere(view: &SpecView<'_>, bind: usize) {
         again
             .binds()
             .iter()
-            .find(|b| b.index() == bind)
+            .find(|b| b.index == bind)
             .unwrap()
             .source(),
         to
@@ -112,9 +112,9 @@ fn made_rslave(view: &SpecView<'_>, bind: usize, word: &str, others: &[u8]) {
     let requested = again
         .binds()
         .iter()
-        .find(|b| b.index() == bind)
+        .find(|b| b.index == bind)
         .unwrap()
-        .propagation();
+        .propagation;
     assert!(
         matches!(
             requested,

@@ -1,15 +1,20 @@
-//! The user namespaces that a spec requests, for the container and for its idmapped binds.
+//! What a spec gives its container besides binds: user namespaces, and everything that can put a
+//! mount into the container.
 //!
-//! Mirrors `linux.namespaces`, `linux.uidMappings` and `mounts[].uidMappings` of the [runtime
-//! spec][spec] as runc and crun read them.
+//! Mirrors `linux.namespaces`, `linux.uidMappings`, `mounts[].uidMappings`, `linux.maskedPaths`,
+//! `linux.readonlyPaths`, `linux.devices`, `linux.resources.devices`, `hooks` and
+//! `process.capabilities` of the [runtime spec][spec] as runc and crun read them.
 //!
-//! [spec]: https://github.com/opencontainers/runtime-spec/blob/main/config-linux.md
+//! [spec]: https://github.com/opencontainers/runtime-spec/blob/main/config.md
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+use serde::de::{Deserializer, Error, IgnoredAny, SeqAccess, Visitor};
+
+use crate::paths::lies_below;
+use crate::spec::read::{RawObject, parsed};
 
 /// Limits of what is kept of a spec. A pod can have 30,000 mounts, and the agent keeps the specs of
 /// hundreds of containers.
@@ -19,7 +24,6 @@ const MAX_IDMAPPED: usize = 256;
 
 /// A range of ids, as a line of `/proc/PID/uid_map` has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-#[serde(rename_all = "camelCase")]
 struct IdRange {
     #[serde(rename = "containerID")]
     inside: u32,
@@ -61,7 +65,7 @@ enum BindIds {
     OfRuntime(String),
 }
 
-/// The user namespaces that a spec requests.
+/// The user namespaces that a spec requests, for the container and for its idmapped binds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpecUsers {
     namespace: RequestedUserNamespace,
@@ -75,45 +79,44 @@ struct Mounts {
     idmapped: Vec<(PathBuf, BindIds)>,
 }
 
-#[derive(Debug, Deserialize)]
-struct Spec {
-    linux: Option<Linux>,
-    mounts: Option<Mounts>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Linux {
-    namespaces: Option<Vec<Namespace>>,
-    uid_mappings: Option<Vec<IdRange>>,
-    gid_mappings: Option<Vec<IdRange>>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Namespace {
-    #[serde(rename = "type")]
-    kind: String,
-    path: Option<PathBuf>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Mount {
-    destination: Option<PathBuf>,
-    options: Option<Vec<Option<String>>>,
-    uid_mappings: Option<Vec<IdRange>>,
-    gid_mappings: Option<Vec<IdRange>>,
-}
-
 impl SpecUsers {
     /// Reads a spec.
     ///
     /// # Errors
     /// If the bytes are not JSON, or if a value does not have the runtime spec's shape.
     pub fn from_spec(bytes: &[u8]) -> serde_json::Result<Self> {
+        #[derive(Deserialize)]
+        struct Spec {
+            linux: Option<Linux>,
+            mounts: Option<Mounts>,
+        }
+        #[derive(Default, Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Linux {
+            namespaces: Option<Vec<Namespace>>,
+            uid_mappings: Option<Vec<IdRange>>,
+            gid_mappings: Option<Vec<IdRange>>,
+        }
+        #[derive(Deserialize)]
+        struct Namespace {
+            r#type: String,
+            path: Option<PathBuf>,
+        }
         let Spec { linux, mounts } = serde_json::from_slice(bytes)?;
+        let linux = linux.unwrap_or_default();
+        let mut namespaces = linux.namespaces.into_iter().flatten();
+        let ids = IdMaps::of(linux.uid_mappings, linux.gid_mappings);
+        let namespace = match namespaces.find(|namespace| namespace.r#type == "user") {
+            None => RequestedUserNamespace::OfRuntime,
+            Some(Namespace {
+                path: Some(path), ..
+            }) if ids == IdMaps::default() && !path.as_os_str().is_empty() => {
+                RequestedUserNamespace::AtPath(path)
+            }
+            Some(_) => RequestedUserNamespace::WithIds(ids),
+        };
         Ok(Self {
-            namespace: linux.unwrap_or_default().user_namespace(),
+            namespace,
             mounts: mounts.unwrap_or_default(),
         })
     }
@@ -168,30 +171,9 @@ impl Mounts {
     fn have_equal_ids(&self) -> bool {
         self.idmapped.windows(2).all(|two| two[0].1 == two[1].1)
     }
-
-    fn add(&mut self, mount: Mount) -> Result<(), String> {
-        let ids = mount.ids();
-        let Some(destination) = mount.destination else {
-            return Ok(());
-        };
-        if let Some(ids) = ids {
-            if self.idmapped.len() < MAX_IDMAPPED {
-                self.idmapped.push((destination.clone(), ids));
-            } else if self.idmapped.iter().any(|(_, known)| *known != ids) {
-                return Err(format!(
-                    "more than {MAX_IDMAPPED} idmapped mounts with different ids"
-                ));
-            }
-        }
-        if self.destinations.len() < MAX_DESTINATIONS
-            && destination.as_os_str().len() <= MAX_DESTINATION
-        {
-            self.destinations.push(destination);
-        }
-        Ok(())
-    }
 }
 
+/// Keeps little of each mount while the list is read.
 impl<'de> Deserialize<'de> for Mounts {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct List;
@@ -204,9 +186,24 @@ impl<'de> Deserialize<'de> for Mounts {
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Mounts, A::Error> {
                 let mut mounts = Mounts::default();
-                while let Some(mount) = list.next_element::<Option<Mount>>()? {
-                    let added = mounts.add(mount.unwrap_or_default());
-                    added.map_err(A::Error::custom)?;
+                while let Some(mount) = list.next_element::<Option<MountIds>>()? {
+                    let Some((destination, ids)) = mount.and_then(MountIds::read) else {
+                        continue;
+                    };
+                    if let Some(ids) = ids {
+                        if mounts.idmapped.len() < MAX_IDMAPPED {
+                            mounts.idmapped.push((destination.clone(), ids));
+                        } else if mounts.idmapped.iter().any(|(_, known)| *known != ids) {
+                            return Err(Error::custom(format_args!(
+                                "more than {MAX_IDMAPPED} idmapped mounts with different ids"
+                            )));
+                        }
+                    }
+                    if mounts.destinations.len() < MAX_DESTINATIONS
+                        && destination.as_os_str().len() <= MAX_DESTINATION
+                    {
+                        mounts.destinations.push(destination);
+                    }
                 }
                 // As for a pod: the kubelet gives all volumes the ids of the pod.
                 if mounts.have_equal_ids() {
@@ -220,36 +217,33 @@ impl<'de> Deserialize<'de> for Mounts {
     }
 }
 
-impl Linux {
-    fn user_namespace(self) -> RequestedUserNamespace {
-        let namespaces = self.namespaces.unwrap_or_default();
-        let mut users = namespaces.into_iter().filter(|it| it.kind == "user");
-        let Some(namespace) = users.next() else {
-            return RequestedUserNamespace::OfRuntime;
-        };
-        let ids = IdMaps::of(self.uid_mappings, self.gid_mappings);
-        match namespace.path.filter(|path| !path.as_os_str().is_empty()) {
-            Some(path) if ids == IdMaps::default() => RequestedUserNamespace::AtPath(path),
-            Some(_) | None => RequestedUserNamespace::WithIds(ids),
-        }
-    }
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct MountIds {
+    destination: Option<PathBuf>,
+    options: Option<Vec<Option<String>>>,
+    uid_mappings: Option<Vec<IdRange>>,
+    gid_mappings: Option<Vec<IdRange>>,
 }
 
-impl Mount {
-    /// `None` for a bind that is not idmapped.
-    fn ids(&self) -> Option<BindIds> {
-        let mut is_of_container = false;
-        for option in self.options.iter().flatten().flatten() {
+impl MountIds {
+    /// The destination, and the ids of an idmapped bind.
+    fn read(self) -> Option<(PathBuf, Option<BindIds>)> {
+        let mut ids = None;
+        let maps = IdMaps::of(self.uid_mappings, self.gid_mappings);
+        if maps != IdMaps::default() {
+            ids = Some(BindIds::Named(maps));
+        }
+        for option in self.options.into_iter().flatten().flatten() {
             if option.starts_with("idmap=") || option.starts_with("ridmap=") {
-                return Some(BindIds::OfRuntime(option.clone()));
+                ids = Some(BindIds::OfRuntime(option));
+                break;
             }
-            is_of_container |= option == "idmap" || option == "ridmap";
+            if option == "idmap" || option == "ridmap" {
+                ids = ids.or(Some(BindIds::OfContainer));
+            }
         }
-        let ids = IdMaps::of(self.uid_mappings.clone(), self.gid_mappings.clone());
-        if ids != IdMaps::default() {
-            return Some(BindIds::Named(ids));
-        }
-        is_of_container.then_some(BindIds::OfContainer)
+        Some((self.destination?, ids))
     }
 }
 
@@ -304,8 +298,163 @@ impl IdRange {
     }
 }
 
+/// The capability of mount(2): capabilities(7).
+const CAP_SYS_ADMIN: &str = "CAP_SYS_ADMIN";
+
+/// The hooks that run before the program of the container ends, and can reach its mount namespace.
+const HOOKS: [&str; 5] = [
+    "prestart",
+    "createRuntime",
+    "createContainer",
+    "startContainer",
+    "poststart",
+];
+
+/// The filesystems that show no file of the host, and need no device.
+const PSEUDO: [&str; 7] = [
+    "cgroup", "cgroup2", "devpts", "mqueue", "proc", "sysfs", "tmpfs",
+];
+
+/// The parts of a spec that can put a mount into its container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountMakers {
+    /// The entries of `mounts`.
+    pub(crate) mounts: Vec<SpecMount>,
+    /// The paths that the spec masks or makes read-only.
+    pub(crate) covered: Vec<PathBuf>,
+    /// True if a hook may have mounted something.
+    pub(crate) has_hooks: bool,
+    has_devices: bool,
+    /// True if a process of the container can have `CAP_SYS_ADMIN`, so that it may have mounted
+    /// something itself.
+    pub container_may_mount: bool,
+}
+
+/// An entry of `mounts`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SpecMount {
+    /// The position in `mounts`.
+    pub index: usize,
+    /// The path in the container.
+    pub destination: PathBuf,
+    /// The source of a bind; `None` for other mounts.
+    pub source: Option<PathBuf>,
+    /// The filesystem type of a mount that is no bind.
+    pub fs_type: String,
+}
+
+impl MountMakers {
+    /// Reads a spec.
+    ///
+    /// # Errors
+    /// If the bytes are not JSON, or if a value does not have the runtime spec's shape.
+    pub fn from_spec(bytes: &[u8]) -> serde_json::Result<Self> {
+        #[derive(Deserialize)]
+        struct Spec<'a> {
+            mounts: Option<Vec<Option<Mount>>>,
+            linux: Option<Linux>,
+            #[serde(borrow)]
+            hooks: Option<RawObject<'a>>,
+            process: Option<Process<'a>>,
+        }
+        #[derive(Deserialize)]
+        struct Mount {
+            destination: Option<PathBuf>,
+            r#type: Option<String>,
+            source: Option<PathBuf>,
+            options: Option<Vec<Option<String>>>,
+        }
+        #[derive(Default, Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Linux {
+            masked_paths: Option<Vec<PathBuf>>,
+            readonly_paths: Option<Vec<PathBuf>>,
+            devices: Option<Vec<IgnoredAny>>,
+            resources: Option<Resources>,
+        }
+        #[derive(Deserialize)]
+        struct Resources {
+            devices: Option<Vec<DeviceRule>>,
+        }
+        /// Without a type, the rule is about all devices.
+        #[derive(Deserialize)]
+        struct DeviceRule {
+            allow: Option<bool>,
+            r#type: Option<String>,
+        }
+        #[derive(Deserialize)]
+        struct Process<'a> {
+            #[serde(borrow)]
+            capabilities: Option<RawObject<'a>>,
+        }
+        let spec: Spec<'_> = serde_json::from_slice(bytes)?;
+        let linux = spec.linux.unwrap_or_default();
+        let mut has_devices = linux.devices.is_some_and(|devices| !devices.is_empty());
+        let rules = linux.resources.and_then(|resources| resources.devices);
+        for rule in rules.unwrap_or_default() {
+            has_devices |= rule.allow == Some(true) && rule.r#type.as_deref() != Some("c");
+        }
+        let mut mounts = Vec::new();
+        for (index, mount) in spec.mounts.unwrap_or_default().into_iter().enumerate() {
+            let Some(mount) = mount else { continue };
+            let fs_type = mount.r#type.unwrap_or_default();
+            let mut words = mount.options.iter().flatten().flatten();
+            let is_bind = fs_type == "bind" || words.any(|it| it == "bind" || it == "rbind");
+            mounts.push(SpecMount {
+                index,
+                destination: mount.destination.unwrap_or_default(),
+                source: is_bind.then(|| mount.source.unwrap_or_default()),
+                fs_type,
+            });
+        }
+        let mut covered = linux.masked_paths.unwrap_or_default();
+        covered.extend(linux.readonly_paths.unwrap_or_default());
+        let mut has_hooks = false;
+        for (name, list) in spec.hooks.iter().flat_map(RawObject::entries) {
+            if HOOKS.contains(&name) {
+                let hooks: Option<Vec<IgnoredAny>> = parsed(list)?;
+                has_hooks |= hooks.is_some_and(|hooks| !hooks.is_empty());
+            }
+        }
+        let capabilities = spec.process.and_then(|process| process.capabilities);
+        // Without a list, the runtime decides.
+        let mut container_may_mount = capabilities.is_none();
+        for (_, set) in capabilities.iter().flat_map(RawObject::entries) {
+            let names: Option<Vec<String>> = parsed(set)?;
+            for name in names.unwrap_or_default() {
+                // crun compares the names without regard to case: cap_from_name(3).
+                container_may_mount |= name.eq_ignore_ascii_case(CAP_SYS_ADMIN) || name == "ALL";
+            }
+        }
+        Ok(Self {
+            mounts,
+            covered,
+            has_hooks,
+            has_devices,
+            container_may_mount,
+        })
+    }
+
+    /// True if nothing but the binds can have given the container a file of the host: no hook, no
+    /// device, no other filesystem, and no right to mount.
+    pub fn has_binds_alone(&self) -> bool {
+        let mut mounts = self.mounts.iter();
+        !self.has_hooks
+            && !self.has_devices
+            && !self.container_may_mount
+            && mounts.all(|it| it.source.is_some() || PSEUDO.contains(&it.fs_type.as_str()))
+    }
+
+    /// The paths below `place` at which the spec mounts, masks or protects something.
+    pub(crate) fn paths_below(&self, place: &Path) -> impl Iterator<Item = &Path> {
+        let destinations = self.mounts.iter().map(|mount| &mount.destination);
+        let all = destinations.chain(&self.covered).map(PathBuf::as_path);
+        all.filter(move |path| lies_below(path, place))
+    }
+}
+
 #[cfg(test)]
-mod tests {
+mod users_tests {
     use super::*;
 
     const IDS: &str = r#"[{"containerID":0,"hostID":100000,"size":65536}]"#;
@@ -460,5 +609,91 @@ mod tests {
         };
         assert!(read(MAX_IDMAPPED).is_ok());
         assert!(read(MAX_IDMAPPED + 1).is_err());
+    }
+}
+
+#[cfg(test)]
+mod mount_makers_tests {
+    use super::*;
+
+    fn makers(spec: &str) -> MountMakers {
+        MountMakers::from_spec(spec.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn a_container_without_the_capability_cannot_mount() {
+        for (spec, may_mount) in [
+            ("{}", true),
+            (r#"{"process":{}}"#, true),
+            (r#"{"process":{"capabilities":{}}}"#, false),
+            (
+                r#"{"process":{"capabilities":{"bounding":["CAP_CHOWN"]}}}"#,
+                false,
+            ),
+            (
+                r#"{"process":{"capabilities":{"bounding":["CAP_SYS_ADMIN"]}}}"#,
+                true,
+            ),
+            (
+                r#"{"process":{"capabilities":{"ambient":["CAP_SYS_ADMIN"]}}}"#,
+                true,
+            ),
+            (
+                r#"{"process":{"capabilities":{"effective":["cap_sys_admin"]}}}"#,
+                true,
+            ),
+        ] {
+            assert_eq!(makers(spec).container_may_mount, may_mount, "{spec}");
+        }
+        assert!(makers(r#"{"hooks":{"createContainer":[{"path":"/h"}]}}"#).has_hooks);
+        assert!(!makers(r#"{"hooks":{"createContainer":[],"poststop":[{}]}}"#).has_hooks);
+    }
+
+    #[test]
+    fn a_container_may_have_files_of_the_host_besides_its_binds() {
+        let spec = |more: &str| format!(r#"{{"process":{{"capabilities":{{}}}}{more}}}"#);
+        for (more, has_binds_alone) in [
+            ("", true),
+            (
+                r#","mounts":[{"type":"proc"},{"type":"tmpfs"},{"type":"bind","source":"/s"}]"#,
+                true,
+            ),
+            (r#","mounts":[{"type":"ext4","source":"/dev/sda"}]"#, false),
+            (r#","hooks":{"prestart":[{}]}"#, false),
+            (r#","linux":{"devices":[]}"#, true),
+            (r#","linux":{"devices":[{"path":"/dev/fuse"}]}"#, false),
+            (
+                r#","linux":{"resources":{"devices":[{"allow":false,"access":"rwm"},{"allow":true,"type":"c"}]}}"#,
+                true,
+            ),
+            (
+                r#","linux":{"resources":{"devices":[{"allow":true,"access":"rwm"}]}}"#,
+                false,
+            ),
+        ] {
+            let spec = spec(more);
+            assert_eq!(makers(&spec).has_binds_alone(), has_binds_alone, "{spec}");
+        }
+        assert!(!makers("{}").has_binds_alone());
+    }
+
+    #[test]
+    fn paths_below_a_bind_are_found_by_name() {
+        let spec = makers(
+            r#"{"mounts":[null,{"destination":"/host","source":"/","options":["rbind"]},
+                {"destination":"/host/proc","type":"proc","source":"proc"},{"destination":"/hosts","type":"bind"}],
+                "linux":{"maskedPaths":["/proc/kcore"],"readonlyPaths":["/data/etc"]}}"#,
+        );
+        let found = |place: &str| {
+            spec.paths_below(Path::new(place))
+                .next()
+                .and_then(Path::to_str)
+        };
+        assert_eq!(found("/host"), Some("/host/proc"));
+        assert_eq!(found("/hosts"), None);
+        assert_eq!(found("/data"), Some("/data/etc"));
+        let sources: Vec<_> = spec.mounts.iter().map(|it| it.source.clone()).collect();
+        assert_eq!(sources, [Some("/".into()), None, Some(PathBuf::default())]);
+        assert_eq!(spec.mounts[0].index, 1);
     }
 }
