@@ -21,7 +21,6 @@ pub mod cri;
 pub mod doctor;
 pub mod drift_count;
 pub mod engines;
-pub mod guarded_runtimes;
 pub mod holders;
 pub mod ignored_requests;
 pub mod namespaces;

@@ -39,7 +39,7 @@ const ALLOWED: [(&str, &str, &str); 34] = [
         "the name in an error",
     ),
     (
-        "hooks/operator/src/doctor/agent.rs",
+        "hooks/operator/src/agent_status.rs",
         "stack",
         "a command that is printed, about a child of the agent",
     ),

@@ -457,10 +457,10 @@ async fn init_of(
     let Some(info) = cri.container_info(id).await? else {
         return Ok(None);
     };
-    let Some(pid) = info.pid() else {
+    let Some(pid) = info.pid else {
         return Ok(None);
     };
-    let users = info.spec().and_then(|spec| SpecUsers::from_spec(spec).ok());
+    let users = info.spec.and_then(|spec| SpecUsers::from_spec(&spec).ok());
     let spec = users.map(Arc::new);
     let init = Init { pid, spec };
     inits.push(id.to_owned(), init.clone());

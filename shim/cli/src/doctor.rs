@@ -16,10 +16,11 @@ use bindguard_guard::{Probes, kubelet_roots_by_all_names};
 use bindguard_installer::drift::drift;
 use bindguard_installer::has_agent_unit;
 use bindguard_installer::running::{Daemon, containerds, is_hidden};
+use bindguard_operator::agent_status::agent as check_agent;
 use bindguard_operator::container_mounts::container_mounts;
 use bindguard_operator::doctor::{
-    ContainerdSeen, DoctorReport, LinuxDistribution, Point, PointStatus, ProgramSeen, RuntimeEntry,
-    os_release,
+    Check, ContainerdSeen, DoctorReport, LinuxDistribution, Point, PointStatus, ProgramSeen,
+    RuntimeEntry, os_release,
 };
 use bindguard_operator::namespaces::Proc;
 use bindguard_operator::node::{processes_named, setting, with_open};
@@ -56,54 +57,54 @@ impl Doctor {
             let mut mounts = here.iter().filter_map(|root| table.mount_over(root));
             here.is_empty() || mounts.any(|mount| mount.propagation.peer_group.is_some())
         });
-        let points = vec![
-            doctor::kernel(
-                &kernel_features(),
-                kubelet_is_shared.map_err(|error| error_chain(error)),
-            ),
-            or_unknown("host-root", table.map(|table| doctor::host_root(&table))),
-            doctor::detach_mounts(&setting(Path::new("/proc/sys/fs/may_detach_mounts"))),
-            helpers(&here, problems),
-            doctor::fuse_daemons(
-                &processes_named("kubelet"),
-                &with_open(Path::new("/dev/fuse")),
-            ),
-            containerd(&pods),
-            programs(loaded.config.runtime(), &pods),
-            installation(),
-            config(loaded),
-            doctor::agent(&agent_state(&loaded.config), has_agent_unit()),
-            doctor::subpaths(&survey_node(policy, places, &pods, |_| true), policy),
-            or_unknown(
-                "read-only-binds",
-                container_mounts(&pods, places, policy.host_root_scope)
-                    .map(|found| doctor::read_only_binds(&found)),
-            ),
-            or_unknown(
-                "mounts-below-emptydir",
-                read_mount_table_in_part().map(|table| {
-                    // The table has the kernel's names.
-                    let places = Places {
-                        kubelet_roots: kubelet_roots_by_all_names(places, &Probes::for_create()),
-                        ..places.clone()
-                    };
-                    doctor::below_emptydirs(&table, &places, policy.below_emptydirs)
-                }),
-            ),
-            or_unknown(
-                "pinned",
-                Proc::default().namespaces().map(|seen| {
-                    let places = pods.with_runtime(places);
-                    doctor::pinned(&seen.own, &seen.others, &seen.problems, &places)
-                }),
-            ),
-        ];
+        let mut points = Vec::new();
+        let mut add = |name, check| points.push(Point { name, check });
+        let kubelet_is_shared = kubelet_is_shared.map_err(|error| error_chain(error));
+        add(
+            "kernel",
+            doctor::kernel(&kernel_features(), kubelet_is_shared),
+        );
+        add(
+            "host-root",
+            or_unknown(table.map(|table| doctor::host_root(&table))),
+        );
+        let detach = setting(Path::new("/proc/sys/fs/may_detach_mounts"));
+        add("detach-mounts", doctor::detach_mounts(&detach));
+        add("mount-helpers", helpers(&here, problems));
+        let daemons = with_open(Path::new("/dev/fuse"));
+        let kubelets = processes_named("kubelet");
+        add("fuse-daemons", doctor::fuse_daemons(&kubelets, &daemons));
+        add("containerd", containerd(&pods));
+        add("programs", programs(loaded.config.runtime(), &pods));
+        add("installation", installation());
+        add("config", config(loaded));
+        let agent = agent_state(&loaded.config);
+        add("agent", check_agent(&agent, has_agent_unit()));
+        let report = survey_node(policy, places, &pods, |_| true);
+        add("subpaths", doctor::subpaths(&report, policy));
+        let found = container_mounts(&pods, places, policy.host_root_scope);
+        let binds = found.map(|found| doctor::read_only_binds(&found));
+        add("read-only-binds", or_unknown(binds));
+        let below = read_mount_table_in_part().map(|table| {
+            // The table has the kernel's names.
+            let places = Places {
+                kubelet_roots: kubelet_roots_by_all_names(places, &Probes::for_create()),
+                ..places.clone()
+            };
+            doctor::below_emptydirs(&table, &places, policy.below_emptydirs)
+        });
+        add("mounts-below-emptydir", or_unknown(below));
+        let pinned = Proc::default().namespaces().map(|seen| {
+            let places = pods.with_runtime(places);
+            doctor::pinned(&seen.own, &seen.others, &seen.problems, &places)
+        });
+        add("pinned", or_unknown(pinned));
         print(&DoctorReport { points }, self.json)
     }
 }
 
-fn or_unknown<E: Error + 'static>(name: &'static str, point: Result<Point, E>) -> Point {
-    point.unwrap_or_else(|error| Point::unknown(name, error_chain(&error)))
+fn or_unknown<E: Error + 'static>(check: Result<Check, E>) -> Check {
+    check.unwrap_or_else(|error| Check::unknown(error_chain(&error)))
 }
 
 /// Prints the points, and returns 1 if one failed, else 2 if one could not be checked.
@@ -113,10 +114,9 @@ pub fn print(report: &DoctorReport, json: bool) -> Result<ExitCode> {
     show::finish(report, json, text, is_incomplete, has_failed)
 }
 
-fn helpers(kubelet_roots: &[PathBuf], problems: Vec<String>) -> Point {
-    const NAME: &str = "mount-helpers";
+fn helpers(kubelet_roots: &[PathBuf], problems: Vec<String>) -> Check {
     if let Some(problem) = problems.into_iter().next() {
-        return Point::unknown(NAME, problem);
+        return Check::unknown(problem);
     }
     let mut in_use = BTreeSet::new();
     for root in kubelet_roots {
@@ -126,7 +126,7 @@ fn helpers(kubelet_roots: &[PathBuf], problems: Vec<String>) -> Point {
                     in_use.insert(volume.plugin.folder.to_owned());
                 }
             }
-            Err(error) => return Point::unknown(NAME, format!("{error}: {}", error.source)),
+            Err(error) => return Check::unknown(format!("{error}: {}", error.source)),
         }
     }
     let is_there = |name: &str| {
@@ -138,37 +138,36 @@ fn helpers(kubelet_roots: &[PathBuf], problems: Vec<String>) -> Point {
 }
 
 /// Reports changes by other tools since the installation.
-fn installation() -> Point {
-    const NAME: &str = "installation";
+fn installation() -> Check {
     let (drift, problems) = drift();
     let mut all: Vec<&str> = drift.iter().map(|drift| drift.what.as_str()).collect();
     all.extend(problems.iter().map(String::as_str));
     match drift.first() {
-        Some(first) => Point::failed(NAME, all.join("; "), first.command.clone()),
-        None if all.is_empty() => Point::ok(NAME, "no file has changed since `bindguard install`"),
-        None => Point::unknown(NAME, all.join("; ")),
+        Some(first) => Check::failed(all.join("; "), first.command.clone()),
+        None if all.is_empty() => Check::ok("no file has changed since `bindguard install`"),
+        None => Check::unknown(all.join("; ")),
     }
 }
 
-fn config(loaded: &Loaded) -> Point {
+fn config(loaded: &Loaded) -> Check {
     match loaded.remarks() {
-        remarks if remarks.is_empty() => Point::ok("config", "the config is valid"),
-        remarks => Point::failed("config", remarks.join("; "), "bindguard config check"),
+        remarks if remarks.is_empty() => Check::ok("the config is valid"),
+        remarks => Check::failed(remarks.join("; "), "bindguard config check"),
     }
 }
 
 fn text(report: &DoctorReport) -> Lines {
     let mut lines = Lines::default();
     let mut not_ok = 0;
-    for point in &report.points {
-        let (word, style) = match point.status {
+    for Point { name, check } in &report.points {
+        let (word, style) = match check.status {
             PointStatus::Ok => ("ok", HEALTHY),
             PointStatus::Failed => ("failed", FAULTY),
             PointStatus::Unknown => ("unknown", UNCHECKED),
         };
-        not_ok += usize::from(point.status != PointStatus::Ok);
-        lines.headed(word, style, &format!("{}: {}", point.name, point.message));
-        if let Some(command) = &point.command {
+        not_ok += usize::from(check.status != PointStatus::Ok);
+        lines.headed(word, style, &format!("{name}: {}", check.message));
+        if let Some(command) = &check.command {
             lines.run(command);
         }
     }
@@ -183,7 +182,7 @@ fn text(report: &DoctorReport) -> Lines {
 const PLUGINS: [&str; 2] = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"];
 
 /// The point on containerd. `pods`: those that run.
-fn containerd(pods: &Pods) -> Point {
+fn containerd(pods: &Pods) -> Check {
     let found = containerds();
     let Some(containerd) = found.first() else {
         return doctor::containerd(if is_hidden("containerd") {
@@ -291,7 +290,7 @@ fn runtimes(table: &Table) -> (Vec<RuntimeEntry>, String) {
 }
 
 /// The point on bindguard's programs, and the OCI runtime that the config names.
-fn programs(runtime: &Path, pods: &Pods) -> Point {
+fn programs(runtime: &Path, pods: &Pods) -> Check {
     match programs_seen(runtime) {
         Ok([shim, wrapper, runtime]) => doctor::programs(
             env!("CARGO_PKG_VERSION"),
@@ -300,7 +299,7 @@ fn programs(runtime: &Path, pods: &Pods) -> Point {
             &kernel_features().release,
             &pods.by_shim_version(),
         ),
-        Err(error) => Point::failed("programs", format!("{error:#}"), "bindguard config show"),
+        Err(error) => Check::failed(format!("{error:#}"), "bindguard config show"),
     }
 }
 

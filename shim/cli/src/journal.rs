@@ -12,7 +12,7 @@ use bindguard_core::identity::PodName;
 use bindguard_core::report::{
     Actor, BindRecord, CreateLine, JournalLine, Notification, ReleaseResult, UnreadLine,
 };
-use bindguard_operator::doctor::seconds;
+use bindguard_operator::agent_status::seconds;
 use bindguard_operator::pods::PodSelector;
 use clap::Args;
 use serde::ser::SerializeMap;

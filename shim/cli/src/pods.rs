@@ -19,7 +19,7 @@ use bindguard_core::identity::{Identity, PodName};
 use bindguard_core::program_names::{SHIM, WRAPPER};
 use bindguard_core::spec::{SpecUsers, SpecView};
 use bindguard_operator::bundles::{spec_of_container, tasks};
-use bindguard_operator::cri::of_node;
+use bindguard_operator::cri;
 use bindguard_operator::doctor::RunningPods;
 use bindguard_operator::node::{arguments_of_processes, recorded_init_of};
 use bindguard_operator::pods::{ContainerState, PodContainer, PodSelector, Pods};
@@ -41,7 +41,7 @@ impl PodsFrom {
     /// All pods with a known name. A failure of the CRI goes to stderr and is no error: names are a
     /// convenience.
     pub fn pods(&self) -> Pods {
-        let mut pods = of_node::pods(self.cri.as_deref()).unwrap_or_else(|error| {
+        let mut pods = cri::pods(self.cri.as_deref()).unwrap_or_else(|error| {
             print_remark(format_args!(
                 "pod names come from the bundles, without the CRI: {error:#}"
             ));
@@ -83,14 +83,14 @@ impl PodsFrom {
         if let Some(spec) = spec_of_container(Path::new("/"), container) {
             return SpecUsers::from_spec(&spec).ok();
         }
-        let info = of_node::info_of(self.cri.as_deref(), container).ok()?;
-        SpecUsers::from_spec(info.spec()?).ok()
+        let info = cri::info_of(self.cri.as_deref(), container).ok()?;
+        SpecUsers::from_spec(&info.spec?).ok()
     }
 
     /// The pid of a container's init, by the record of its runtime or by the CRI.
     pub fn init_of(&self, container: &str) -> Option<u32> {
         recorded_init_of(container)
-            .or_else(|| of_node::info_of(self.cri.as_deref(), container).ok()?.pid())
+            .or_else(|| cri::info_of(self.cri.as_deref(), container).ok()?.pid)
     }
 
     /// The sources of all writable mounts of a pod's containers in any state.
@@ -98,7 +98,7 @@ impl PodsFrom {
     /// # Errors
     /// If there is no CRI, or if the CRI does not answer.
     pub fn writable_mounts(&self, uid: &str) -> anyhow::Result<Vec<PathBuf>> {
-        of_node::writable_mounts(self.cri.as_deref(), uid)
+        cri::writable_mounts(self.cri.as_deref(), uid)
     }
 }
 

@@ -26,7 +26,7 @@ use bindguard_guard::refresh::{
     rebind_volume, refresh_container,
 };
 use bindguard_guard::{Attempt, admit, prove_container};
-use bindguard_operator::doctor::{DoctorReport, Point, PointStatus, kernel};
+use bindguard_operator::doctor::{Check, DoctorReport, Point, PointStatus, kernel};
 use bindguard_operator::node::is_root;
 use bindguard_operator::root_program::{RootProgram, status_within};
 use bindguard_sys::{kernel_features, read_mount_table};
@@ -226,14 +226,17 @@ fn run_scenes(runtimes: &[PathBuf]) -> Result<DoctorReport> {
     }
     isolate()?;
     let helper = HelperProcess::start().context("start the helper process")?;
-    let mut kernel = kernel(&kernel_features(), Ok(true));
+    let mut check = kernel(&kernel_features(), Ok(true));
     let own_version = concat!("bindguard ", env!("CARGO_PKG_VERSION"), ", ");
-    kernel.message.insert_str(0, own_version);
+    check.message.insert_str(0, own_version);
     let scene = |name, consequence, reader, step: Step<'_>| {
         point(name, consequence, || updates(name, reader, step))
     };
     let mut points = vec![
-        kernel,
+        Point {
+            name: "kernel",
+            check,
+        },
         point(
             "mount-table",
             "bindguard judges no bind on this kernel, and creates go on unchecked",
@@ -274,7 +277,10 @@ fn run_scenes(runtimes: &[PathBuf]) -> Result<DoctorReport> {
     ];
     if programs.is_empty() {
         let why = "no runc and no crun on PATH: name a runtime with --runtime FILE";
-        points.push(Point::unknown("oci-runtime", why));
+        points.push(Point {
+            name: "oci-runtime",
+            check: Check::unknown(why),
+        });
     }
     for program in programs {
         let pod = format!("runtime-{}", points.len());
@@ -285,7 +291,10 @@ fn run_scenes(runtimes: &[PathBuf]) -> Result<DoctorReport> {
                 || container_of_runtime(&program, &pod),
             ),
             // Such as a program that another user can change, which root does not run.
-            Err(error) => Point::unknown("oci-runtime", format!("{error:#}")),
+            Err(error) => Point {
+                name: "oci-runtime",
+                check: Check::unknown(format!("{error:#}")),
+            },
         });
     }
     Ok(DoctorReport { points })
@@ -307,9 +316,9 @@ fn point(name: &'static str, consequence: &str, scene: impl FnOnce() -> Found) -
     let (status, text) =
         scene().unwrap_or_else(|error| (PointStatus::Failed, format!("{error:#}; {consequence}")));
     let took = start.elapsed().as_millis();
-    let mut point = Point::ok(name, format!("{text} ({took} ms)"));
-    point.status = status;
-    point
+    let mut check = Check::ok(format!("{text} ({took} ms)"));
+    check.status = status;
+    Point { name, check }
 }
 
 /// Nothing of the scenes reaches the node.

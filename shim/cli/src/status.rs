@@ -13,9 +13,8 @@ use bindguard_installer::record::Removal;
 use bindguard_installer::recorded;
 use bindguard_installer::removal::pending;
 use bindguard_installer::running::{guarded_runtimes, is_hidden};
-use bindguard_operator::agent_status::{AgentState, STATUS_PATH};
-use bindguard_operator::doctor::{RunningPods, describe_agent};
-use bindguard_operator::guarded_runtimes::GuardedRuntimes;
+use bindguard_operator::agent_status::{AgentState, STATUS_PATH, describe};
+use bindguard_operator::doctor::{GuardedRuntimes, RunningPods};
 use bindguard_operator::pods::{Pods, PodsOfVersion};
 use bindguard_operator::{survey_node, unix_http};
 use clap::Args;
@@ -265,7 +264,7 @@ impl NodeStatus {
         match &self.agent {
             AgentState::Absent => lines.marked("agent", true, "not running; it is optional"),
             AgentState::Silent { problem } => lines.marked("agent", false, problem),
-            AgentState::Running(status) => lines.marked("agent", true, &describe_agent(status)),
+            AgentState::Running(status) => lines.marked("agent", true, &describe(status)),
         }
         for admission in &self.last_admissions {
             lines.marked("last create", true, admission);

@@ -3,14 +3,18 @@
 //! The author of a pod chooses its annotations, labels and mounts, and a node has a hundred pods. A
 //! decoder for whole messages needs twenty times the memory of an answer with many short keys. So
 //! the other fields are skipped while an answer is decoded.
+//!
+//! A message with a single field of a plain type has the form of prost's own message for that type:
+//! `i32` for a state, `String` for an id, `()` for an answer of which nothing is read.
 
 use std::collections::HashMap;
+use std::fmt::Debug;
 
 use bindguard_core::annotations::{MODE, PROPAGATION};
 use bindguard_core::refresh_request::{NOTIFY, REFRESH, REFRESH_BINDS};
-use prost::DecodeError;
 use prost::bytes::{Buf, BufMut, Bytes};
 use prost::encoding::{DecodeContext, WireType, bytes, skip_field};
+use prost::{DecodeError, Message};
 
 use crate::pods::ContainerState;
 
@@ -62,7 +66,7 @@ impl KnownEntries {
 }
 
 /// As a field that is not repeated, prost merges each entry of the map into the same value.
-impl prost::Message for KnownEntries {
+impl Message for KnownEntries {
     fn merge_field(
         &mut self,
         tag: u32,
@@ -163,16 +167,18 @@ pub struct ContainerMetadata {
     pub attempt: u32,
 }
 
+/// A list of messages.
 #[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct SandboxList {
+pub(super) struct ListOf<M: Message + Default + Debug> {
     #[prost(message, repeated, tag = "1")]
-    pub items: Vec<PodSandbox>,
+    pub items: Vec<M>,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct ContainerList {
-    #[prost(message, repeated, tag = "1")]
-    pub containers: Vec<Container>,
+/// A request with a filter or an object, or an answer with a status, as its first field.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub(super) struct With<M: Message + Default + Debug> {
+    #[prost(message, required, tag = "1")]
+    pub first: M,
 }
 
 /// The verbose part of an answer.
@@ -183,12 +189,6 @@ pub(super) struct VerboseAnswer {
 }
 
 /// The mounts in the status of a container.
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct MountsAnswer {
-    #[prost(message, required, tag = "1")]
-    pub status: MountList,
-}
-
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct MountList {
     #[prost(message, repeated, tag = "14")]
@@ -205,21 +205,9 @@ pub(super) struct Mount {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct ListSandboxes {
-    #[prost(message, required, tag = "1")]
-    pub filter: SandboxFilter,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct ListContainers {
-    #[prost(message, required, tag = "1")]
-    pub filter: ContainerFilter,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct SandboxFilter {
     #[prost(message, optional, tag = "2")]
-    pub state: Option<StateValue>,
+    pub state: Option<i32>,
     #[prost(map = "string, string", tag = "3")]
     pub label_selector: HashMap<String, String>,
 }
@@ -227,17 +215,11 @@ pub(super) struct SandboxFilter {
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct ContainerFilter {
     #[prost(message, optional, tag = "2")]
-    pub state: Option<StateValue>,
+    pub state: Option<i32>,
     #[prost(string, tag = "3")]
     pub pod_sandbox_id: String,
     #[prost(map = "string, string", tag = "4")]
     pub label_selector: HashMap<String, String>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
-pub(super) struct StateValue {
-    #[prost(int32, tag = "1")]
-    pub state: i32,
 }
 
 /// A request for the status of a container or a sandbox.
@@ -246,13 +228,6 @@ pub(super) struct StatusOfId {
     #[prost(string, tag = "1")]
     pub id: String,
     #[prost(bool, tag = "2")]
-    pub verbose: bool,
-}
-
-/// A request for the status of the runtime.
-#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
-pub(super) struct StatusOfRuntime {
-    #[prost(bool, tag = "1")]
     pub verbose: bool,
 }
 
@@ -279,55 +254,16 @@ pub(super) struct SandboxConfig {
 pub(super) struct LinuxSandbox {
     #[prost(string, tag = "1")]
     pub cgroup_parent: String,
+    /// The security context, whose first field has the namespaces, whose first field is the network.
     #[prost(message, required, tag = "2")]
-    pub security_context: SecurityContext,
+    pub security_context: With<i32>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
-pub(super) struct SecurityContext {
-    #[prost(message, required, tag = "1")]
-    pub namespace_options: NamespaceOption,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
-pub(super) struct NamespaceOption {
-    #[prost(int32, tag = "1")]
-    pub network: i32,
-}
-
-/// The id of a sandbox: the answer to the request to run it, and the request to end it.
-#[derive(Clone, PartialEq, Eq, prost::Message)]
-pub(super) struct SandboxId {
-    #[prost(string, tag = "1")]
-    pub pod_sandbox_id: String,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
-pub(super) struct NoAnswer {}
-
-#[derive(Clone, PartialEq, Eq, prost::Message)]
-pub(super) struct StatusOfImage {
-    #[prost(message, required, tag = "1")]
-    pub image: ImageName,
-}
-
-#[derive(Clone, PartialEq, Eq, prost::Message)]
-pub(super) struct ImageName {
-    #[prost(string, tag = "1")]
-    pub image: String,
-}
-
+/// `None` if the image is not on the node.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(super) struct ImageAnswer {
-    /// `None` if the image is not on the node.
     #[prost(message, optional, tag = "1")]
-    pub image: Option<ImageId>,
-}
-
-#[derive(Clone, PartialEq, Eq, prost::Message)]
-pub(super) struct ImageId {
-    #[prost(string, tag = "1")]
-    pub id: String,
+    pub image: Option<()>,
 }
 
 #[cfg(test)]
@@ -369,7 +305,7 @@ mod tests {
         let list = v1::ListPodSandboxResponse {
             items: vec![sandbox; 2],
         };
-        let list = SandboxList::decode(Bytes::from(list.encode_to_vec())).unwrap();
+        let list = ListOf::<PodSandbox>::decode(Bytes::from(list.encode_to_vec())).unwrap();
         let [first, second] = list.items.as_slice() else {
             panic!("{list:?}")
         };

@@ -1,7 +1,6 @@
 //! The client of the CRI: sandboxes, containers, and the runtime's own facts about them.
 
 mod messages;
-pub mod of_node;
 pub mod trial;
 
 use std::collections::{BTreeSet, HashMap};
@@ -11,6 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use anyhow::{Context, Result, anyhow};
 use bindguard_core::identity::PodName;
 use bindguard_core::refresh_request::RefreshRequest;
 use hyper_util::rt::TokioIo;
@@ -20,6 +20,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 use tokio::net::UnixStream;
+use tokio::time::timeout;
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -28,16 +29,13 @@ use tonic_prost::ProstCodec;
 use tower::service_fn;
 
 use crate::cri::messages::{
-    CONFIG, ContainerFilter, ContainerList, INFO, ListContainers, ListSandboxes, MountsAnswer,
-    PodSandboxMetadata, READY, SandboxFilter, SandboxList, StateValue, StatusOfId, StatusOfRuntime,
-    VerboseAnswer,
+    CONFIG, ContainerFilter, INFO, ListOf, MountList, READY, SandboxFilter, StatusOfId,
+    VerboseAnswer, With,
 };
 use crate::pods::{ContainerState, PodContainer, Pods};
 use crate::unix_http::refuse_server_of_user;
 
 pub use crate::cri::messages::{Container, KnownEntries, POD_UID, PodSandbox};
-
-// A connection to the socket of a CRI, and its calls.
 
 /// The size of the largest answer: the kubelet's own limit (`pkg/kubelet/cri/remote/utils.go`).
 const MAX_ANSWER: usize = 16 << 20;
@@ -69,15 +67,16 @@ pub enum CriError {
 }
 
 impl CriError {
-    /// True if the server of the socket has no CRI, as Docker's containerd.
-    pub fn is_unimplemented(&self) -> bool {
-        matches!(self, Self::Call { source, .. } if source.code() == Code::Unimplemented)
-    }
-
     /// True for the answers of a CRI plugin that is not initialized yet.
     pub fn is_starting(&self) -> bool {
-        matches!(self, Self::Call { source, .. }
-            if matches!(source.code(), Code::Unknown | Code::Unavailable))
+        matches!(self.code(), Some(Code::Unknown | Code::Unavailable))
+    }
+
+    fn code(&self) -> Option<Code> {
+        match self {
+            Self::Call { source, .. } => Some(source.code()),
+            Self::Connect(_) | Self::Incomplete { .. } | Self::Silent => None,
+        }
     }
 }
 
@@ -119,10 +118,7 @@ impl Cri {
     }
 
     /// A client of this socket, if a server listens on it.
-    ///
-    /// # Errors
-    /// If the socket is missing, refuses connections, or is another user's.
-    pub async fn connect(socket: &Path, timeout: Duration) -> Result<Self, CriError> {
+    async fn connect(socket: &Path, timeout: Duration) -> Result<Self, CriError> {
         let stream = UnixStream::connect(socket).await;
         stream
             .and_then(refuse_server_of_user)
@@ -135,12 +131,50 @@ impl Cri {
     /// # Errors
     /// If the CRI does not answer.
     pub async fn pods(&self) -> Result<Pods, CriError> {
-        let sandboxes = self.sandboxes().await?;
-        let containers = self.list_containers(ContainerFilter::default()).await?;
-        let mut pods = pods(sandboxes, containers);
+        let (mut pods, mut names) = (Pods::default(), HashMap::new());
+        for sandbox in self.sandboxes().await? {
+            let uid = sandbox.metadata.uid;
+            let mut state = ContainerState::Exited;
+            if sandbox.state == READY {
+                state = ContainerState::Running;
+                let request =
+                    RefreshRequest::from_annotations(|name| sandbox.annotations.get(name));
+                pods.refresh_requests.insert(uid.clone(), request);
+            }
+            let pod = PodName {
+                uid: Some(uid),
+                namespace: Some(sandbox.metadata.namespace),
+                name: Some(sandbox.metadata.name),
+            };
+            names.insert(sandbox.id.clone(), pod.clone());
+            pods.containers.push(PodContainer {
+                id: sandbox.id,
+                pod,
+                state: Some(state),
+                ..PodContainer::default()
+            });
+        }
+        for listed in self.list_containers(ContainerFilter::default()).await? {
+            let pod = names.get(&listed.pod_sandbox_id).cloned();
+            let state = ContainerState::try_from(listed.state).unwrap_or(ContainerState::Unknown);
+            pods.containers.push(PodContainer {
+                id: listed.id,
+                name: Some(listed.metadata.name),
+                state: Some(state),
+                attempt: Some(listed.metadata.attempt),
+                pod: pod.unwrap_or_default(),
+                ..PodContainer::default()
+            });
+        }
         // CRI-O reports no such config.
         if let Ok(config) = self.active_config().await {
-            pods.runtime_directories = directories(&config);
+            let config: Value = serde_json::from_str(&config).unwrap_or_default();
+            let path = |key: &str| config[key].as_str().map(Path::new);
+            // the plugin's own `stateDir` is a folder of containerd's
+            let state = path("stateDir").and_then(Path::parent);
+            for folder in [path("containerdRootDir"), state].into_iter().flatten() {
+                pods.runtime_directories.push(folder.to_owned());
+            }
         }
         Ok(pods)
     }
@@ -161,22 +195,19 @@ impl Cri {
         &self,
         labels: HashMap<String, String>,
     ) -> Result<Vec<PodSandbox>, CriError> {
-        self.list_sandboxes(Some(StateValue { state: READY }), labels)
-            .await
+        self.list_sandboxes(Some(READY), labels).await
     }
 
     async fn list_sandboxes(
         &self,
-        state: Option<StateValue>,
+        state: Option<i32>,
         label_selector: HashMap<String, String>,
     ) -> Result<Vec<PodSandbox>, CriError> {
-        let filter = SandboxFilter {
+        let first = SandboxFilter {
             state,
             label_selector,
         };
-        let answer: SandboxList = self
-            .call("ListPodSandbox", ListSandboxes { filter })
-            .await?;
+        let answer: ListOf<_> = self.call("ListPodSandbox", With { first }).await?;
         Ok(answer.items)
     }
 
@@ -188,19 +219,17 @@ impl Cri {
         &self,
         sandbox: Option<&str>,
     ) -> Result<Vec<Container>, CriError> {
-        let state = ContainerState::Running.into();
         self.list_containers(ContainerFilter {
-            state: Some(StateValue { state }),
+            state: Some(ContainerState::Running.into()),
             pod_sandbox_id: sandbox.unwrap_or_default().to_owned(),
             ..ContainerFilter::default()
         })
         .await
     }
 
-    async fn list_containers(&self, filter: ContainerFilter) -> Result<Vec<Container>, CriError> {
-        let request = ListContainers { filter };
-        let answer: ContainerList = self.call("ListContainers", request).await?;
-        Ok(answer.containers)
+    async fn list_containers(&self, first: ContainerFilter) -> Result<Vec<Container>, CriError> {
+        let answer: ListOf<_> = self.call("ListContainers", With { first }).await?;
+        Ok(answer.items)
     }
 
     /// The runtime's facts about a container; `None` if the runtime does not know the container.
@@ -231,9 +260,9 @@ impl Cri {
         }
         let mut writable = BTreeSet::new();
         for container in containers {
-            let answer: Option<MountsAnswer> =
+            let answer: Option<With<MountList>> =
                 self.status_of_container(&container.id, false).await?;
-            for mount in answer.unwrap_or_default().status.mounts {
+            for mount in answer.unwrap_or_default().first.mounts {
                 let source = Path::new(OsStr::from_bytes(&mount.host_path));
                 // A pod can mount the same volume at thousands of places.
                 if !mount.readonly && !writable.contains(source) {
@@ -253,7 +282,7 @@ impl Cri {
         let id = id.to_owned();
         let answer = self.call("ContainerStatus", StatusOfId { id, verbose });
         match answer.await {
-            Err(CriError::Call { source, .. }) if source.code() == Code::NotFound => Ok(None),
+            Err(error) if error.code() == Some(Code::NotFound) => Ok(None),
             answer => answer.map(Some),
         }
     }
@@ -273,8 +302,8 @@ impl Cri {
     /// # Errors
     /// If the CRI does not answer.
     pub async fn active_config(&self) -> Result<String, CriError> {
-        self.verbose_part("Status", StatusOfRuntime { verbose: true }, CONFIG)
-            .await
+        let is_verbose = true;
+        self.verbose_part("Status", is_verbose, CONFIG).await
     }
 
     async fn verbose_part(
@@ -293,15 +322,6 @@ impl Cri {
         method: &'static str,
         request: impl Message + 'static,
     ) -> Result<A, CriError> {
-        self.call_of("RuntimeService", method, request).await
-    }
-
-    async fn call_of<A: Message + Default + 'static>(
-        &self,
-        service: &'static str,
-        method: &'static str,
-        request: impl Message + 'static,
-    ) -> Result<A, CriError> {
         let failed = |status: Status| CriError::Call {
             method,
             source: Box::new(status),
@@ -309,66 +329,15 @@ impl Cri {
         let mut client = self.client.clone();
         let ready = client.ready().await;
         ready.map_err(|error| failed(Status::unknown(format!("not ready: {error}"))))?;
-        let path = format!("/runtime.v1.{service}/{method}");
-        let path = PathAndQuery::try_from(path)
+        let service = match method {
+            "ImageStatus" => "ImageService",
+            _ => "RuntimeService",
+        };
+        let path = PathAndQuery::try_from(format!("/runtime.v1.{service}/{method}"))
             .map_err(|error| failed(Status::internal(error.to_string())))?;
         let answer = client.unary(Request::new(request), path, ProstCodec::default());
         Ok(answer.await.map_err(failed)?.into_inner())
     }
-}
-
-/// Builds pods from the CRI's sandboxes and containers.
-fn pods(sandboxes: Vec<PodSandbox>, containers: Vec<Container>) -> Pods {
-    let mut pods = Pods::default();
-    let mut names = HashMap::new();
-    for sandbox in sandboxes {
-        let PodSandboxMetadata {
-            name,
-            namespace,
-            uid,
-        } = sandbox.metadata;
-        let mut state = ContainerState::Exited;
-        if sandbox.state == READY {
-            state = ContainerState::Running;
-            let request = RefreshRequest::from_annotations(|name| sandbox.annotations.get(name));
-            pods.refresh_requests.insert(uid.clone(), request);
-        }
-        let pod = PodName {
-            uid: Some(uid),
-            namespace: Some(namespace),
-            name: Some(name),
-        };
-        names.insert(sandbox.id.clone(), pod.clone());
-        pods.containers.push(PodContainer {
-            id: sandbox.id,
-            pod,
-            state: Some(state),
-            ..PodContainer::default()
-        });
-    }
-    for listed in containers {
-        let pod = names.get(&listed.pod_sandbox_id).cloned();
-        let state = ContainerState::try_from(listed.state).unwrap_or(ContainerState::Unknown);
-        pods.containers.push(PodContainer {
-            id: listed.id,
-            name: Some(listed.metadata.name),
-            state: Some(state),
-            attempt: Some(listed.metadata.attempt),
-            pod: pod.unwrap_or_default(),
-            ..PodContainer::default()
-        });
-    }
-    pods
-}
-
-/// The root and the state folder of containerd, in the config that its CRI plugin reports. The
-/// plugin's own `stateDir` is a folder of the state folder.
-fn directories(config: &str) -> Vec<PathBuf> {
-    let config: Value = serde_json::from_str(config).unwrap_or_default();
-    let path = |key: &str| config[key].as_str().map(Path::new);
-    let state = path("stateDir").and_then(Path::parent);
-    let found = path("containerdRootDir").into_iter().chain(state);
-    found.map(Path::to_owned).collect()
 }
 
 // The verbose answer about a container, as far as containerd and CRI-O both write it.
@@ -376,9 +345,12 @@ fn directories(config: &str) -> Vec<PathBuf> {
 /// The runtime's own facts about a container.
 #[derive(Debug, Default)]
 pub struct ContainerInfo {
-    pid: u32,
-    /// A part of the answer: the spec of a container with many mounts has megabytes.
-    spec: Option<Bytes>,
+    /// The pid of the container's init; `None` if the container does not run, or has no such
+    /// process on the node, as with a virtual machine.
+    pub pid: Option<u32>,
+    /// The spec that the runtime recorded. A part of the answer: the spec of a container with many
+    /// mounts has megabytes.
+    pub spec: Option<Bytes>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -395,21 +367,97 @@ impl ContainerInfo {
         let info: Info<'_> = serde_json::from_slice(json).ok()?;
         let spec = info.runtime_spec;
         Some(Self {
-            pid: info.pid,
+            pid: Some(info.pid).filter(|pid| *pid > 0),
             spec: spec.map(|spec| json.slice_ref(spec.get().as_bytes())),
         })
     }
+}
 
-    /// The pid of the container's init; `None` if the container does not run, or has no such
-    /// process on the node, as with a virtual machine.
-    pub fn pid(&self) -> Option<u32> {
-        Some(self.pid).filter(|pid| *pid > 0)
-    }
+// Questions to the CRIs of this node, each within the time of an operator at a terminal.
 
-    /// The spec that the runtime recorded.
-    pub fn spec(&self) -> Option<&[u8]> {
-        self.spec.as_deref()
+/// The sockets of CRIs: containerd, k3s, k0s, MicroK8s, CRI-O, cri-dockerd.
+const SOCKETS: [&str; 6] = [
+    "/run/containerd/containerd.sock",
+    "/run/k3s/containerd/containerd.sock",
+    "/run/k0s/containerd.sock",
+    "/var/snap/microk8s/common/run/containerd.sock",
+    "/run/crio/crio.sock",
+    "/run/cri-dockerd.sock",
+];
+/// The time limit: names are not worth more of an operator's time.
+const CALL_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Every sandbox and container that the CRI knows; none where there is no CRI.
+pub fn pods(socket: Option<&Path>) -> Result<Pods> {
+    Ok(first_cri(socket, async |cri| cri.pods().await)?.unwrap_or_default())
+}
+
+/// The runtime's own facts about a container; none where there is no CRI.
+pub fn info_of(socket: Option<&Path>, container: &str) -> Result<ContainerInfo> {
+    let info = first_cri(socket, async |cri| cri.container_info(container).await)?;
+    Ok(info.flatten().unwrap_or_default())
+}
+
+/// The sources of all writable mounts of a pod's containers in any state.
+///
+/// # Errors
+/// If there is no CRI, or if the CRI does not answer.
+pub fn writable_mounts(socket: Option<&Path>, uid: &str) -> Result<Vec<PathBuf>> {
+    first_cri(socket, async |cri| cri.writable_mounts(uid).await)?
+        .context("this node has no CRI; give --cri SOCKET")
+}
+
+/// The answer of the named socket, or of the first usual socket whose server has a CRI; `None`
+/// without a socket. Docker's containerd has no CRI, and can run beside CRI-O.
+fn first_cri<A>(
+    named: Option<&Path>,
+    calls: impl AsyncFn(Cri) -> Result<A, CriError>,
+) -> Result<Option<A>> {
+    let mut sockets = Vec::from_iter(named);
+    if named.is_none() {
+        sockets.extend(SOCKETS.map(Path::new));
+        sockets.retain(|socket| socket.symlink_metadata().is_ok());
     }
+    let mut without_cri = None;
+    for socket in sockets {
+        match query(socket, &calls) {
+            Err(error) if is_unimplemented(&error) => without_cri = without_cri.or(Some(error)),
+            answer => return answer.map(Some),
+        }
+    }
+    without_cri.map_or(Ok(None), Err)
+}
+
+/// True if the server of a socket has no CRI, as Docker's containerd.
+pub fn is_unimplemented(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<CriError>();
+    error.and_then(CriError::code) == Some(Code::Unimplemented)
+}
+
+/// The answer to the calls that `calls` makes.
+///
+/// # Errors
+/// If the socket has no server, or if the calls take too long or fail.
+pub fn query<A>(socket: &Path, calls: impl AsyncFnOnce(Cri) -> Result<A, CriError>) -> Result<A> {
+    block_on(async {
+        let calls = async { calls(Cri::connect(socket, CALL_TIMEOUT).await?).await };
+        let answer = match timeout(CALL_TIMEOUT, calls).await {
+            Ok(answer) => answer.map_err(anyhow::Error::from),
+            Err(_) => Err(anyhow!(
+                "it does not answer within {} s",
+                CALL_TIMEOUT.as_secs()
+            )),
+        };
+        answer.with_context(|| format!("query {}", socket.display()))
+    })
+}
+
+fn block_on<A>(calls: impl Future<Output = Result<A>>) -> Result<A> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("make a tokio runtime")?;
+    runtime.block_on(calls)
 }
 
 #[cfg(test)]
@@ -423,10 +471,24 @@ mod info_tests {
     #[test]
     fn a_container_that_ended_has_no_pid() {
         let running = info(r#"{"pid": 7, "runtimeSpec": {"hostname": "a"}}"#).unwrap();
-        assert_eq!(running.pid(), Some(7));
-        assert_eq!(running.spec(), Some(&br#"{"hostname": "a"}"#[..]));
-        assert_eq!(info(r#"{"pid": 0}"#).unwrap().pid(), None);
-        assert_eq!(info(r#"{"sandboxID": "x"}"#).unwrap().pid(), None);
+        assert_eq!(running.pid, Some(7));
+        assert_eq!(running.spec.as_deref(), Some(&br#"{"hostname": "a"}"#[..]));
+        assert_eq!(info(r#"{"pid": 0}"#).unwrap().pid, None);
+        assert_eq!(info(r#"{"sandboxID": "x"}"#).unwrap().pid, None);
         assert!(info("{").is_none());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_socket_is_an_error_only_when_it_was_named() {
+        let error = pods(Some(Path::new("/nowhere.sock"))).unwrap_err();
+        assert!(
+            format!("{error:#}").starts_with("query /nowhere.sock: connect: "),
+            "{error:#}"
+        );
     }
 }

@@ -11,10 +11,9 @@ use anyhow::{Context, Result};
 use tokio::time::sleep;
 
 use super::messages::{
-    ImageAnswer, ImageName, LinuxSandbox, NamespaceOption, NoAnswer, OF_NODE, PodSandboxMetadata,
-    RunSandbox, SandboxConfig, SandboxId, SecurityContext, StatusOfImage,
+    ImageAnswer, LinuxSandbox, OF_NODE, PodSandboxMetadata, RunSandbox, SandboxConfig, With,
 };
-use crate::cri::{Cri, CriError};
+use super::{Cri, CriError, block_on};
 
 const LABEL: (&str, &str) = ("bindguard.io/trial", "true");
 /// The namespace, the name and the uid of the sandbox's pod, which no API server has.
@@ -41,24 +40,18 @@ pub fn try_sandbox(
     image: &str,
     cgroup_parent: &str,
 ) -> Result<Option<String>> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("make a tokio runtime")?;
-    runtime.block_on(async {
+    block_on(async {
         let cri = Cri::connect(socket, CALL_TIMEOUT).await?;
         remove(&cri, Duration::ZERO).await?;
-        let name = StatusOfImage {
-            image: ImageName {
-                image: image.to_owned(),
-            },
+        let name = With {
+            first: image.to_owned(),
         };
-        let answer: ImageAnswer = cri.call_of("ImageService", "ImageStatus", name).await?;
+        let answer: ImageAnswer = cri.call("ImageStatus", name).await?;
         if answer.image.is_none() {
             return Ok(Some(format!("the image {image} is not on this node")));
         }
         let request = request(handler, cgroup_parent);
-        let ran = cri.call::<SandboxId>("RunPodSandbox", request).await;
+        let ran = cri.call::<()>("RunPodSandbox", request).await;
         let appears = match ran {
             Ok(_) => Duration::ZERO,
             Err(_) => APPEARANCE_TIMEOUT,
@@ -72,7 +65,6 @@ pub fn try_sandbox(
 fn request(handler: &str, cgroup_parent: &str) -> RunSandbox {
     let [namespace, name, uid] = NAMES.map(str::to_owned);
     let (label, value) = LABEL;
-    let namespace_options = NamespaceOption { network: OF_NODE };
     RunSandbox {
         config: SandboxConfig {
             metadata: PodSandboxMetadata {
@@ -83,7 +75,7 @@ fn request(handler: &str, cgroup_parent: &str) -> RunSandbox {
             labels: HashMap::from([(label.to_owned(), value.to_owned())]),
             linux: LinuxSandbox {
                 cgroup_parent: cgroup_parent.to_owned(),
-                security_context: SecurityContext { namespace_options },
+                security_context: With { first: OF_NODE },
             },
         },
         runtime_handler: handler.to_owned(),
@@ -115,11 +107,8 @@ async fn remove_seen(cri: &Cri, last_seen: &mut Instant) -> Result<(), CriError>
     let mut removed = Ok(());
     for sandbox in cri.list_sandboxes(None, labels).await? {
         *last_seen = Instant::now();
-        let request = SandboxId {
-            pod_sandbox_id: sandbox.id,
-        };
         for method in ["StopPodSandbox", "RemovePodSandbox"] {
-            if let Err(failure) = cri.call::<NoAnswer>(method, request.clone()).await {
+            if let Err(failure) = cri.call::<()>(method, sandbox.id.clone()).await {
                 removed = Err(failure);
                 break;
             }

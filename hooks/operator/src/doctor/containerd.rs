@@ -1,13 +1,15 @@
 //! Checks containerd's effective runtimes: a runtime must use bindguard, and this containerd must
 //! support the runtime's settings.
 
-use bindguard_core::program_names::{SHIM, WRAPPER};
+use std::path::Path;
 
-use crate::doctor::Point;
+use bindguard_core::program_names::{SHIM, SHIM_RUNTIME_TYPE, WRAPPER};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::Check;
 use crate::doctor::kernel::known_fault;
 use crate::pods::PodsOfVersion;
-
-const NAME: &str = "containerd";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerdSeen {
@@ -75,11 +77,11 @@ impl RuntimeEntry {
 
 /// The point for containerd. `Ok(None)`: none runs here; `Err`: why containerd could not be
 /// queried.
-pub fn containerd(seen: Result<Option<&ContainerdSeen>, &str>) -> Point {
+pub fn containerd(seen: Result<Option<&ContainerdSeen>, &str>) -> Check {
     let seen = match seen {
         Ok(Some(seen)) => seen,
-        Ok(None) => return Point::ok(NAME, "none runs here"),
-        Err(why) => return Point::unknown(NAME, why),
+        Ok(None) => return Check::ok("none runs here"),
+        Err(why) => return Check::unknown(why),
     };
     let (mut guarded, mut others) = (Vec::new(), Vec::new());
     for entry in &seen.runtimes {
@@ -102,7 +104,7 @@ pub fn containerd(seen: Result<Option<&ContainerdSeen>, &str>) -> Point {
         other_cgroup_driver(&guarded, &others)
     };
     if let Some(problem) = problem {
-        return Point::failed(NAME, problem, "bindguard install --dry-run");
+        return Check::failed(problem, "bindguard install --dry-run");
     }
     let names: Vec<&str> = guarded.iter().map(|entry| entry.name.as_str()).collect();
     let is_default = names.contains(&seen.default_runtime.as_str());
@@ -113,10 +115,9 @@ pub fn containerd(seen: Result<Option<&ContainerdSeen>, &str>) -> Point {
     };
     let not_reached = seen.pods.not_reached(is_default);
     let names = names.join(", ");
-    Point::ok(
-        NAME,
-        format!("containerd {version}: bindguard is the runtime {names}{default}{not_reached}"),
-    )
+    Check::ok(format!(
+        "containerd {version}: bindguard is the runtime {names}{default}{not_reached}"
+    ))
 }
 
 /// Finds a bindguard runtime whose cgroup driver differs from every other runtime of runc's kind:
@@ -138,8 +139,6 @@ fn other_cgroup_driver(guarded: &[&RuntimeEntry], others: &[&RuntimeEntry]) -> O
 // Checks that the programs of bindguard and the OCI runtime exist, and that bindguard's programs
 // have the same version. A runtime with a known fault is named.
 
-const PROGRAMS_NAME: &str = "programs";
-
 /// A program as it was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgramSeen {
@@ -158,13 +157,13 @@ pub fn programs(
     runtime: &ProgramSeen,
     kernel: &str,
     pods: &[PodsOfVersion],
-) -> Point {
+) -> Check {
     let Some((path, found)) = &runtime.found else {
         let message = format!(
             "the OCI runtime {} is not found: no container can be created",
             runtime.name
         );
-        return Point::failed(PROGRAMS_NAME, message, "bindguard config show");
+        return Check::failed(message, "bindguard config show");
     };
     let (mut missing, mut other) = (Vec::new(), None);
     for program in ours {
@@ -186,18 +185,79 @@ pub fn programs(
         ));
     }
     if let Some(problem) = problem {
-        return Point::failed(PROGRAMS_NAME, problem, "bindguard install --dry-run");
+        return Check::failed(problem, "bindguard install --dry-run");
     }
     if let Some(fault) = known_fault(found, kernel) {
         let command = format!("{path} --version");
-        return Point::failed(PROGRAMS_NAME, format!("{path}: {fault}"), command);
+        return Check::failed(format!("{path}: {fault}"), command);
     }
     let mut message = format!("bindguard {version}, and {path}: {found}");
     if !pods.is_empty() {
         let pods: Vec<String> = pods.iter().map(PodsOfVersion::summary).collect();
         message.push_str(&format!("; pods: {}", pods.join("; ")));
     }
-    Point::ok(PROGRAMS_NAME, message)
+    Check::ok(message)
+}
+
+// The runtimes of a daemon that call the guard, by the active configuration as JSON.
+
+/// A running daemon and its runtimes that call the guard.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct GuardedRuntimes {
+    /// `containerd`, `dockerd` or `crio`.
+    pub daemon: &'static str,
+    /// The names of the runtimes.
+    pub runtimes: Vec<String>,
+    /// True if the default runtime calls the guard.
+    pub default: bool,
+}
+
+impl GuardedRuntimes {
+    /// By the configuration that containerd's CRI plugin reports: `config` in the answer to
+    /// `Status` with `verbose`.
+    pub fn of_containerd(config: &Value) -> Self {
+        Self::from_config(
+            "containerd",
+            &config["containerd"],
+            "runtimes",
+            "defaultRuntimeName",
+        )
+    }
+
+    /// `runtimes` and `default` are the names of the members with the runtimes and with the name of
+    /// the default runtime.
+    pub fn from_config(
+        daemon: &'static str,
+        config: &Value,
+        runtimes: &str,
+        default: &str,
+    ) -> Self {
+        let entries = config[runtimes].as_object().into_iter().flatten();
+        let names: Vec<String> = entries
+            .filter(|(_, entry)| calls_guard(entry))
+            .map(|(name, _)| name.clone())
+            .collect();
+        let default = config[default]
+            .as_str()
+            .is_some_and(|default| names.iter().any(|name| name == default));
+        Self {
+            daemon,
+            runtimes: names,
+            default,
+        }
+    }
+}
+
+fn calls_guard(entry: &Value) -> bool {
+    match entry {
+        Value::String(text) => {
+            let name = Path::new(text).file_name();
+            text == SHIM_RUNTIME_TYPE || name.is_some_and(|name| name == SHIM || name == WRAPPER)
+        }
+        Value::Object(members) => members.values().any(calls_guard),
+        Value::Array(items) => items.iter().any(calls_guard),
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+    }
 }
 
 #[cfg(test)]
@@ -341,5 +401,26 @@ mod programs_tests {
                 .message
                 .contains("runc is not found")
         );
+    }
+}
+
+#[cfg(test)]
+mod guarded_tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn each_way_into_the_guard_is_found() {
+        let config = json!({ "containerd": { "defaultRuntimeName": "wrapped", "runtimes": {
+            "path": { "runtimeType": "io.containerd.runc.v2", "runtimePath": "/b/containerd-shim-bindguard-v2" },
+            "runc": { "runtimeType": "io.containerd.runc.v2", "runtimePath": "" },
+            "typed": { "runtimeType": "io.containerd.bindguard.v2" },
+            "wrapped": { "runtimeType": "io.containerd.runc.v2", "options": { "BinaryName": "/b/bindguard-runtime" } },
+        } } });
+        let found = GuardedRuntimes::of_containerd(&config);
+        assert_eq!(found.runtimes, ["path", "typed", "wrapped"]);
+        assert!(found.default);
+        assert!(!GuardedRuntimes::of_containerd(&json!({ "containerd": {} })).default);
     }
 }

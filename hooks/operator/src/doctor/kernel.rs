@@ -1,31 +1,32 @@
-//! Kernel features that a re-bind uses, and the fallback for a missing feature.
+//! The node below bindguard: the features and faults of its kernel, its distribution, and the
+//! programs that mount its volumes.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
 use bindguard_sys::{KernelFeatures, release_numbers};
 
-use crate::doctor::Point;
+use super::{Check, PointStatus};
 
 /// The point for the kernel. `kubelet_is_shared`: the mount of the kubelet's folders is shared,
 /// which re-binds on older kernels require, or why that is not known.
-pub fn kernel(features: &KernelFeatures, kubelet_is_shared: Result<bool, String>) -> Point {
-    const NAME: &str = "kernel";
+pub fn kernel(features: &KernelFeatures, kubelet_is_shared: Result<bool, String>) -> Check {
     let release = &features.release;
     if let Err(old) = &features.required_calls {
         let message = format!("{old}; containers are created as they are");
-        return Point::failed(NAME, message, "uname -r");
+        return Check::failed(message, "uname -r");
     }
     let swap = match (features.beneath, kubelet_is_shared) {
         (true, _) => "mounts are swapped beneath",
-        (false, Err(why)) => return Point::unknown(NAME, why),
+        (false, Err(why)) => return Check::unknown(why),
         (false, Ok(true)) => "mounts are swapped by propagation (before 6.5)",
         (false, Ok(false)) => {
             let message = format!(
                 "Linux {release} cannot mount beneath, and the mount of the kubelet's folders is private: no re-bind; specs are \
                  pointed at volumes instead"
             );
-            return Point::failed(NAME, message, "mount --make-rshared /");
+            return Check::failed(message, "mount --make-rshared /");
         }
     };
     let look = match features.statmount {
@@ -33,10 +34,7 @@ pub fn kernel(features: &KernelFeatures, kubelet_is_shared: Result<bool, String>
         false => "the mount table (before 6.8)",
     };
     let fixes = mount_fixes(release);
-    Point::ok(
-        NAME,
-        format!("Linux {release}: {swap}, read by {look}; {fixes}"),
-    )
+    Check::ok(format!("Linux {release}: {swap}, read by {look}; {fixes}"))
 }
 
 // Faults of Linux in the calls that re-binds and refreshes make, and the versions with their fixes.
@@ -230,6 +228,114 @@ pub fn os_release_value(text: &str, name: &str) -> Option<String> {
         .map(|value| value.trim_matches(['"', '\'']).to_owned())
 }
 
+// The programs that the kubelet needs to mount the volumes in use. If a helper is missing, the
+// kubelet reports
+// `MountVolume.SetUp failed ... wrong fs type ... need a /sbin/mount.<type> helper program`.
+
+/// The plugins' folders, the programs that their `SetUp` runs, and the packages of the programs for
+/// apt, yum, zypper, apk and pacman. Empty where a package of that name is not known for certain:
+/// Alpine's ceph has its version in the name.
+const HELPERS: [(&str, &str, [&str; 5]); 6] = [
+    ("kubernetes.io~azure-file", "mount.cifs", ["cifs-utils"; 5]),
+    ("kubernetes.io~cephfs", "mount.ceph", CEPH),
+    (
+        "kubernetes.io~glusterfs",
+        "mount.glusterfs",
+        [
+            "glusterfs-client",
+            "glusterfs-fuse",
+            "glusterfs",
+            "",
+            "glusterfs",
+        ],
+    ),
+    (
+        "kubernetes.io~iscsi",
+        "iscsiadm",
+        [
+            "open-iscsi",
+            "iscsi-initiator-utils",
+            "open-iscsi",
+            "open-iscsi",
+            "open-iscsi",
+        ],
+    ),
+    (
+        "kubernetes.io~nfs",
+        "mount.nfs",
+        [
+            "nfs-common",
+            "nfs-utils",
+            "nfs-client",
+            "nfs-utils",
+            "nfs-utils",
+        ],
+    ),
+    ("kubernetes.io~rbd", "rbd", CEPH),
+];
+
+const CEPH: [&str; 5] = ["ceph-common", "ceph-common", "ceph-common", "", ""];
+
+/// The program that a plugin's volumes need.
+pub fn helper_of(plugin_folder: &str) -> Option<&'static str> {
+    let helper = HELPERS.iter().find(|(plugin, ..)| *plugin == plugin_folder);
+    helper.map(|(_, program, _)| *program)
+}
+
+/// The point for them. `in_use`: the folders of plugins that have a volume on this node;
+/// `is_there`: true if the node has a program of that name.
+pub fn mount_helpers(
+    in_use: &BTreeSet<String>,
+    is_there: impl Fn(&str) -> bool,
+    distribution: &LinuxDistribution,
+) -> Check {
+    let (install, column) = match distribution.packages {
+        Packages::Apt => ("apt-get install", 0),
+        Packages::Yum => ("yum install", 1),
+        Packages::Zypper => ("zypper install", 2),
+        Packages::Apk => ("apk add", 3),
+        Packages::Pacman => ("pacman -S", 4),
+        Packages::Image | Packages::Unknown => ("", 0),
+    };
+    let (mut needed, mut missing, mut packages) = (Vec::new(), Vec::new(), BTreeSet::new());
+    for (plugin, program, names) in HELPERS {
+        if in_use.contains(plugin) {
+            needed.push(program);
+            if !is_there(program) {
+                missing.push(program);
+                packages.insert(names[column]);
+            }
+        }
+    }
+    if needed.is_empty() {
+        return Check::ok("no volume of this node needs a mount helper");
+    }
+    if missing.is_empty() {
+        return Check::ok(format!("{} found", needed.join(", ")));
+    }
+    let mut message = format!(
+        "{} not found: the kubelet cannot mount volumes of this node",
+        missing.join(", ")
+    );
+    let mut command = None;
+    if distribution.packages == Packages::Image {
+        message += &format!(
+            "; the image of {} must bring it: no package can be added",
+            distribution.name
+        );
+    } else if install.is_empty() || packages.contains("") {
+        message += &format!("; install the package of {} that has it", distribution.name);
+    } else {
+        let packages = Vec::from_iter(packages).join(" ");
+        command = Some(format!("{install} {packages}"));
+    }
+    Check {
+        status: PointStatus::Failed,
+        message,
+        command,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::thread;
@@ -379,5 +485,79 @@ mod distribution_tests {
             "NAME=\"Talos\"\nID=talos\nPRETTY_NAME=\"Talos (v1.8.0)\"\n",
         );
         assert_eq!(named.name, "Talos (v1.8.0)");
+    }
+}
+
+#[cfg(test)]
+mod helper_tests {
+    use super::*;
+
+    fn of(os_release: &str, plugins: &[&str], is_there: bool) -> Check {
+        let in_use = plugins
+            .iter()
+            .map(|plugin| format!("kubernetes.io~{plugin}"))
+            .collect();
+        mount_helpers(
+            &in_use,
+            |_| is_there,
+            &LinuxDistribution::from_os_release(os_release),
+        )
+    }
+
+    #[test]
+    fn only_roots_in_use_are_missed() {
+        assert_eq!(
+            of("ID=debian", &["nfs", "csi"], true).status,
+            PointStatus::Ok
+        );
+        assert_eq!(of("ID=debian", &[], false).status, PointStatus::Ok);
+        assert_eq!(
+            of("ID=debian", &["nfs", "csi"], false).status,
+            PointStatus::Failed
+        );
+    }
+
+    #[test]
+    fn the_package_is_that_of_the_nodes_distribution() {
+        for (os_release, plugins, run) in [
+            (
+                "ID=ubuntu",
+                &["nfs", "rbd", "cephfs"][..],
+                "apt-get install ceph-common nfs-common",
+            ),
+            (
+                "ID=amzn",
+                &["nfs", "iscsi"],
+                "yum install iscsi-initiator-utils nfs-utils",
+            ),
+            ("ID=sles", &["nfs"], "zypper install nfs-client"),
+            ("ID=alpine", &["nfs"], "apk add nfs-utils"),
+            ("ID=arch", &["azure-file"], "pacman -S cifs-utils"),
+        ] {
+            assert_eq!(of(os_release, plugins, false).command.as_deref(), Some(run));
+        }
+        for (os_release, plugin, said) in [
+            (
+                "ID=talos\nPRETTY_NAME=Talos",
+                "nfs",
+                "the image of Talos must bring it",
+            ),
+            (
+                "ID=nixos",
+                "nfs",
+                "the package of this distribution that has it",
+            ),
+            (
+                "ID=alpine\nNAME=Alpine",
+                "cephfs",
+                "the package of Alpine that has it",
+            ),
+        ] {
+            let point = of(os_release, &[plugin], false);
+            assert!(
+                point.command.is_none() && point.message.contains(said),
+                "{point:?}"
+            );
+        }
     }
 }

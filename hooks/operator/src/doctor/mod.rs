@@ -3,11 +3,8 @@
 //!
 //! Each point is a function over plain evidence. A failed point names the command to run.
 
-mod agent;
 mod containerd;
 mod kernel;
-mod mount_helpers;
-mod pinned;
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -15,24 +12,24 @@ use std::path::Path;
 use bindguard_core::evidence::Observed;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
-use bindguard_core::policy::BelowEmptyDirs;
+use bindguard_core::policy::{BelowEmptyDirs, Mode, Policy};
+use bindguard_core::text::shell_word;
 use serde::Serialize;
 
 use crate::container_mounts::ContainerMounts;
+use crate::kubelet_roots::HostMounts;
+use crate::namespaces::NamespaceMounts;
 use crate::node::Process;
+use crate::node_report::{NodeBind, NodeReport};
 use crate::pod_deletion::mounts_in_volumes;
 use crate::pods::Pods;
 
-pub use crate::doctor::agent::{agent, describe as describe_agent, seconds};
-pub use crate::doctor::containerd::{ContainerdSeen, RunningPods, RuntimeEntry, containerd};
-pub use crate::doctor::containerd::{ProgramSeen, programs};
-pub use crate::doctor::kernel::kernel;
-pub use crate::doctor::kernel::{LinuxDistribution, Packages, os_release, os_release_value};
-pub use crate::doctor::mount_helpers::{helper_of, mount_helpers};
-pub use crate::doctor::pinned::pinned;
-pub use crate::doctor::pinned::subpaths;
-
-// A point of a node's check-up.
+pub use crate::doctor::containerd::{
+    ContainerdSeen, GuardedRuntimes, ProgramSeen, RunningPods, RuntimeEntry, containerd, programs,
+};
+pub use crate::doctor::kernel::{
+    LinuxDistribution, Packages, helper_of, kernel, mount_helpers, os_release, os_release_value,
+};
 
 /// The result of a point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -45,11 +42,18 @@ pub enum PointStatus {
     Unknown,
 }
 
-/// A point and its result.
+/// A point of a node's check-up.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Point {
     /// Its name: stable, for programs.
     pub name: &'static str,
+    #[serde(flatten)]
+    pub check: Check,
+}
+
+/// The result of a point, with its message.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Check {
     pub status: PointStatus,
     pub message: String,
     /// The command to run next.
@@ -57,11 +61,10 @@ pub struct Point {
     pub command: Option<String>,
 }
 
-impl Point {
+impl Check {
     /// A point without a problem.
-    pub fn ok(name: &'static str, message: impl Into<String>) -> Self {
+    pub fn ok(message: impl Into<String>) -> Self {
         Self {
-            name,
             status: PointStatus::Ok,
             message: message.into(),
             command: None,
@@ -69,23 +72,19 @@ impl Point {
     }
 
     /// A point with a problem, and the command that helps.
-    pub fn failed(
-        name: &'static str,
-        message: impl Into<String>,
-        command: impl Into<String>,
-    ) -> Self {
+    pub fn failed(message: impl Into<String>, command: impl Into<String>) -> Self {
         Self {
             status: PointStatus::Failed,
+            message: message.into(),
             command: Some(command.into()),
-            ..Self::ok(name, message)
         }
     }
 
     /// A point that could not be checked.
-    pub fn unknown(name: &'static str, why: impl Into<String>) -> Self {
+    pub fn unknown(why: impl Into<String>) -> Self {
         Self {
             status: PointStatus::Unknown,
-            ..Self::ok(name, why)
+            ..Self::ok(why)
         }
     }
 }
@@ -109,28 +108,24 @@ pub struct DoctorReport {
 impl DoctorReport {
     /// True if a point has the status.
     pub fn has(&self, status: PointStatus) -> bool {
-        self.points.iter().any(|point| point.status == status)
+        self.points.iter().any(|point| point.check.status == status)
     }
 }
 
 // Checks that the host's `/` is shared: rslave needs that to receive umounts, and older kernels
 // need it for a re-bind.
 
-const NAME: &str = "host-root";
-
 /// The point for the host's `/`.
-pub fn host_root(table: &MountTable) -> Point {
+pub fn host_root(table: &MountTable) -> Check {
     match table.stack_at(Path::new("/")).last() {
-        Some(root) if root.propagation.passes_umounts_on() => Point::ok(
-            NAME,
-            "/ is shared: umounts reach containers that follow them",
-        ),
-        Some(_) => Point::failed(
-            NAME,
+        Some(root) if root.propagation.passes_umounts_on() => {
+            Check::ok("/ is shared: umounts reach containers that follow them")
+        }
+        Some(_) => Check::failed(
             "/ is private: no container can follow the host's umounts, whatever its mountPropagation",
             "mount --make-rshared /",
         ),
-        None => Point::unknown(NAME, "the mount table has no /"),
+        None => Check::unknown("the mount table has no /"),
     }
 }
 
@@ -139,105 +134,85 @@ pub fn host_root(table: &MountTable) -> Point {
 // The default makes such binds rslave, so that the host's umounts arrive. The point is no fault: an
 // operator decides whether each of these pods may do what docs/security.md says.
 
-const READ_ONLY_BINDS_NAME: &str = "read-only-binds";
 /// The number of pods that the point names.
-const NAMED: usize = 10;
+const MAX_PODS: usize = 10;
 
-pub fn read_only_binds(found: &ContainerMounts) -> Point {
+pub fn read_only_binds(found: &ContainerMounts) -> Check {
     let mut pods = BTreeSet::new();
     for container in &found.open_to_later_mounts {
         let name = container.pod.display_name();
         pods.insert(name.unwrap_or_else(|| container.id.clone()));
     }
     if !pods.is_empty() {
-        return Point::ok(
-            READ_ONLY_BINDS_NAME,
-            format!(
-                "these pods bind the host's root read-only, and can write to mounts that the host makes later: {}; \
+        return Check::ok(format!(
+            "these pods bind the host's root read-only, and can write to mounts that the host makes later: {}; \
                  [host-root] read-only = \"keep\" in config.toml keeps such binds private",
-                first_of(&Vec::from_iter(pods), NAMED)
-            ),
-        );
+            first_of(&Vec::from_iter(pods), MAX_PODS)
+        ));
     }
     match found.unread.first() {
-        Some(unread) => Point::unknown(READ_ONLY_BINDS_NAME, unread.container.problem(&unread.why)),
-        None => Point::ok(
-            READ_ONLY_BINDS_NAME,
-            "no read-only bind of the host's root takes in later mounts",
-        ),
+        Some(unread) => Check::unknown(unread.container.problem(&unread.why)),
+        None => Check::ok("no read-only bind of the host's root takes in later mounts"),
     }
 }
 
 // `fs.may_detach_mounts`: on RHEL 7 a mount point that has a mount in another namespace can be
 // removed only if this is 1. Every kernel since 3.18 allows it by default and has no such key.
 
-const DETACH_MOUNTS_NAME: &str = "detach-mounts";
-
 /// The point for it; `setting` is the text of `/proc/sys/fs/may_detach_mounts`.
-pub fn detach_mounts(setting: &Observed<String>) -> Point {
+pub fn detach_mounts(setting: &Observed<String>) -> Check {
     match setting {
-        Observed::Absent => Point::ok(
-            DETACH_MOUNTS_NAME,
-            "this kernel lets mount points be removed that are in use elsewhere",
-        ),
-        Observed::Seen(text) if text.trim() == "1" => {
-            Point::ok(DETACH_MOUNTS_NAME, "fs.may_detach_mounts is 1")
+        Observed::Absent => {
+            Check::ok("this kernel lets mount points be removed that are in use elsewhere")
         }
-        Observed::Seen(text) => Point::failed(
-            DETACH_MOUNTS_NAME,
+        Observed::Seen(text) if text.trim() == "1" => Check::ok("fs.may_detach_mounts is 1"),
+        Observed::Seen(text) => Check::failed(
             format!(
                 "fs.may_detach_mounts is {}: removing a pod's folders fails with \"device or resource busy\"",
                 text.trim()
             ),
             "sysctl -w fs.may_detach_mounts=1",
         ),
-        Observed::Unreadable(why) => Point::unknown(DETACH_MOUNTS_NAME, why.clone()),
+        Observed::Unreadable(why) => Check::unknown(why.clone()),
     }
 }
 
 // Mounts of the host below a pod's emptyDir: the kubelet removes the files that they show when the
 // pod is deleted (kubernetes#129550, #115054).
 
-const BELOW_EMPTYDIRS_NAME: &str = "mounts-below-emptydir";
-
-pub fn below_emptydirs(table: &MountTable, places: &Places, policy: BelowEmptyDirs) -> Point {
+pub fn below_emptydirs(table: &MountTable, places: &Places, policy: BelowEmptyDirs) -> Check {
     if policy == BelowEmptyDirs::Off {
-        return Point::ok(
-            BELOW_EMPTYDIRS_NAME,
-            "not checked: mounts-below-emptydir is off",
-        );
+        return Check::ok("not checked: mounts-below-emptydir is off");
     }
     let found = mounts_in_volumes(table, &Pods::default(), places);
     let Some(first) = found.first() else {
         if let Some(skipped) = table.skipped() {
-            return Point::unknown(BELOW_EMPTYDIRS_NAME, skipped.to_string());
+            return Check::unknown(skipped.to_string());
         }
-        return Point::ok(BELOW_EMPTYDIRS_NAME, "nothing is mounted below an emptyDir");
+        return Check::ok("nothing is mounted below an emptyDir");
     };
     let count = found.len();
     if policy == BelowEmptyDirs::Detach {
         let message = format!(
             "{count} mounts below volumes of pods; bindguard's shim unmounts those below emptyDirs with their pods"
         );
-        return Point::ok(BELOW_EMPTYDIRS_NAME, message);
+        return Check::ok(message);
     }
     let shown = first.mount_point.display();
     let message = format!(
         "{count} mounts are below volumes of pods, such as {shown}: {}",
         first.effect()
     );
-    Point::failed(BELOW_EMPTYDIRS_NAME, message, first.command.clone())
+    Check::failed(message, first.command.clone())
 }
 
 // FUSE daemons in the kubelet's cgroup: a restart of the kubelet ends them. From then on all their
 // mounts fail with "transport endpoint is not connected" (Kubernetes' PR 49640 starts its own by
 // `systemd-run --scope`).
 
-const FUSE_DAEMONS_NAME: &str = "fuse-daemons";
-
 /// The point for them. `kubelets`: the kubelets of this node; `daemons`: the processes that have
 /// /dev/fuse open.
-pub fn fuse_daemons(kubelets: &[Process], daemons: &[Process]) -> Point {
+pub fn fuse_daemons(kubelets: &[Process], daemons: &[Process]) -> Check {
     let homes: Vec<(&str, &str)> = kubelets.iter().filter_map(|it| home(&it.cgroup)).collect();
     let mut at_risk = daemons.iter().filter(|daemon| {
         lines(&daemon.cgroup).any(|(hierarchy, path)| {
@@ -254,7 +229,7 @@ pub fn fuse_daemons(kubelets: &[Process], daemons: &[Process]) -> Point {
         } else {
             "none lives in the kubelet's cgroup"
         };
-        return Point::ok(FUSE_DAEMONS_NAME, message);
+        return Check::ok(message);
     };
     let pid = first.pid;
     let mut names = format!("{} ({pid})", first.command);
@@ -263,8 +238,7 @@ pub fn fuse_daemons(kubelets: &[Process], daemons: &[Process]) -> Point {
     }
     // The command moves a running process into its own scope, as `systemd-run --scope` does for a
     // new process.
-    Point::failed(
-        FUSE_DAEMONS_NAME,
+    Check::failed(
         format!("in the kubelet's cgroup, and dead when it restarts: {names}"),
         format!(
             "busctl call org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager StartTransientUnit \
@@ -290,9 +264,107 @@ fn lines(cgroup: &str) -> impl Iterator<Item = (&str, &str)> {
         .filter_map(|line| line.split_once(':')?.1.split_once(':'))
 }
 
+// Filesystems that the host has unmounted and another mount namespace keeps: causes of "device or
+// resource busy".
+
+/// The number of places that the point names.
+const MAX_PLACES: usize = 3;
+
+/// The point for them. `problems`: namespaces that could not be read.
+pub fn pinned(
+    own: &MountTable,
+    others: &[NamespaceMounts],
+    problems: &[String],
+    places: &Places,
+) -> Check {
+    // A filesystem of a skipped line would look unmounted.
+    if let Some(skipped) = own.skipped() {
+        return Check::unknown(skipped.to_string());
+    }
+    let places = &places.with_runtimes_at(own.mount_points());
+    let host = HostMounts::of(own, places);
+    let mut found = BTreeSet::new();
+    for table in others.iter().flat_map(|other| &other.table) {
+        found.extend(host.pinned_by(table));
+    }
+    if let Some(first) = found.first() {
+        let places: Vec<String> = found.iter().map(|it| it.display().to_string()).collect();
+        return Check::failed(
+            format!(
+                "the host unmounted these, and other mount namespaces keep them: {}",
+                first_of(&places, MAX_PLACES)
+            ),
+            format!("bindguard holders {}", shell_word(first)),
+        );
+    }
+    let unread = || others.iter().find_map(NamespaceMounts::unread);
+    match problems.first().cloned().or_else(unread) {
+        Some(why) => Check::unknown(why),
+        None => Check::ok(format!(
+            "no filesystem that the host has unmounted is kept by any of the {} other mount namespaces",
+            others.len()
+        )),
+    }
+}
+
+// Subpaths that are stale now, and volumes that are not mounted now.
+//
+// A configMap that changes makes the subpaths of running containers stale. The node is not at
+// fault if the guard runs before the pod's next create: then the point is good, with a note.
+
+const NEXT: &str = "bindguard diagnose";
+
+/// The point for them. `policy`: the guard's action at a create.
+pub fn subpaths(report: &NodeReport, policy: &Policy) -> Check {
+    let is_repair = policy.stale_subpaths == Mode::Repair;
+    let describe = |bind: &NodeBind| {
+        let why = match bind.guarded {
+            _ if !bind.would_be_repaired() => "",
+            _ if !is_repair => {
+                ", and [checks] stale-subpaths in config.toml keeps the guard from repairing it"
+            }
+            Some(false) => ", and its pod runs under another shim: no guard repairs it",
+            Some(true) | None => "",
+        };
+        let path = bind.bind.source().display();
+        format!("{path} is {}{why}", bind.bind.verdict())
+    };
+    // The first that only the operator repairs, and the first of which it is not known whether its
+    // pod runs under the guard.
+    let (mut count, mut of_operator, mut unknown) = (0, None, None);
+    for bind in report.binds.iter().filter(|bind| bind.is_finding()) {
+        count += 1;
+        if !is_repair || !bind.would_be_repaired() || bind.guarded == Some(false) {
+            of_operator = of_operator.or(Some(bind));
+        } else if bind.guarded.is_none() {
+            unknown = unknown.or(Some(bind));
+        }
+    }
+    let checked = report.checked;
+    if let Some(first) = of_operator {
+        let message = format!("{count} of {checked} have findings: {}", describe(first));
+        return Check::failed(message, NEXT);
+    }
+    if let Some(first) = unknown {
+        let why = "no process shows whether its pod runs under the guard";
+        return Check {
+            command: Some(NEXT.to_owned()),
+            ..Check::unknown(format!("{}, and {why}", describe(first)))
+        };
+    }
+    if let Some(problem) = report.problems.first() {
+        return Check::unknown(problem.clone());
+    }
+    let mut message = format!("{checked} subpaths and volumes checked");
+    if count > 0 {
+        message +=
+            &format!("; {count} stale, the guard repairs each when its container is created next");
+    }
+    Check::ok(message)
+}
+
 #[cfg(test)]
 mod host_root_tests {
-    use super::PointStatus;
     use super::*;
 
     #[test]
@@ -314,7 +386,6 @@ mod host_root_tests {
 
 #[cfg(test)]
 mod detach_mounts_tests {
-    use super::PointStatus;
     use super::*;
 
     #[test]
@@ -334,7 +405,6 @@ mod detach_mounts_tests {
 
 #[cfg(test)]
 mod below_emptydirs_tests {
-    use super::PointStatus;
     use super::*;
 
     #[test]
@@ -361,7 +431,6 @@ mod below_emptydirs_tests {
 
 #[cfg(test)]
 mod fuse_daemons_tests {
-    use super::PointStatus;
     use super::*;
 
     fn process(pid: u32, cgroup: &str) -> Process {
@@ -408,6 +477,238 @@ mod fuse_daemons_tests {
         assert_eq!(
             fuse_daemons(&[process(1, slice)], &[process(7, other)]).status,
             PointStatus::Ok
+        );
+    }
+}
+
+#[cfg(test)]
+mod pinned_tests {
+    use super::*;
+    use crate::namespaces::HeldBy;
+
+    fn table(lines: &str) -> MountTable {
+        MountTable::from_mountinfo(lines.as_bytes()).unwrap()
+    }
+
+    fn container(table: MountTable) -> Vec<NamespaceMounts> {
+        let held_by = HeldBy::Process {
+            pid: 7,
+            command: "exporter".to_owned(),
+            cgroup: String::new(),
+        };
+        vec![NamespaceMounts {
+            id: 9,
+            held_by,
+            processes: 1,
+            table: Ok(table),
+        }]
+    }
+
+    fn of(host: &str, copy: &str) -> Check {
+        pinned(
+            &table(host),
+            &container(table(copy)),
+            &[],
+            &Places::default(),
+        )
+    }
+
+    const HOST: &str = "1 0 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n2 1 0:20 / /run rw shared:2 - tmpfs tmpfs rw\n";
+    const NETNS: &str = "3 2 0:4 net:[1] /run/netns/cni-1 rw shared:3 - nsfs nsfs rw\n";
+    const COPY: &str = "11 10 0:50 / / rw - overlay overlay rw\n12 11 8:1 / /host rw - ext4 /dev/sda1 rw\n13 12 0:20 / /host/run rw - tmpfs tmpfs rw\n14 13 0:4 net:[1] /host/run/netns/cni-1 rw - nsfs nsfs rw\n15 11 0:60 / /proc rw - proc proc rw\n";
+
+    #[test]
+    fn a_private_copy_of_a_removed_mount_is_pinned() {
+        assert_eq!(of(&format!("{HOST}{NETNS}"), COPY).status, PointStatus::Ok);
+        assert_eq!(
+            of(HOST, COPY).command.as_deref(),
+            Some("bindguard holders /run/netns/cni-1")
+        );
+        let another = NETNS
+            .replace("net:[1]", "net:[2]")
+            .replace("cni-1", "cni-2");
+        assert_eq!(
+            of(&format!("{HOST}{another}"), COPY).status,
+            PointStatus::Failed,
+            "all namespaces have one device"
+        );
+        let incomplete = MountTable::from_mountinfo_in_part(format!("{HOST}no mount\n").as_bytes());
+        assert_eq!(
+            pinned(
+                &incomplete,
+                &container(table(COPY)),
+                &[],
+                &Places::default()
+            )
+            .status,
+            PointStatus::Unknown
+        );
+        let problems = ["no".to_owned()];
+        assert_eq!(
+            pinned(&table(HOST), &[], &problems, &Places::default()).status,
+            PointStatus::Unknown
+        );
+    }
+
+    #[test]
+    fn a_umount_arrives_by_the_mount_below() {
+        let receiving = |line: &str| COPY.replace(line, &line.replace("rw -", "rw master:2 -"));
+        assert_eq!(
+            of(HOST, &receiving("0:20 / /host/run rw -")).status,
+            PointStatus::Ok
+        );
+        assert_eq!(
+            of(HOST, &receiving("net:[1] /host/run/netns/cni-1 rw -")).status,
+            PointStatus::Failed
+        );
+        let peer = COPY.replace("0:20 / /host/run rw -", "0:20 / /host/run rw shared:2 -");
+        assert_eq!(of(HOST, &peer).status, PointStatus::Ok);
+    }
+
+    #[test]
+    fn any_place_of_the_host_counts() {
+        let kept = format!("{COPY}16 12 0:77 / /host/mnt/a rw - tmpfs a rw\n");
+        let point = of(&format!("{HOST}{NETNS}"), &kept);
+        assert_eq!(point.command.as_deref(), Some("bindguard holders /mnt/a"));
+        let elsewhere = format!("{HOST}{NETNS}4 1 0:77 / /mnt/b rw shared:4 - tmpfs a rw\n");
+        assert_eq!(
+            of(&elsewhere, &kept).status,
+            PointStatus::Ok,
+            "the host has it at another place"
+        );
+    }
+
+    fn with_a_task() -> String {
+        format!(
+            "{HOST}{NETNS}4 1 0:5 / /proc rw shared:5 - proc proc rw\n5 1 0:6 / /dev rw shared:6 - devtmpfs udev rw\n\
+             6 1 0:90 / /run/containerd/io.containerd.runtime.v2.task/k8s.io/c/rootfs rw shared:7 - overlay overlay rw\n"
+        )
+    }
+
+    #[test]
+    fn a_mount_of_a_runtime_or_a_container_was_never_the_hosts() {
+        let host = with_a_task();
+        for (what, lines) in [
+            (
+                "a mask on the host's /proc",
+                "16 11 0:5 / /proc rw - proc proc rw\n17 16 0:77 / /proc/scsi ro - tmpfs tmpfs ro\n",
+            ),
+            (
+                "shm on the host's /dev",
+                "16 11 0:6 / /dev rw - devtmpfs udev rw\n17 16 0:77 / /dev/pts rw - devpts devpts rw\n",
+            ),
+            (
+                "a container in its own emptyDir",
+                "16 11 8:1 /var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir/docker /var/lib/docker rw - ext4 /dev/sda1 rw\n\
+                 17 16 0:77 / /var/lib/docker/overlay2/x/merged rw - overlay overlay rw\n",
+            ),
+        ] {
+            assert_eq!(
+                of(&host, &format!("{COPY}{lines}")).status,
+                PointStatus::Ok,
+                "{what}"
+            );
+        }
+    }
+
+    /// The mounts of runc before it makes the root filesystem its root.
+    #[test]
+    fn mounts_on_a_root_filesystem_in_the_making_are_the_runtimes() {
+        let host = with_a_task();
+        let setting_up = "11 10 8:1 / / rw - ext4 /dev/sda1 rw\n\
+             12 11 0:90 / /run/containerd/io.containerd.runtime.v2.task/k8s.io/c/rootfs rw - overlay overlay rw\n\
+             13 12 0:77 / /run/containerd/io.containerd.runtime.v2.task/k8s.io/c/rootfs/dev rw - tmpfs tmpfs rw\n\
+             14 12 0:6 /null /run/containerd/io.containerd.runtime.v2.task/k8s.io/c/rootfs/null rw - devtmpfs udev rw\n";
+        assert_eq!(of(&host, setting_up).status, PointStatus::Ok);
+    }
+}
+
+#[cfg(test)]
+mod subpaths_tests {
+    use super::*;
+    use std::path::Path;
+
+    use bindguard_core::judge::{Finding, NoRemedy, StaleCause, Verdict};
+    use bindguard_core::places::Places;
+    use bindguard_core::policy::Scope;
+    use bindguard_core::report::{BindReport, Outcome, PlannedAction};
+    use bindguard_core::source::SourceKind;
+
+    fn stale(guarded: Option<bool>, outcome: Option<Outcome>) -> NodeReport {
+        let source = Path::new("/var/lib/kubelet/pods/u/volume-subpaths/conf/app/0");
+        let finding = Finding {
+            bind: None,
+            source: source.to_owned(),
+            destination: None,
+            kind: SourceKind::from_path(source, &Places::default(), Scope::default()),
+            verdict: Verdict::Stale {
+                cause: StaleCause::DeletedRoot,
+                remedy: Err(NoRemedy::Unreadable("why".to_owned())),
+            },
+        };
+        let bind = BindReport { finding, outcome };
+        let bind = NodeBind {
+            bind,
+            pod: None,
+            container: None,
+            origin: None,
+            guarded,
+            notes: Vec::new(),
+            command: None,
+        };
+        NodeReport {
+            binds: vec![bind],
+            checked: 1,
+            ..NodeReport::default()
+        }
+    }
+
+    #[test]
+    fn an_unchecked_subpath_is_not_good() {
+        let of = |report: &NodeReport| subpaths(report, &Policy::default()).status;
+        let problems = vec!["list /x: no".to_owned()];
+        assert_eq!(
+            of(&NodeReport {
+                problems,
+                ..NodeReport::default()
+            }),
+            PointStatus::Unknown
+        );
+        assert_eq!(of(&NodeReport::default()), PointStatus::Ok);
+    }
+
+    #[test]
+    fn a_repairable_bind_is_no_fault_of_the_node() {
+        let planned = || {
+            Some(Outcome::Planned {
+                action: PlannedAction::Rebind,
+            })
+        };
+        let of = |report: &NodeReport| subpaths(report, &Policy::default());
+        let guarded = of(&stale(Some(true), planned()));
+        assert_eq!(guarded.status, PointStatus::Ok);
+        assert!(
+            guarded.message.contains("1 stale, the guard repairs"),
+            "{guarded:?}"
+        );
+        let stock = of(&stale(Some(false), planned()));
+        assert!(
+            stock.status == PointStatus::Failed && stock.message.contains("another shim"),
+            "{stock:?}"
+        );
+        assert_eq!(of(&stale(None, planned())).status, PointStatus::Unknown);
+        assert_eq!(
+            of(&stale(Some(true), None)).status,
+            PointStatus::Failed,
+            "the guard cannot repair it"
+        );
+        let report_only = Policy {
+            stale_subpaths: Mode::Report,
+            ..Policy::default()
+        };
+        assert_eq!(
+            subpaths(&stale(Some(true), planned()), &report_only).status,
+            PointStatus::Failed
         );
     }
 }

@@ -19,7 +19,7 @@ use bindguard_core::report::{
 };
 use bindguard_core::source::{KindName, SourceKind};
 use bindguard_operator::container_mounts::PinnedMounts;
-use bindguard_operator::doctor::{DoctorReport, PointStatus, host_root};
+use bindguard_operator::doctor::{DoctorReport, Point, PointStatus, host_root};
 use bindguard_operator::holders::{HeldMount, Holder, HolderKind, HoldersReport, ReleaseCommand};
 use bindguard_operator::namespaces::Checked;
 use bindguard_operator::node_report::{ISSUE, NodeBind, NodeReport, Note, Origin};
@@ -238,7 +238,10 @@ fn checked() -> Report {
 fn matches_the_document() {
     let table = MountTable::from_mountinfo(b"1 0 8:1 / / rw - ext4 /dev/sda1 rw\n").unwrap();
     let doctor = DoctorReport {
-        points: vec![host_root(&table)],
+        points: vec![Point {
+            name: "host-root",
+            check: host_root(&table),
+        }],
     };
     // The tests of the other verbs check their output.
     assert_eq!(squeezed(&shown("`diagnose`, `repair`")), printed(&stale()));

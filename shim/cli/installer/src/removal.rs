@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, anyhow};
 use bindguard_config::{DEFAULT_PATH, KEPT_PATH, Loaded};
 use bindguard_core::program_names::{RUNTIME, SHIM};
-use bindguard_operator::cri::of_node;
+use bindguard_operator::cri;
 use bindguard_operator::pods::Pods;
 use bindguard_operator::terminal::print_remark;
 
@@ -157,7 +157,7 @@ pub fn pods_of(users: &[ProgramUser]) -> Vec<String> {
     if ids.is_empty() {
         return Vec::new();
     }
-    let pods = of_node::pods(None).unwrap_or_else(|error| {
+    let pods = cri::pods(None).unwrap_or_else(|error| {
         print_remark(format_args!("the names of pods are not known: {error:#}"));
         Pods::default()
     });
