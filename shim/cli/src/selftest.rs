@@ -8,14 +8,14 @@
 //! version, and a subPath of that key. Updates follow the kubelet's `AtomicWriter`.
 
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Lines, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf, absolute};
-use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
+use std::path::{PathBuf, absolute};
+use std::process::{Child, Command, ExitCode, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Error, Result, bail, ensure};
 use bindguard_core::places::Places;
 use bindguard_core::policy::Policy;
 use bindguard_core::refresh_request::Notify;
@@ -28,7 +28,7 @@ use bindguard_guard::refresh::{
 use bindguard_guard::{Attempt, admit, prove_container};
 use bindguard_operator::doctor::{Check, DoctorReport, Point, PointStatus, kernel};
 use bindguard_operator::node::is_root;
-use bindguard_operator::root_program::{RootProgram, status_within};
+use bindguard_operator::root_program::{RootProgram, output_within, status_within};
 use bindguard_sys::{kernel_features, read_mount_table};
 use clap::Args;
 use nix::sched::{CloneFlags, unshare};
@@ -53,10 +53,10 @@ const KILL_STEP: Duration = Duration::from_micros(300);
 const CGROUPS: &str = "/sys/fs/cgroup";
 /// The place of the file in a container.
 const PLACE: &str = "/etc/app/key";
-/// The same in the folder of a pod.
-const PLACE_OUTSIDE: &str = "root/etc/app/key";
 const SUBPATH: &str = "pods/u/volume-subpaths/conf/app/0";
 const VOLUME: &str = "pods/u/volumes/kubernetes.io~configmap/conf";
+/// The line of a process that is ready for its work.
+const READY: &str = "ready\n";
 /// A spec with the ids of a user namespace.
 const OWN_USERS: &str = r#"{"linux":{"namespaces":[{"type":"user"}],
     "uidMappings":[{"containerID":0,"hostID":0,"size":1}],
@@ -72,32 +72,27 @@ pub struct Selftest {
     #[arg(long)]
     json: bool,
     /// The part of a process that the self-test starts.
-    #[arg(hide = true, trailing_var_arg = true)]
+    #[arg(hide = true)]
     part: Vec<String>,
 }
 
 impl Selftest {
     pub fn run(self) -> Result<ExitCode> {
-        match &self.part[..] {
-            [] => {}
-            [part] if part == "scenes" => {
+        if let [part, arguments @ ..] = &self.part[..] {
+            if part == "scenes" {
                 return doctor::print(&run_scenes(&self.runtime)?, self.json);
             }
-            [part, arguments @ ..] => {
-                let line = run_part(part, arguments);
-                let line = line.unwrap_or_else(|error| format!("{error:#}"));
-                // a scene that failed reads no more
-                let _ = writeln!(io::stdout(), "{line}");
-                return Ok(ExitCode::SUCCESS);
-            }
+            let line = run_part(part, arguments).unwrap_or_else(|error| format!("{error:#}"));
+            // a scene that failed reads no more
+            let _ = write!(io::stdout(), "{line}");
+            return Ok(ExitCode::SUCCESS);
         }
         ensure!(is_root(), "run the self-test: this needs root");
         let mut command = Command::new("/proc/self/exe");
         command.arg("selftest").args(self.json.then_some("--json"));
         for runtime in &self.runtime {
             let path = absolute(runtime)?;
-            let found = path.symlink_metadata();
-            found.with_context(|| format!("run {}", path.display()))?;
+            fs::symlink_metadata(&path).with_context(|| format!("run {}", path.display()))?;
             command.arg("--runtime").arg(path);
         }
         command.arg("scenes");
@@ -105,23 +100,23 @@ impl Selftest {
         unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWPID)
             .context("create namespaces for the self-test")?;
         let status = status_within(TIMEOUT, command).context("run the scenes")?;
-        match status.code().map(u8::try_from) {
-            Some(Ok(code)) => Ok(code.into()),
-            _ => bail!("the scenes ended: {status}"),
-        }
+        let code = status.code();
+        let code = code.with_context(|| format!("the scenes ended: {status}"))?;
+        Ok(u8::try_from(code)?.into())
     }
 }
 
 /// The work of a process that a scene starts: a reader, on the host or in a container, or a refresh
 /// that is killed.
 fn run_part(part: &str, arguments: &[String]) -> Result<String> {
-    let Some(pod) = arguments.first().cloned().map(Pod) else {
+    let [pod, init @ ..] = arguments else {
         // The program of a container of a real runtime.
         return Ok(fs::read_to_string(PLACE)?);
     };
-    if let Some(init) = arguments.get(1) {
+    let pod = Pod(pod.clone());
+    if let [init] = init {
         let helper = HelperProcess::start().context("start the helper process")?;
-        writeln!(io::stdout(), "ready")?;
+        print!("{READY}");
         io::read_to_string(io::stdin())?;
         refresh(&helper, &pod, init.parse()?, "{}")?;
         return Ok(String::new());
@@ -131,8 +126,8 @@ fn run_part(part: &str, arguments: &[String]) -> Result<String> {
     }
     enter_container(&pod, part == "own-users")?;
     let reads = read(PLACE)?;
-    let opened = File::options().write(true).open(PLACE);
-    ensure!(opened.is_err(), "the read-only bind became writable");
+    let is_writable = File::options().write(true).open(PLACE).is_ok();
+    ensure!(!is_writable, "the read-only bind became writable");
     Ok(reads)
 }
 
@@ -141,78 +136,82 @@ fn enter_container(pod: &Pod, has_own_users: bool) -> Result<()> {
     if has_own_users {
         unshare(CloneFlags::CLONE_NEWUSER)?;
         // user_namespaces(7): a process may map its own ids.
-        fs::write("/proc/self/setgroups", "deny")?;
-        fs::write("/proc/self/uid_map", "0 0 1")?;
-        fs::write("/proc/self/gid_map", "0 0 1")?;
+        for (file, text) in [
+            ("setgroups", "deny"),
+            ("uid_map", "0 0 1"),
+            ("gid_map", "0 0 1"),
+        ] {
+            fs::write(format!("/proc/self/{file}"), text)?;
+        }
     }
     unshare(CloneFlags::CLONE_NEWNS)?;
     mount_change("/", Propagation::DOWNSTREAM | Propagation::REC)?;
-    let (root, place) = (pod.at("root"), pod.at(PLACE_OUTSIDE));
+    let root = pod.at("root");
+    let place = pod.at("root") + PLACE;
     mount_bind(&root, &root)?;
     mount_bind(pod.at("shared"), pod.at("root/host"))?;
     mount_bind(pod.at(SUBPATH), &place)?;
     mount_remount(&place, MountFlags::BIND | MountFlags::RDONLY, "")?;
     mount_change(&place, Propagation::PRIVATE)?;
     chdir(&root)?;
-    pivot_root(".", "old")?;
-    unmount("/old", UnmountFlags::DETACH)?;
+    // The old root then lies over the new root: pivot_root(2).
+    pivot_root(".", ".")?;
+    unmount(".", UnmountFlags::DETACH)?;
     Ok(chdir("/")?)
 }
 
 /// Reads the file until stdin has the number of the last version, and returns the number of reads.
 /// Fails unless no read failed, none saw an older version again, and the last saw the last version.
 fn read(file: &str) -> Result<String> {
-    writeln!(io::stdout(), "ready")?;
+    print!("{READY}");
     let input = thread::spawn(|| io::read_to_string(io::stdin()));
-    let (mut reads, mut last, mut is_end) = (0, 0, false);
-    while !is_end {
-        is_end = input.is_finished();
+    let (mut reads, mut last) = (0, 0);
+    loop {
+        let is_last_read = input.is_finished();
         let text = fs::read_to_string(file).with_context(|| format!("after {reads} reads"))?;
-        let version = text.parse::<u32>().context("read a truncated file")?;
+        let version: u32 = text.parse().context("read a truncated file")?;
         ensure!(version >= last, "a read saw version {version} after {last}");
         last = version;
         reads += 1;
+        if is_last_read {
+            let expected = input.join().ok().context("read stdin")??;
+            ensure!(
+                text == expected,
+                "the last read saw version {last}, not {expected}"
+            );
+            return Ok(reads.to_string());
+        }
     }
-    let expected = input.join().ok().context("read stdin")??;
-    ensure!(
-        expected == last.to_string(),
-        "the last read saw version {last}, not {expected}"
-    );
-    Ok(reads.to_string())
 }
 
-/// A process of the self-test.
-struct Part {
-    child: Child,
-    out: Lines<BufReader<ChildStdout>>,
+/// Starts a process of a scene, and waits until it is ready.
+fn start(part: &str, arguments: &[&str]) -> Result<Child> {
+    let mut child = Command::new("/proc/self/exe")
+        .args(["selftest", part])
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let out = child.stdout.as_mut().context("no stdout")?;
+    let mut line = String::new();
+    out.take(READY.len() as u64).read_to_string(&mut line)?;
+    if line != READY {
+        out.read_to_string(&mut line)?;
+        bail!(line);
+    }
+    Ok(child)
 }
 
-impl Part {
-    /// Starts it, and waits until it is ready.
-    fn start(part: &str, arguments: &[&str]) -> Result<Self> {
-        let mut child = Command::new("/proc/self/exe")
-            .args(["selftest", part])
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let mut out = BufReader::new(child.stdout.take().context("no stdout")?).lines();
-        let line = out.next().transpose()?.unwrap_or_default();
-        ensure!(line == "ready", "{line}");
-        Ok(Self { child, out })
-    }
+/// Stops a reader that has to see this version last; returns its number of reads.
+fn stop(mut reader: Child, version: u32) -> Result<u32> {
+    write!(reader.stdin.take().context("no stdin")?, "{version}")?;
+    let line = String::from_utf8(reader.wait_with_output()?.stdout)?;
+    line.parse().ok().with_context(|| line)
+}
 
-    fn mounts(&self) -> Result<String> {
-        let file = format!("/proc/{}/mountinfo", self.child.id());
-        Ok(fs::read_to_string(file)?)
-    }
-
-    /// Stops a reader that has to see this version last; returns its number of reads.
-    fn stop(mut self, version: u32) -> Result<u32> {
-        write!(self.child.stdin.take().context("no stdin")?, "{version}")?;
-        let line = self.out.next().transpose()?.unwrap_or_default();
-        line.parse().ok().with_context(|| line)
-    }
+fn mounts_of(process: &Child) -> Result<String> {
+    let file = format!("/proc/{}/mountinfo", process.id());
+    Ok(fs::read_to_string(file)?)
 }
 
 /// Runs all scenes; this process is the first of its pid namespace.
@@ -227,11 +226,9 @@ fn run_scenes(runtimes: &[PathBuf]) -> Result<DoctorReport> {
     isolate()?;
     let helper = HelperProcess::start().context("start the helper process")?;
     let mut check = kernel(&kernel_features(), Ok(true));
-    let own_version = concat!("bindguard ", env!("CARGO_PKG_VERSION"), ", ");
-    check.message.insert_str(0, own_version);
-    let scene = |name, consequence, reader, step: Step<'_>| {
-        point(name, consequence, || updates(name, reader, step))
-    };
+    check
+        .message
+        .insert_str(0, concat!("bindguard ", env!("CARGO_PKG_VERSION"), ", "));
     let mut points = vec![
         Point {
             name: "kernel",
@@ -242,45 +239,69 @@ fn run_scenes(runtimes: &[PathBuf]) -> Result<DoctorReport> {
             "bindguard judges no bind on this kernel, and creates go on unchecked",
             || {
                 let mounts = read_mount_table()?.entries().len();
-                passed(format!("{mounts} mounts are read"))
+                Ok(Ok(format!("{mounts} mounts are read")))
             },
         ),
-        scene(
+        updates(
             "re-bind",
             "stale subPaths are not repaired before a container starts",
             "host",
-            &|pod, _, _| pod.admit(),
+            |pod, _, _| pod.admit(),
         ),
-        scene(
+        updates(
             "live-refresh",
             "live refresh is not available: restart pods to get an update",
             "container",
-            &|pod, init, _| refresh(&helper, pod, init, "{}"),
+            |pod, init, _| refresh(&helper, pod, init, "{}"),
         ),
-        scene(
+        updates(
             "live-refresh-in-user-namespace",
             "live refresh is not available for pods with hostUsers: false",
             "own-users",
-            &|pod, init, _| refresh(&helper, pod, init, OWN_USERS),
+            |pod, init, _| refresh(&helper, pod, init, OWN_USERS),
         ),
-        scene(
+        updates(
             "killed-refresh",
             "an agent that is killed can leave a pod half refreshed: restart the pod then",
             "container",
-            &|pod, init, version| killed_refresh(&helper, pod, init, version),
+            |pod, init, version| {
+                // Each time a little later after its start.
+                let mut killed = start("refresh", &[&pod.0, &init.to_string()])?;
+                drop(killed.stdin.take());
+                thread::sleep(KILL_STEP * version);
+                killed.kill()?;
+                killed.wait()?;
+                refresh(&helper, pod, init, "{}").context("after a kill")?;
+                let shown = fs::read_to_string(format!("/proc/{init}/root{PLACE}"))?;
+                ensure!(
+                    shown == version.to_string(),
+                    "after a kill version {shown} is shown, not {version}"
+                );
+                Ok(())
+            },
         ),
         point(
             "propagation",
             "binds of the host's root keep what the host unmounts",
-            propagation,
+            || {
+                let pod = Pod::new("propagation")?;
+                let container = start("container", &[&pod.0])?;
+                let place = pod.at("shared/later");
+                let arrives =
+                    || -> Result<bool> { Ok(mounts_of(&container)?.contains(" /host/later ")) };
+                mount("tmpfs", &place, "tmpfs", MountFlags::empty(), None)?;
+                ensure!(arrives()?, "a mount of the host does not arrive");
+                unmount(&place, UnmountFlags::empty())?;
+                ensure!(!arrives()?, "an umount of the host does not arrive");
+                stop(container, 1)?;
+                Ok(Ok("a mount and an umount of the host arrive".to_owned()))
+            },
         ),
     ];
     if programs.is_empty() {
-        let why = "no runc and no crun on PATH: name a runtime with --runtime FILE";
-        points.push(Point {
-            name: "oci-runtime",
-            check: Check::unknown(why),
-        });
+        programs.push(Err(Error::msg(
+            "no runc and no crun on PATH: name a runtime with --runtime FILE",
+        )));
     }
     for program in programs {
         let pod = format!("runtime-{}", points.len());
@@ -300,24 +321,23 @@ fn run_scenes(runtimes: &[PathBuf]) -> Result<DoctorReport> {
     Ok(DoctorReport { points })
 }
 
-/// The result of a scene; an error is a failure.
-type Found = Result<(PointStatus, String)>;
-
-fn passed(text: String) -> Found {
-    Ok((PointStatus::Ok, text))
-}
-
-/// The step after an update of the file: the pod, the pid of the reader, and the version.
-type Step<'s> = &'s dyn Fn(&Pod, u32, u32) -> Result<()>;
+/// The result of a scene: an outer error is a failure, and an inner error prevented the scene.
+type Found = Result<Result<String>>;
 
 /// Runs a scene; `consequence` is what follows from a failure for the node.
 fn point(name: &'static str, consequence: &str, scene: impl FnOnce() -> Found) -> Point {
     let start = Instant::now();
-    let (status, text) =
-        scene().unwrap_or_else(|error| (PointStatus::Failed, format!("{error:#}; {consequence}")));
+    let (status, text) = match scene() {
+        Ok(Ok(text)) => (PointStatus::Ok, text),
+        Ok(Err(why)) => (PointStatus::Unknown, format!("{why:#}")),
+        Err(error) => (PointStatus::Failed, format!("{error:#}; {consequence}")),
+    };
     let took = start.elapsed().as_millis();
-    let mut check = Check::ok(format!("{text} ({took} ms)"));
-    check.status = status;
+    let message = format!("{text} ({took} ms)");
+    let check = Check {
+        status,
+        ..Check::ok(message)
+    };
     Point { name, check }
 }
 
@@ -352,7 +372,6 @@ impl Pod {
             "shared/later",
             "root/etc/app",
             "root/host",
-            "root/old",
             "root/dev",
             "root/proc",
             "pods/u/volume-subpaths/conf/app",
@@ -362,7 +381,7 @@ impl Pod {
         }
         let subpath = pod.at(SUBPATH);
         File::create(&subpath)?;
-        File::create(pod.at(PLACE_OUTSIDE))?;
+        File::create(pod.at("root") + PLACE)?;
         pod.update(1)?;
         mount_bind(pod.at(VOLUME) + "/..data/key", &subpath)?;
         let spec = json!({
@@ -395,17 +414,15 @@ impl Pod {
     }
 
     fn update(&self, version: u32) -> Result<()> {
-        let volume = self.at(VOLUME);
-        let link = format!("{volume}/..data");
-        let new_link = format!("{volume}/..data_tmp");
-        let old = fs::read_link(&link);
-        let payload = format!("..2026_01_01_00_00_00.{version}");
-        fs::create_dir(format!("{volume}/{payload}"))?;
-        fs::write(format!("{volume}/{payload}/key"), version.to_string())?;
-        symlink(payload, &new_link)?;
-        fs::rename(new_link, link)?;
-        if let Ok(old) = old {
-            fs::remove_dir_all(Path::new(&volume).join(old))?;
+        let at = |name: &str| format!("{}/{VOLUME}/{name}", self.0);
+        let payload = |version| format!("..2026_01_01_00_00_00.{version}");
+        let new = payload(version);
+        fs::create_dir(at(&new))?;
+        fs::write(at(&new) + "/key", version.to_string())?;
+        symlink(new, at("..data_tmp"))?;
+        fs::rename(at("..data_tmp"), at("..data"))?;
+        if version > 1 {
+            fs::remove_dir_all(at(&payload(version - 1)))?;
         }
         Ok(())
     }
@@ -432,31 +449,38 @@ impl Pod {
     }
 }
 
-/// Updates a pod's file, and takes `step` after each update, while a reader reads without a pause.
-fn updates(name: &str, reader: &str, step: Step<'_>) -> Found {
-    let pod = Pod::new(name)?;
-    let reader = match Part::start(reader, &[&pod.0]) {
-        // Such as a node without user namespaces.
-        Err(error) => return Ok((PointStatus::Unknown, format!("no reader starts: {error:#}"))),
-        Ok(reader) => reader,
-    };
-    let count = || -> Result<_> {
-        let here = read_mount_table()?.entries().len();
-        Ok((here, reader.mounts()?.lines().count()))
-    };
-    let before = count()?;
-    for version in 2..=UPDATES {
-        pod.update(version)?;
-        step(&pod, reader.child.id(), version)?;
-    }
-    let after = count()?;
-    ensure!(
-        after == before,
-        "mounts of the host and of the reader: {after:?}, were {before:?}"
-    );
-    let reads = reader.stop(UPDATES)?;
-    let updates = UPDATES - 1;
-    passed(format!("{updates} updates, {reads} reads, none failed"))
+/// Updates a pod's file while a reader reads without a pause. `step` follows each update, with the
+/// pod, the pid of the reader, and the version.
+fn updates(
+    name: &'static str,
+    consequence: &str,
+    reader: &str,
+    step: impl Fn(&Pod, u32, u32) -> Result<()>,
+) -> Point {
+    point(name, consequence, || {
+        let pod = Pod::new(name)?;
+        let reader = match start(reader, &[&pod.0]) {
+            // Such as a node without user namespaces.
+            Err(error) => return Ok(Err(error.context("no reader starts"))),
+            Ok(reader) => reader,
+        };
+        let count = || -> Result<_> {
+            let of_reader = mounts_of(&reader)?.lines().count();
+            Ok((read_mount_table()?.entries().len(), of_reader))
+        };
+        let before = count()?;
+        for version in 2..=UPDATES {
+            pod.update(version)?;
+            step(&pod, reader.id(), version)?;
+        }
+        let after = count()?;
+        ensure!(
+            after == before,
+            "mounts of the host and of the reader: {after:?}, were {before:?}"
+        );
+        let (updates, reads) = (UPDATES - 1, stop(reader, UPDATES)?);
+        Ok(Ok(format!("{updates} updates, {reads} reads, none failed")))
+    })
 }
 
 /// Steps of the agent after an update: the host's subPath, then the container's mount.
@@ -477,7 +501,7 @@ fn refresh(helper: &HelperProcess, pod: &Pod, init: u32, spec: &str) -> Result<(
         Some(&SpecUsers::from_spec(spec.as_bytes())?),
         &[&PodVolumes::open(&volume.pod_directory())?],
         RefreshAct::Replace(Notify::None),
-        &TuckRecords::at(pod.at("tucks").as_ref()),
+        &TuckRecords::default(),
     )?;
     ensure!(
         refreshed.is_current(),
@@ -485,37 +509,6 @@ fn refresh(helper: &HelperProcess, pod: &Pod, init: u32, spec: &str) -> Result<(
         refreshed.mounts
     );
     Ok(())
-}
-
-/// A refresh that is killed, each time a little later after its start, and a refresh that finishes
-/// the work.
-fn killed_refresh(helper: &HelperProcess, pod: &Pod, init: u32, version: u32) -> Result<()> {
-    let mut killed = Part::start("refresh", &[&pod.0, &init.to_string()])?;
-    drop(killed.child.stdin.take());
-    thread::sleep(KILL_STEP * version);
-    killed.child.kill()?;
-    killed.child.wait()?;
-    refresh(helper, pod, init, "{}").context("after a kill")?;
-    let shown = fs::read_to_string(format!("/proc/{init}/root{PLACE}"))?;
-    ensure!(
-        shown == version.to_string(),
-        "after a kill version {shown} is shown, not {version}"
-    );
-    Ok(())
-}
-
-/// A bind with `HostToContainer` receives what the host mounts and unmounts.
-fn propagation() -> Found {
-    let pod = Pod::new("propagation")?;
-    let container = Part::start("container", &[&pod.0])?;
-    let place = pod.at("shared/later");
-    let arrives = || -> Result<bool> { Ok(container.mounts()?.contains(" /host/later ")) };
-    mount("tmpfs", &place, "tmpfs", MountFlags::empty(), None)?;
-    ensure!(arrives()?, "a mount of the host does not arrive");
-    unmount(&place, UnmountFlags::empty())?;
-    ensure!(!arrives()?, "an umount of the host does not arrive");
-    container.stop(1)?;
-    passed("a mount and an umount of the host arrive".to_owned())
 }
 
 /// A container of a real runtime with a stale subPath: repaired, created, compared, started.
@@ -538,28 +531,21 @@ fn create(program: &RootProgram, version: &str, without_cgroup: &str, pod: &str)
     fs::copy("/proc/self/exe", pod.at("root/bindguard"))?;
     pod.update(2)?;
     pod.admit()?;
-    let call = |verb: &str, options: &[&str]| -> Result<()> {
-        let errors = pod.at("errors");
+    let call = |verb: &str, options: &[&str]| {
         let mut command = program.command();
         command
             .args([without_cgroup, "--root", &pod.at("state"), verb])
             .args(options)
-            .arg("selftest")
-            // The container keeps the streams of its create.
-            .stdin(Stdio::null())
-            .stdout(File::create(pod.at(verb))?)
-            .stderr(File::create(&errors)?);
-        let status = status_within(RUNTIME_TIMEOUT, command)?;
-        let why = fs::read_to_string(errors)?;
-        let why = why.trim();
-        ensure!(status.success(), "{version} {verb}: {status}: {why}");
-        Ok(())
+            .arg("selftest");
+        output_within(RUNTIME_TIMEOUT, command).with_context(|| format!("{version} {verb}"))
     };
     let (bundle, pid) = (pod.at("bundle"), pod.at("pid"));
     if let Err(error) = call("create", &["--bundle", &bundle, "--pid-file", &pid]) {
-        return Ok((PointStatus::Unknown, format!("{error:#}")));
+        return Ok(Err(error));
     }
     let pid: i32 = fs::read_to_string(&pid)?.trim().parse()?;
+    // The container keeps the streams of its create.
+    let output = File::open(format!("/proc/{pid}/fd/1"))?;
     let report = prove_container(
         bundle.as_ref(),
         pid.unsigned_abs(),
@@ -579,11 +565,12 @@ fn create(program: &RootProgram, version: &str, without_cgroup: &str, pod: &str)
         report.unproven == 0,
         "{version}: a bind could not be compared"
     );
-    let shown = fs::read_to_string(pod.at("create"))?;
-    let shown = shown.trim();
+    let shown = io::read_to_string(output)?;
     ensure!(
         shown == "2",
         "{version}: the container shows version {shown:?}, not 2"
     );
-    passed(format!("{version}: a stale subPath is repaired and shown"))
+    Ok(Ok(format!(
+        "{version}: a stale subPath is repaired and shown"
+    )))
 }
