@@ -11,27 +11,27 @@
 use std::env;
 use std::fmt;
 use std::fs::{self, DirBuilder, File, Permissions};
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use bindguard_core::error_chain;
 
-use crate::parse::{InvalidToml, Warning, parse};
-use crate::{Config, DEFAULT_PATH, ENVIRONMENT, Error, KEPT_PATH};
+use crate::parse::{InvalidToml, parse, salvaged};
+use crate::{Config, DEFAULT_PATH, ENVIRONMENT, KEPT_PATH};
 
 /// A larger file is no config, and reading it would waste time.
 const MAX_SIZE: u64 = 1 << 20;
 
 /// The active config, and the mistakes of the file.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Loaded {
     pub config: Config,
     /// The reason for ignoring the config file. A missing file is a reason only if the environment
     /// names the file.
     pub problem: Option<Unused>,
-    /// The parts of the active file that are not used.
-    pub warnings: Vec<FileWarning>,
+    /// The parts of the active file that are not used: the file, the line and the mistake.
+    pub warnings: Vec<String>,
     /// The text of the active file; empty without a file.
     pub text: String,
     /// The keys that the active file sets.
@@ -67,17 +67,31 @@ impl fmt::Display for Instead {
     }
 }
 
-/// A part of a file that is not used.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FileWarning {
-    pub path: PathBuf,
-    /// The line and the mistake.
-    pub warning: Warning,
+/// The reason why a config file is not used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It could not be read, or its copy could not be written.
+    #[error("{act} {}", path.display())]
+    File {
+        /// `read` or `write`.
+        act: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    /// It is not TOML.
+    #[error("parse {}, line {}: {reason}", path.display(), reason.line)]
+    Parse { path: PathBuf, reason: InvalidToml },
 }
 
-impl fmt::Display for FileWarning {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {}", self.path.display(), self.warning)
+impl Error {
+    fn file(act: &'static str, path: &Path, source: io::Error) -> Self {
+        let path = path.to_owned();
+        Self::File { act, path, source }
+    }
+
+    fn is_missing_file(&self) -> bool {
+        matches!(self, Self::File { source, .. } if source.kind() == ErrorKind::NotFound)
     }
 }
 
@@ -87,45 +101,32 @@ impl Loaded {
     /// # Errors
     /// When it cannot be read or is not TOML.
     pub fn from_file(path: &Path) -> Result<Self, Error> {
-        let text = read_text(path, read_patiently)?;
-        Self::from_text(path, &text).map_err(|reason| reason.of_file(path))
+        Self::from_text(path, &read_text(path, read_patiently)?)
     }
 
-    fn from_text(path: &Path, text: &str) -> Result<Self, InvalidToml> {
-        let parsed = parse(text)?;
-        let mut loaded = Self::from(Config::of(parsed.settings));
-        for warning in parsed.warnings {
-            let path = path.to_owned();
-            loaded.warnings.push(FileWarning { path, warning });
-        }
-        loaded.text = text.to_owned();
-        loaded.set = parsed.set;
-        loaded.only_reports = parsed.only_reports;
-        Ok(loaded)
+    fn from_text(path: &Path, text: &str) -> Result<Self, Error> {
+        let parsed = parse(text).map_err(|reason| Error::Parse {
+            path: path.to_owned(),
+            reason,
+        })?;
+        let warning = |warning| format!("{}, {warning}", path.display());
+        Ok(Self {
+            config: parsed.config,
+            problem: None,
+            warnings: parsed.warnings.iter().map(warning).collect(),
+            text: text.to_owned(),
+            set: parsed.set,
+            only_reports: parsed.only_reports,
+        })
     }
 
     /// All mistakes in the file, a line for each.
     pub fn remarks(&self) -> Vec<String> {
-        let mut remarks = Vec::new();
+        let mut remarks = self.warnings.clone();
         if let Some(problem) = &self.problem {
-            remarks.push(error_chain(problem));
+            remarks.insert(0, error_chain(problem));
         }
-        remarks.extend(self.warnings.iter().map(FileWarning::to_string));
         remarks
-    }
-}
-
-/// A config that no file sets.
-impl From<Config> for Loaded {
-    fn from(config: Config) -> Self {
-        Self {
-            config,
-            problem: None,
-            warnings: Vec::new(),
-            text: String::new(),
-            set: Vec::new(),
-            only_reports: false,
-        }
     }
 }
 
@@ -138,62 +139,59 @@ pub fn load() -> Loaded {
 /// As [`load`], with the caller's function to read a file, or its first bytes up to a limit. For
 /// example, the function may never wait for a server.
 pub fn load_by(read: impl Fn(&Path, u64) -> io::Result<Vec<u8>>) -> Loaded {
-    let named = env::var_os(ENVIRONMENT).map(PathBuf::from);
-    let path = named.as_deref().unwrap_or(Path::new(DEFAULT_PATH));
-    let text = match read_text(path, &read) {
-        Ok(text) => text,
-        Err(Error::File { source, .. })
-            if named.is_none() && source.kind() == io::ErrorKind::NotFound =>
-        {
-            return Config::default().into();
-        }
-        Err(reason) => return instead(reason, None, named.is_none().then_some(&read)),
+    let (path, is_named) = active_file();
+    let mut salvaged_config = Config::default().only_report();
+    let reason = match read_text(&path, &read) {
+        Err(reason) if reason.is_missing_file() && !is_named => return Loaded::default(),
+        Err(reason) => reason,
+        Ok(text) => match Loaded::from_text(&path, &text) {
+            Ok(loaded) => return loaded,
+            Err(reason) => {
+                salvaged_config = salvaged(&text);
+                reason
+            }
+        },
     };
-    Loaded::from_text(path, &text).unwrap_or_else(|reason| {
-        instead(
-            reason.of_file(path),
-            Some(&text),
-            named.is_none().then_some(&read),
-        )
-    })
+    instead(reason, salvaged_config, read)
 }
 
 /// The settings if the node's file did not answer in time.
 pub fn load_without_file(reason: io::Error) -> Loaded {
-    let named = env::var_os(ENVIRONMENT).map(PathBuf::from);
-    let path = named.clone().unwrap_or_else(|| DEFAULT_PATH.into());
-    instead(
-        Error::File {
-            act: "read",
-            path,
-            source: reason,
-        },
-        None,
-        named.is_none().then_some(read_patiently),
-    )
+    let reason = Error::file("read", &active_file().0, reason);
+    instead(reason, Config::default().only_report(), read_patiently)
 }
 
-/// `text` is the content of the file, if the file could be read. `read` reads the last valid file,
-/// where the node keeps one.
+/// The node's config file, and if the environment names it.
+fn active_file() -> (PathBuf, bool) {
+    match env::var_os(ENVIRONMENT) {
+        Some(path) => (path.into(), true),
+        None => (DEFAULT_PATH.into(), false),
+    }
+}
+
+/// The last valid file, where the node keeps one, without repairs; else `config`.
 fn instead(
     reason: Error,
-    text: Option<&str>,
-    read: Option<impl Fn(&Path, u64) -> io::Result<Vec<u8>>>,
+    config: Config,
+    read: impl FnOnce(&Path, u64) -> io::Result<Vec<u8>>,
 ) -> Loaded {
     let kept = Path::new(KEPT_PATH);
-    let last = read.and_then(|read| Loaded::from_text(kept, &read_text(kept, read).ok()?).ok());
-    let (instead, loaded) = match last {
-        Some(last) => {
-            let config = Config::of(last.config.settings.only_report());
-            (Instead::Kept, Loaded { config, ..last })
-        }
-        None => (Instead::ReportOnly, Config::report_only(text).into()),
+    let mut instead = Instead::ReportOnly;
+    let mut loaded = Loaded {
+        config,
+        ..Loaded::default()
     };
-    Loaded {
-        problem: Some(Unused { instead, reason }),
-        only_reports: true,
-        ..loaded
+    if !active_file().1
+        && let Ok(text) = read_text(kept, read)
+        && let Ok(last) = Loaded::from_text(kept, &text)
+    {
+        instead = Instead::Kept;
+        loaded = last;
+        loaded.config = loaded.config.only_report();
     }
+    loaded.problem = Some(Unused { instead, reason });
+    loaded.only_reports = true;
+    loaded
 }
 
 /// Keeps a copy of a valid node's config, to be used while the file is invalid. A node without a
@@ -202,36 +200,25 @@ fn instead(
 /// # Errors
 /// If the file is invalid or the copy cannot be written.
 pub fn keep_valid() -> Result<(), Error> {
-    let path = Path::new(DEFAULT_PATH);
-    let text = match read_text(path, read_patiently) {
-        Ok(text) => text,
-        Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-            return Ok(());
-        }
-        Err(error) => return Err(error),
+    let valid = match Loaded::from_file(Path::new(DEFAULT_PATH)) {
+        Err(error) if error.is_missing_file() => return Ok(()),
+        loaded => loaded?.text,
     };
-    Config::parse(&text).map_err(|reason| reason.of_file(path))?;
     let kept = Path::new(KEPT_PATH);
-    if read_text(kept, read_patiently).is_ok_and(|old| old == text) {
+    if read_text(kept, read_patiently).is_ok_and(|old| old == valid) {
         return Ok(());
     }
-    replace(kept, &text).map_err(|source| Error::File {
-        act: "write",
-        path: kept.to_owned(),
-        source,
-    })
+    replace(kept, &valid).map_err(|source| Error::file("write", kept, source))
 }
 
 /// A guard that reads meanwhile finds the old text or the new text.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     // whatever the umask of the caller: guards of any user read the copy
-    if let Err(error) = DirBuilder::new().mode(0o755).create(folder) {
-        if error.kind() != io::ErrorKind::AlreadyExists {
-            return Err(error);
-        }
-    } else {
-        fs::set_permissions(folder, Permissions::from_mode(0o755))?;
+    match DirBuilder::new().mode(0o755).create(folder) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
+        Err(_) => {}
+        Ok(()) => fs::set_permissions(folder, Permissions::from_mode(0o755))?,
     }
     let new = folder.join(format!(".bindguard-{}-config", std::process::id()));
     let written = write_new(&new, text).and_then(|()| fs::rename(&new, path));
@@ -259,24 +246,20 @@ fn read_text(
     path: &Path,
     read: impl FnOnce(&Path, u64) -> io::Result<Vec<u8>>,
 ) -> Result<String, Error> {
-    let failed = |source| Error::File {
-        act: "read",
-        path: path.to_owned(),
-        source,
-    };
-    let bytes = read(path, MAX_SIZE + 1).map_err(failed)?;
-    if bytes.len() as u64 > MAX_SIZE {
-        return Err(failed(io::Error::other(
-            "it is larger than 1 MiB, and so is no config of bindguard's",
-        )));
-    }
-    String::from_utf8(bytes).map_err(|_| failed(io::Error::other("it is not text")))
+    let text = read(path, MAX_SIZE + 1).and_then(|bytes| {
+        if bytes.len() as u64 > MAX_SIZE {
+            let why = "it is larger than 1 MiB, and so is no config of bindguard's";
+            return Err(io::Error::other(why));
+        }
+        String::from_utf8(bytes).map_err(|_| io::Error::other("it is not text"))
+    });
+    text.map_err(|source| Error::file("read", path, source))
 }
 
 /// Opening a fifo would wait for a writer, with no time limit.
 fn read_patiently(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     if fs::metadata(path)?.file_type().is_fifo() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is a fifo"));
+        return Err(io::Error::new(ErrorKind::InvalidInput, "it is a fifo"));
     }
     let mut bytes = Vec::new();
     File::open(path)?.take(most).read_to_end(&mut bytes)?;

@@ -1,12 +1,25 @@
 //! The policy that a node's operator chooses.
 
 use serde::{Deserialize, Serialize};
+use strum::{Display, EnumIter, IntoStaticStr};
 
 use crate::mount_table::MountAttributes;
 use crate::spec::Bind;
 
 /// The action for a kind of finding.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, strum::Display, Serialize, Deserialize)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    Display,
+    EnumIter,
+    IntoStaticStr,
+    Serialize,
+    Deserialize,
+)]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
 pub enum Mode {
@@ -31,8 +44,8 @@ impl Mode {
 }
 
 /// The action for a source that cannot be repaired.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, EnumIter, IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Alarm {
     /// Report the source; the runtime decides.
     #[default]
@@ -44,8 +57,8 @@ pub enum Alarm {
 }
 
 /// The action for a directory that is missing from a container's own volume.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, EnumIter, IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Vanished {
     /// Leave the directory missing: the runtime fails on it.
     #[default]
@@ -56,8 +69,8 @@ pub enum Vanished {
 }
 
 /// The action for mounts of the host below a pod's emptyDirs, whose files the kubelet would remove.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, EnumIter, IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum BelowEmptyDirs {
     /// Report them.
     #[default]
@@ -69,8 +82,8 @@ pub enum BelowEmptyDirs {
 }
 
 /// The action if a repair is impossible or fails.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, EnumIter, IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum FailedRepair {
     /// Report the failure; the runtime gets the unchanged bind.
     #[default]
@@ -80,14 +93,14 @@ pub enum FailedRepair {
 }
 
 /// The binds that are checked, because they may keep the host's mounts alive.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, EnumIter, IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Scope {
     /// Only binds of `/`.
     HostRoot,
     /// Binds of `/`, of directories in which the kubelet or a runtime mounts things, and of their
     /// ancestors.
-    #[serde(rename = "runtime-dirs")]
+    #[strum(serialize = "runtime-dirs")]
     #[default]
     RuntimeDirectories,
     /// Every recursive bind of a directory that contains a mount. This requires reading the mount
@@ -96,12 +109,12 @@ pub enum Scope {
 }
 
 /// The action for host-root binds that are read-only (`ro`).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, EnumIter, IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum ReadOnlyBinds {
     /// Make read-only binds rslave, like writable binds. The container can then write to mounts
     /// that the host makes after its start.
-    #[serde(rename = "rslave")]
+    #[strum(serialize = "rslave")]
     #[default]
     MakeRslave,
     /// Leave read-only binds unchanged, and report them.

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use serde::de::IntoDeserializer;
 use serde::de::value::Error as UnknownMode;
 use serde::{Deserialize, Serialize};
-use strum::{Display, EnumString};
+use strum::{Display, EnumIter, EnumString, IntoStaticStr};
 
 /// The annotation that requests refreshes: `true`, or names of containers, separated by commas.
 pub const REFRESH: &str = "bindguard.io/refresh";
@@ -49,15 +49,18 @@ const MAX_PROBLEMS: usize = 8;
 const EXPECTED_CONTAINERS: &str = "\"true\", \"false\" or names of containers";
 
 /// The containers of a node that the agent refreshes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, EnumIter, IntoStaticStr, Serialize, Deserialize,
+)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum RefreshMode {
-    Off,
     /// Containers of pods with the annotation [`REFRESH`] or [`REFRESH_BINDS`], and containers of
     /// engines with the label [`REFRESH_LABEL`] or [`REFRESH_BINDS_LABEL`].
     #[default]
     Annotated,
     All,
+    Off,
 }
 
 /// The names of the config's key, for a command line.

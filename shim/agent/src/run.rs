@@ -14,7 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use bindguard_config::{Config, DEFAULT_PATH, FileWarning, Loaded, RefreshMode, keep_valid, load};
+use bindguard_config::{Config, DEFAULT_PATH, Loaded, RefreshMode, keep_valid, load};
 use bindguard_core::error_chain;
 use bindguard_guard::refresh::HelperProcess;
 use bindguard_sys::require_calls;
@@ -108,7 +108,7 @@ fn reported(loaded: Loaded) -> Config {
 /// With a mistake in it, the node's installer keeps the node's own file, and so does the agent. Both
 /// are the same after a rollback, where a newer version knew every key.
 fn config_in_a_pod(named: Loaded, node: Option<Loaded>) -> (Loaded, Option<String>) {
-    let mistakes: Vec<String> = named.warnings.iter().map(FileWarning::to_string).collect();
+    let mistakes = named.warnings.clone();
     if mistakes.is_empty() {
         return (named, None);
     }
