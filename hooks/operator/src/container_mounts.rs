@@ -15,9 +15,9 @@ use bindguard_sys::enter::{HeldProcess, ProcessError};
 use bindguard_sys::{Failure, read_mount_table};
 use serde::Serialize;
 
+use crate::containers::{inits_of, read_running};
 use crate::holders::Trial;
 use crate::kubelet_roots::HostMounts;
-use crate::node::{inits_of, read_running};
 use crate::pods::{PodContainer, Pods};
 
 /// A container whose init or mount table could not be read, for example because the table is too
@@ -40,62 +40,44 @@ pub struct ContainerMounts {
     /// cover mounts that arrive: they are writable.
     pub open_to_later_mounts: Vec<PodContainer>,
     /// The containers that keep mounts which the host has unmounted.
-    pub keepers: Vec<Keeper>,
+    pub keepers: Vec<PinnedMounts>,
     /// The containers whose mounts are unknown.
     pub unread: Vec<UnreadContainer>,
 }
 
 /// A container that keeps mounts of the host.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Keeper {
-    /// The container, with its pod.
-    pub container: PodContainer,
-    /// The former places of the mounts on the host, at least one.
-    pub places: Vec<PathBuf>,
-}
-
-/// A container that keeps mounts of the host, for a report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PinnedMounts {
     pub pod: PodName,
     pub container: PodContainer,
-    /// The places on the host at which the mounts were.
+    /// The places on the host at which the mounts were, at least one.
     #[serde(serialize_with = "serialize_paths")]
     pub places: Vec<PathBuf>,
-    /// The command that frees the mounts, or names more commands.
+    /// The command that frees the mounts, or names more commands; none before [`Self::advised`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
 }
 
-impl Keeper {
+impl PinnedMounts {
     /// The mounts with the mildest command that is not refused.
-    pub fn report(self, policy: &Policy, places: &Places) -> PinnedMounts {
-        let trial = Trial::of(&self.container, policy, places);
-        self.report_of_trial(&trial)
+    pub fn advised(mut self, policy: &Policy, places: &Places) -> Self {
+        self.command = self.command_by(&Trial::of(&self.container, policy, places));
+        self
     }
 
-    fn report_of_trial(self, trial: &Trial) -> PinnedMounts {
-        let Self { container, places } = self;
-        let pod = container.pod.clone();
-        let is_released = |place: &&PathBuf| {
+    fn command_by(&self, trial: &Trial) -> Option<String> {
+        if let Some(pod) = self.pod.display_name().filter(|_| trial.refreshes) {
+            return Some(format!("bindguard refresh --pod {pod} --what host-root"));
+        }
+        for place in &self.places {
             let below_root = place.strip_prefix("/").unwrap_or(place);
             let mut copies = trial.releases.iter();
-            copies.any(|copy| copy.mount_point.ends_with(below_root))
-        };
-        let command = if let Some(pod) = pod.display_name().filter(|_| trial.refreshes) {
-            Some(format!("bindguard refresh --pod {pod} --what host-root"))
-        } else if let Some(place) = places.iter().find(is_released) {
-            Some(format!("bindguard release {}", shell_word(place)))
-        } else {
-            let place = places.first();
-            place.map(|place| format!("bindguard holders {}", shell_word(place)))
-        };
-        PinnedMounts {
-            pod,
-            container,
-            places,
-            command,
+            if copies.any(|copy| copy.mount_point.ends_with(below_root)) {
+                return Some(format!("bindguard release {}", shell_word(place)));
+            }
         }
+        let place = self.places.first()?;
+        Some(format!("bindguard holders {}", shell_word(place)))
     }
 }
 
@@ -152,9 +134,11 @@ pub fn container_mounts(
         // new container copied, is not pinned.
         let places = HostMounts::of(&read_mount_table()?, places).pinned_by(&table);
         if !places.is_empty() {
-            found.keepers.push(Keeper {
+            found.keepers.push(PinnedMounts {
+                pod: container.pod.clone(),
                 container: container.clone(),
                 places,
+                command: None,
             });
         }
     }
@@ -194,8 +178,10 @@ mod tests {
             (false, vec![copy], "bindguard release /mnt/disk"),
             (false, vec![], "bindguard holders /mnt/a"),
         ] {
-            let keeper = Keeper {
+            let keeper = PinnedMounts {
+                pod: container.pod.clone(),
                 container: container.clone(),
+                command: None,
                 places: vec!["/mnt/a".into(), "/mnt/disk".into()],
             };
             let trial = Trial {
@@ -203,10 +189,7 @@ mod tests {
                 releases,
                 ..Trial::default()
             };
-            assert_eq!(
-                keeper.report_of_trial(&trial).command.as_deref(),
-                Some(command)
-            );
+            assert_eq!(keeper.command_by(&trial).as_deref(), Some(command));
         }
     }
 }

@@ -5,8 +5,7 @@
 //! namespaces  every mount namespace of a node ─► holders, doctor
 //! doctor      one file per point: plain evidence ─► a point with the command to run
 //! cri         the client of the node's CRI
-//! bundles     the bundles of running containers
-//! engines     the running containers of Docker and Podman
+//! containers  the running containers: their bundles and inits, of every runtime
 //! root_program programs that root alone can change
 //! ```
 //!
@@ -15,27 +14,23 @@
 #![forbid(unsafe_code)]
 
 pub mod agent_status;
-pub mod bundles;
 pub mod container_mounts;
+pub mod containers;
 pub mod cri;
 pub mod doctor;
-pub mod drift_count;
-pub mod engines;
 pub mod holders;
-pub mod ignored_requests;
 pub mod namespaces;
 pub mod node;
 pub mod node_report;
 pub mod old_binds;
-pub mod pod_deletion;
 pub mod pods;
 pub mod root_program;
 pub mod survey;
 pub mod terminal;
 pub mod unix_http;
+pub mod writers;
 
 mod kubelet_roots;
-mod process_files;
 
 pub use crate::kubelet_roots::block_device;
 pub use kubelet_roots::{NotASubpath, exact_subpath, kubelets_here, named_subpath};

@@ -24,26 +24,13 @@ use rustix::io::Errno;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::Serialize;
 
-use crate::process_files::{
-    container_ids, in_parts, is_gone, looks_like_an_id, open_files, pids_in,
-};
+use crate::node::{container_ids, is_gone, looks_like_an_id, open_files, pids_in, read_in_parts};
 
 /// A `/proc`, and the process in it whose mounts are the reader's own.
 #[derive(Debug, Clone)]
 pub struct Proc {
     folder: PathBuf,
     own: &'static str,
-}
-
-/// Why the namespaces could not be read: the processes could not be listed, or the reader's own
-/// mount table is not complete.
-#[derive(Debug, thiserror::Error)]
-#[error("{act} {}", path.display())]
-pub struct NamespacesError {
-    act: &'static str,
-    path: PathBuf,
-    #[source]
-    source: ReadTableError,
 }
 
 /// Why the mounts of another namespace are unknown.
@@ -130,16 +117,16 @@ pub struct Checked {
     pub namespaces: usize,
 }
 
-/// A file that refers to a namespace without processes.
-#[derive(Debug)]
-enum NamespaceFile {
-    /// A mount of the reader's own namespace.
-    BindMount(PathBuf),
-    /// A descriptor of a process, which can block its readers.
-    Descriptor(ProcessFile),
-}
-
 impl NamespaceMounts {
+    fn left_out(id: u64, held_by: HeldBy, processes: usize) -> Self {
+        Self {
+            id,
+            held_by,
+            processes,
+            table: Err(UnreadTable::LeftOut { number: 0 }),
+        }
+    }
+
     /// The reason for unknown mounts, with the numbers of the namespace and of a process in the
     /// namespace.
     pub(crate) fn unread(&self) -> Option<String> {
@@ -173,19 +160,13 @@ impl Proc {
     ///
     /// # Errors
     /// If it is no `/proc`, or the reader's own mounts cannot be read.
-    pub fn namespaces(&self) -> Result<Namespaces, NamespacesError> {
-        let failed = |act, path: &Path, source| NamespacesError {
-            act,
-            path: path.to_owned(),
-            source,
-        };
+    pub fn namespaces(&self) -> Result<Namespaces, Failure> {
         // The number of a namespace is the inode of what the link leads to, namespaces(7).
         let own_path = self.folder.join(self.own).join("ns/mnt");
         let own_id = fs::metadata(&own_path)
-            .map_err(|error| failed("read", &own_path, error.into()))?
+            .map_err(|error| failed("read", &own_path, error))?
             .ino();
-        let pids =
-            pids_in(&self.folder).map_err(|error| failed("list", &self.folder, error.into()))?;
+        let pids = pids_in(&self.folder).map_err(|error| failed("list", &self.folder, error))?;
         let (mut by_id, mut problems) = (BTreeMap::<u64, Vec<u32>>::new(), Vec::new());
         let processes = pids.len();
         let files: Vec<ProcessFile> = pids
@@ -212,12 +193,10 @@ impl Proc {
         // copies, would look unmounted by the host.
         let path = self.folder.join(self.own).join("mountinfo");
         let read = File::open(&path).map_err(ReadTableError::from);
-        let own = read.and_then(read_host_table_in_part).map_err(|error| {
-            let act = match error {
-                ReadTableError::Read(_) => "read",
-                ReadTableError::Table(_) => "parse",
-            };
-            failed(act, &path, error)
+        let own = read.and_then(read_host_table_in_part);
+        let own = own.map_err(|error| match error {
+            ReadTableError::Read(error) => failed("read", &path, error),
+            ReadTableError::Table(error) => failed("parse", &path, io::Error::other(error)),
         })?;
         if let Some(skipped) = own.skipped() {
             problems.push(format!("{}: {skipped}", path.display()));
@@ -249,27 +228,32 @@ impl Proc {
                 command: self.text(*pid, "comm").trim_end().to_owned(),
                 cgroup,
             };
-            if budget.is_used_up(&container) {
-                return budget.leave_out(container, id, held_by);
-            }
             let path = self.file_of(*pid, "mountinfo").path;
-            // This /proc may be of another pid namespace, where the pid belongs to another process.
-            let by_pid = HeldProcess::open(*pid).and_then(|process| process.mount_namespace());
-            let namespace = match by_pid {
-                Ok(namespace) if namespace.number().is_ok_and(|number| number == id) => {
-                    Ok(namespace)
+            let read = || {
+                // This /proc may be of another pid namespace, where the pid belongs to another
+                // process.
+                let by_pid = HeldProcess::open(*pid).and_then(|process| process.mount_namespace());
+                let namespace = match by_pid {
+                    Ok(namespace) if namespace.number().is_ok_and(|number| number == id) => {
+                        Ok(namespace)
+                    }
+                    Ok(_) | Err(_) => MountNamespace::open(&self.file_of(*pid, "ns/mnt")),
+                };
+                let read = namespace.map_err(ReadTableError::from);
+                match read.and_then(|namespace| namespace.mounts(|| File::open(&path))) {
+                    Err(ReadTableError::Read(error))
+                        if is_gone(&error)
+                            || Errno::from_io_error(&error) == Some(Errno::INVAL) =>
+                    {
+                        None
+                    }
+                    read => Some(read.map_err(|error| unread("read", &path, error))),
                 }
-                Ok(_) | Err(_) => MountNamespace::open(&self.file_of(*pid, "ns/mnt")),
             };
-            let read = namespace.map_err(ReadTableError::from);
-            let read = read.and_then(|namespace| namespace.mounts(|| File::open(&path)));
-            if let Err(ReadTableError::Read(error)) = &read
-                && (is_gone(error) || Errno::from_io_error(error) == Some(Errno::INVAL))
-            {
-                continue;
+            let namespace = NamespaceMounts::left_out(id, held_by, pids.len());
+            if budget.add(container, namespace, read) {
+                return;
             }
-            let table = read.map_err(|error| unread("read", &path, error));
-            return budget.add(container, id, held_by, pids.len(), table);
         }
     }
 
@@ -279,36 +263,31 @@ impl Proc {
         for entry in own.entries() {
             let id = namespace_id(&entry.root.path).filter(|id| !is_known(*id));
             if let Some(id) = id.filter(|_| entry.fs_type.0 == "nsfs") {
-                let held_by = HeldBy::BindMount(entry.mount_point.clone());
-                let file = NamespaceFile::BindMount(entry.mount_point.clone());
+                let path = entry.mount_point.clone();
                 // Root of the node made the mount.
-                found.entry(id).or_insert((held_by, file, None));
+                let held_by = HeldBy::BindMount(path.clone());
+                found.entry(id).or_insert((held_by, path, None));
             }
         }
         let pids = pids_in(&self.folder).unwrap_or_default();
-        let descriptors = pids.into_iter();
-        let descriptors = descriptors.flat_map(|pid| open_files(&self.folder, pid, "fd"));
-        in_parts(descriptors, |descriptors, left| {
-            let targets = links_within(left, &descriptors);
-            for (descriptor, link) in descriptors.into_iter().zip(targets) {
-                let id = link.ok().and_then(|link| namespace_id(&link));
-                if let Some(id) = id.filter(|id| !is_known(*id)) {
-                    let pid = descriptor.pid;
+        let descriptors = open_files(&self.folder, &pids, "fd");
+        read_in_parts(
+            descriptors,
+            links_within,
+            |ProcessFile { pid, path }, link| {
+                if let Some(id) = namespace_id(&link).filter(|id| !is_known(*id)) {
                     let command = self.text(pid, "comm").trim_end().to_owned();
                     let held_by = HeldBy::Descriptor { pid, command };
-                    let file = NamespaceFile::Descriptor(descriptor);
-                    found.entry(id).or_insert((held_by, file, Some(pid)));
+                    found.entry(id).or_insert((held_by, path, Some(pid)));
                 }
-            }
-        });
-        for (id, (held_by, file, pid)) in found {
+            },
+        );
+        for (id, (held_by, path, pid)) in found {
             let container = pid.and_then(|pid| container_of(&self.text(pid, "cgroup")));
-            if budget.is_used_up(&container) {
-                budget.leave_out(container, id, held_by);
-            } else {
-                let table = mounts_of_namespace(&file);
-                budget.add(container, id, held_by, 0, table);
-            }
+            let namespace = NamespaceMounts::left_out(id, held_by, 0);
+            budget.add(container, namespace, || {
+                Some(mounts_of_namespace(path, pid))
+            });
         }
     }
 
@@ -322,24 +301,34 @@ impl Proc {
     }
 }
 
+fn failed(act: &'static str, path: &Path, source: io::Error) -> Failure {
+    Failure {
+        act: act.into(),
+        path: path.to_owned(),
+        source,
+    }
+}
+
 fn unread(act: &'static str, path: &Path, error: ReadTableError) -> UnreadTable {
     match error {
-        ReadTableError::Read(source) => UnreadTable::Call(Failure {
-            act: act.into(),
-            path: path.to_owned(),
-            source,
-        }),
+        ReadTableError::Read(source) => failed(act, path, source).into(),
         ReadTableError::Table(error) => error.into(),
     }
 }
 
-/// The mounts of the namespace that a file refers to.
-fn mounts_of_namespace(file: &NamespaceFile) -> Result<MountTable, UnreadTable> {
-    let (path, opened) = match file {
-        NamespaceFile::BindMount(path) => (path, File::open(path)),
-        NamespaceFile::Descriptor(file) => (&file.path, open_process_file(file).map(File::from)),
+/// The mounts of the namespace to which a file leads: a mount of the reader's own namespace, or a
+/// descriptor of a process, which can block its readers.
+fn mounts_of_namespace(path: PathBuf, pid: Option<u32>) -> Result<MountTable, UnreadTable> {
+    let file = ProcessFile {
+        pid: pid.unwrap_or_default(),
+        path,
     };
-    let namespace = opened.map_err(|error| unread("open", path, error.into()))?;
+    let path = &file.path;
+    let opened = match pid {
+        Some(_) => open_process_file(&file).map(File::from),
+        None => File::open(path),
+    };
+    let namespace = opened.map_err(|error| failed("open", path, error))?;
     mounts_in(&namespace, || open_table(&namespace))
         .map_err(|error| unread("read the mounts of", path, error))
 }
@@ -375,51 +364,39 @@ struct Budget {
 }
 
 impl Budget {
-    fn is_used_up(&self, container: &Option<String>) -> bool {
-        let used = container.as_ref().and_then(|id| self.containers.get(id));
-        used.is_some_and(|(tables, memory)| {
-            *tables >= MAX_OF_CONTAINER || *memory >= MAX_MEMORY_OF_CONTAINER
-        })
-    }
-
-    fn leave_out(&mut self, container: Option<String>, id: u64, held_by: HeldBy) {
-        let left_out = self.left_out.entry(container.unwrap_or_default());
-        let left_out = left_out.or_insert(NamespaceMounts {
-            id,
-            held_by,
-            processes: 0,
-            table: Err(UnreadTable::LeftOut { number: 0 }),
-        });
-        if let Err(UnreadTable::LeftOut { number }) = &mut left_out.table {
-            *number += 1;
-        }
-    }
-
+    /// Adds a namespace with its table, unless its container has its share already. `read` returns
+    /// `None` if the namespace ended, and this function false.
     fn add(
         &mut self,
         container: Option<String>,
-        id: u64,
-        held_by: HeldBy,
-        processes: usize,
-        mut table: Result<MountTable, UnreadTable>,
-    ) {
+        mut namespace: NamespaceMounts,
+        read: impl FnOnce() -> Option<Result<MountTable, UnreadTable>>,
+    ) -> bool {
+        if let Some(id) = &container
+            && let Some((tables, memory)) = self.containers.get(id)
+            && (*tables >= MAX_OF_CONTAINER || *memory >= MAX_MEMORY_OF_CONTAINER)
+        {
+            let left_out = self.left_out.entry(id.clone()).or_insert(namespace);
+            if let Err(UnreadTable::LeftOut { number }) = &mut left_out.table {
+                *number += 1;
+            }
+            return true;
+        }
+        let Some(table) = read() else { return false };
         let needed = table.as_ref().map_or(0, MountTable::memory);
         if let Some(container) = container {
             let (tables, memory) = self.containers.entry(container).or_default();
             *tables += 1;
             *memory += needed;
         }
+        namespace.table = table;
         if self.memory + needed > MAX_MEMORY {
-            table = Err(UnreadTable::NoMemory);
+            namespace.table = Err(UnreadTable::NoMemory);
         } else {
             self.memory += needed;
         }
-        self.found.push(NamespaceMounts {
-            id,
-            held_by,
-            processes,
-            table,
-        });
+        self.found.push(namespace);
+        true
     }
 }
 
@@ -609,7 +586,7 @@ mod tests {
         };
         let pid = executing.pid();
         let table = unless_it_hangs(move || {
-            mounts_of_namespace(&NamespaceFile::Descriptor(ProcessFile::of(pid, "fd/0")))
+            mounts_of_namespace(ProcessFile::of(pid, "fd/0").path, Some(pid))
         });
         // A kernel that takes no lock opens the file, which is no namespace.
         assert!(

@@ -28,11 +28,14 @@ use bindguard_guard::{Probes, kubelet_roots_by_all_names};
 use bindguard_sys::bundle::read_spec;
 use serde::Serialize;
 
-use crate::bundles::{binds_of_container, bundle_of_container};
-use crate::engines::{ContainersOfNode, EngineContainer, engine_containers, state_folders};
+use crate::containers::{
+    EngineContainer, binds_of_container, bundle_of_container, engine_containers, hold_running,
+    inits_of, read_running, state_folders, unless_ended,
+};
 use crate::kubelet_roots::kubelets_here;
-use crate::node::{hold_running, inits_of, read_running, refuse_other_mounts, unless_ended};
+use crate::node::{NotOfRuntime, refuse_other_mounts};
 use crate::pods::{PodContainer, Pods};
+use crate::writers::ContainersOfNode;
 
 /// The kinds of binds that a pod opts in by a word, besides subPaths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -125,22 +128,14 @@ pub(crate) fn stale_mounts(
     match find_stale(process, &[files]) {
         Ok(seen) => Ok(seen.mounts),
         Err(RefreshError::Process(error)) => Err(error),
-        Err(
-            RefreshError::MountsOfNode(_)
-            | RefreshError::Sandbox(_)
-            | RefreshError::Locked(_)
-            | RefreshError::NoSpec
-            | RefreshError::OldKernel(_)
-            | RefreshError::Namespace(_),
-        ) => Ok(Vec::new()),
+        Err(_) => Ok(Vec::new()),
     }
 }
 
 /// True if a refresh helps: a removed key does not come back by a refresh, and a bind that is gone
 /// only by a restart.
 fn can_be_refreshed(mounts: &[RefreshedMount]) -> bool {
-    let is_stale = |mount: &RefreshedMount| mount.outcome == MountResult::Stale;
-    mounts.iter().any(is_stale)
+    mounts.iter().any(|it| it.outcome == MountResult::Stale)
 }
 
 /// The containers that read old files, of the pods whose folders are `wanted`; and the reasons why
@@ -201,10 +196,11 @@ fn of_files(
     mut files: Vec<RefreshedMount>,
     pods: &Pods,
 ) -> Option<OldFiles> {
-    files.retain(|mount| match mount.outcome {
-        MountResult::Stale | MountResult::KeyGone | MountResult::Missing => true,
-        MountResult::Replaced { .. } | MountResult::Hidden | MountResult::Occupied => false,
-        MountResult::Restless | MountResult::Refused { .. } | MountResult::Failed { .. } => false,
+    files.retain(|mount| {
+        matches!(
+            mount.outcome,
+            MountResult::Stale | MountResult::KeyGone | MountResult::Missing
+        )
     });
     if files.is_empty() {
         return None;
@@ -223,18 +219,28 @@ fn of_files(
 
 /// The containers of these pods with old binds, and the reasons why containers are not checked.
 pub fn old_binds(pods: &Pods, policy: &Policy, places: &Places) -> (Vec<OldBinds>, Vec<String>) {
-    let (kubelet_roots, _) = kubelets_here(places);
-    let mut survey = BindSurvey::new(kubelet_roots, policy, pods.with_runtime(places));
+    let survey = BindSurvey {
+        kubelet_roots: kubelets_here(places).0,
+        policy,
+        places: &pods.with_runtime(places),
+        containers: ContainersOfNode::at(Path::new("/")),
+    };
+    let (mut found, mut problems) = (Vec::new(), Vec::new());
     let inits = inits_of(pods.running().map(|container| container.id.as_str()));
     for container in pods.running() {
         let Some(init) = inits.get(container.id.as_str()) else {
             continue;
         };
-        if !survey.compare(container, None, *init) {
+        let compared = survey.compare(container, None, *init, &mut found, &mut problems);
+        if let Err(error) = compared {
+            let why = error_chain(&error);
+            problems.push(format!(
+                "the volumes and host files of running containers are not checked: {why}"
+            ));
             break;
         }
     }
-    for old in &mut survey.found {
+    for old in &mut found {
         let uid = old.pod.uid.as_ref();
         if let Some(request) = uid.and_then(|uid| pods.refresh_requests.get(uid)) {
             old.opted_in = Some(match old.what {
@@ -244,115 +250,112 @@ pub fn old_binds(pods: &Pods, policy: &Policy, places: &Places) -> (Vec<OldBinds
             });
         }
     }
-    (survey.found, survey.problems)
+    (found, problems)
 }
 
 /// The containers of Docker and Podman with old binds, and the reasons why containers are not
 /// checked. Labels are not read, so no opt-in is known.
 pub fn old_binds_of_engines(policy: &Policy, places: &Places) -> (Vec<OldBinds>, Vec<String>) {
-    let mut survey = BindSurvey::new(Vec::new(), policy, places.clone());
+    let survey = BindSurvey {
+        kubelet_roots: Vec::new(),
+        policy,
+        places,
+        containers: ContainersOfNode::at(Path::new("/")),
+    };
+    let (mut found, mut problems) = (Vec::new(), Vec::new());
     for engine in engine_containers(&state_folders(Path::new("/"))) {
         let container = PodContainer {
             id: engine.id.clone(),
             ..PodContainer::default()
         };
-        if !survey.compare(&container, Some(&engine), engine.pid) {
+        let init = engine.pid;
+        let compared = survey.compare(&container, Some(&engine), init, &mut found, &mut problems);
+        if let Err(error) = compared {
+            let (engine, why) = (engine.engine.name(), error_chain(&error));
+            problems.push(format!("the containers of {engine} are not checked: {why}"));
             break;
         }
     }
-    (survey.found, survey.problems)
+    (found, problems)
 }
 
-/// The parts of the node with which each container is compared, and the results.
+/// The parts of the node with which each container is compared.
 struct BindSurvey<'a> {
     kubelet_roots: Vec<PathBuf>,
     policy: &'a Policy,
-    places: Places,
-    engines: ContainersOfNode,
-    found: Vec<OldBinds>,
-    problems: Vec<String>,
+    places: &'a Places,
+    containers: ContainersOfNode,
 }
 
-impl<'a> BindSurvey<'a> {
-    fn new(kubelet_roots: Vec<PathBuf>, policy: &'a Policy, places: Places) -> Self {
-        Self {
-            kubelet_roots,
-            policy,
-            places,
-            engines: ContainersOfNode::at(Path::new("/")),
-            found: Vec::new(),
-            problems: Vec::new(),
-        }
-    }
-
-    /// Compares a container of a pod, or of an engine. False if the remaining containers of this
-    /// node cannot be compared either.
+impl BindSurvey<'_> {
+    /// Compares a container of a pod, or of an engine.
+    ///
+    /// # Errors
+    /// If no container of this node can be compared.
     fn compare(
-        &mut self,
+        &self,
         container: &PodContainer,
         engine: Option<&EngineContainer>,
         init: u32,
-    ) -> bool {
+        found: &mut Vec<OldBinds>,
+        problems: &mut Vec<String>,
+    ) -> Result<(), NotOfRuntime> {
         let id = &container.id;
-        let (name, all, subject) = match engine {
-            Some(of) => {
-                let engine = of.engine.name();
-                let name = format!("{engine} container {id}");
-                let all = format!("the containers of {engine}");
-                (name, all, Some(format!("--container {id}")))
-            }
-            None => {
-                let all = "the volumes and host files of running containers".to_owned();
-                let pod = container.pod.display_name();
-                let subject = pod.map(|pod| format!("--pod {pod}"));
-                (container.display_name(), all, subject)
-            }
+        let name = match engine {
+            Some(of) => format!("{} container {id}", of.engine.name()),
+            None => container.display_name(),
         };
+        let subject = match engine {
+            Some(_) => Some(format!("--container {id}")),
+            None => container.pod.display_name().map(|it| format!("--pod {it}")),
+        };
+        let problem = |error: &ProcessError| format!("{name}: {}", error_chain(error));
         let process = match hold_running(id, init) {
             Ok(Some(process)) => process,
-            Ok(None) => return true,
+            Ok(None) => return Ok(()),
             Err(error) => {
-                self.problems
-                    .push(format!("{name}: {}", error_chain(&error)));
-                return true;
+                problems.push(problem(&error));
+                return Ok(());
             }
         };
-        if let Err(error) = refuse_other_mounts(&process) {
-            let why = error_chain(&error);
-            self.problems.push(format!("{all} are not checked: {why}"));
-            return false;
-        }
+        refuse_other_mounts(&process)?;
         let bundle = match engine {
             Some(of) => Some(of.bundle.clone()),
             None => bundle_of_container(Path::new("/"), id),
         };
-        let Some(bundle) = bundle else { return true };
-        let (mut found, mut problems) = (Vec::new(), Vec::new());
+        let Some(bundle) = bundle else { return Ok(()) };
         for what in [BindKind::Volumes, BindKind::HostFiles, BindKind::HostRoot] {
-            let uid = match engine {
-                Some(_) => None,
-                None => Some(container.pod.uid.as_deref().unwrap_or_default()),
+            let files = match (what, engine) {
+                (BindKind::Volumes, None) => self.volumes_of_pod(&container.pod, &bundle),
+                (BindKind::Volumes, Some(_)) => self.volumes_of_engine(&bundle, &name, problems),
+                (BindKind::HostFiles, _) => {
+                    let is_of_pod = engine.is_none();
+                    self.host_files(&bundle, process.pid(), &name, is_of_pod, problems)
+                }
+                (BindKind::HostRoot, _) => {
+                    let roots = HostRoots::open(&bundle, self.policy, self.places).ok();
+                    roots.map(|roots| Box::new(roots) as Box<dyn CurrentFiles>)
+                }
             };
-            let source = (&*bundle, process.pid(), &*name);
-            let Some(files) = self.files(what, source, uid, &mut problems) else {
-                continue;
-            };
+            let Some(files) = files else { continue };
             let mut mounts = match unless_ended(stale_mounts(&process, &*files)) {
                 Ok(Some(mounts)) => mounts,
                 Ok(None) => break,
                 Err(error) => {
-                    problems.push(format!("{name}: {}", error_chain(&error)));
+                    problems.push(problem(&error));
                     break;
                 }
             };
-            mounts.retain(|mount| match mount.outcome {
-                MountResult::Stale | MountResult::KeyGone | MountResult::Occupied => true,
-                MountResult::Refused { .. } | MountResult::Failed { .. } => true,
-                // The container covered the mount.
-                MountResult::Hidden => false,
-                MountResult::Replaced { .. } | MountResult::Missing | MountResult::Restless => {
-                    false
-                }
+            // The container covered a mount that is hidden.
+            mounts.retain(|mount| {
+                matches!(
+                    mount.outcome,
+                    MountResult::Stale
+                        | MountResult::KeyGone
+                        | MountResult::Occupied
+                        | MountResult::Refused { .. }
+                        | MountResult::Failed { .. }
+                )
             });
             if mounts.is_empty() {
                 continue;
@@ -368,74 +371,85 @@ impl<'a> BindSurvey<'a> {
                 command: subject.map(|it| format!("bindguard refresh {it} --what {}", what.word())),
             });
         }
-        self.found.extend(found);
-        self.problems.extend(problems);
-        true
+        Ok(())
     }
 
-    /// The mounts or files that the host has now, for the container with this bundle, init and name.
-    /// `uid` is the pod's, and `None` for a container of an engine. Returns `None` if the spec or the
-    /// pod's folder is not known, or a source of a volume does not answer.
-    fn files(
+    /// The volumes that the host has now. `None` if the pod's folder or the spec is not known.
+    fn volumes_of_pod(&self, pod: &PodName, bundle: &Path) -> Option<Box<dyn CurrentFiles + '_>> {
+        let uid = pod.uid.as_deref()?;
+        let mut folders = self
+            .kubelet_roots
+            .iter()
+            .map(|root| root.join("pods").join(uid));
+        let folder = folders.find(|folder| folder.symlink_metadata().is_ok())?;
+        Some(Box::new(BoundMounts::open(bundle, &folder).ok()?))
+    }
+
+    /// The volumes that the host has now. `None` if the spec is not known, or a source does not
+    /// answer.
+    fn volumes_of_engine(
         &self,
-        kind: BindKind,
-        (bundle, init, name): (&Path, u32, &str),
-        uid: Option<&str>,
+        bundle: &Path,
+        name: &str,
         problems: &mut Vec<String>,
     ) -> Option<Box<dyn CurrentFiles + '_>> {
-        if kind == BindKind::HostRoot {
-            let roots = HostRoots::open(bundle, self.policy, &self.places).ok()?;
-            return Some(Box::new(roots));
-        }
-        if let Some(uid) = uid.filter(|_| kind == BindKind::Volumes) {
-            let roots = self.kubelet_roots.iter().filter(|_| !uid.is_empty());
-            let mut folders = roots.map(|root| root.join("pods").join(uid));
-            let folder = folders.find(|folder| folder.symlink_metadata().is_ok())?;
-            return Some(Box::new(BoundMounts::open(bundle, &folder).ok()?));
-        }
         let bytes = read_spec(bundle).ok()?;
         let spec = SpecView::from_bytes(&bytes).ok()?;
-        if kind == BindKind::Volumes {
-            let sources = spec.binds().iter().map(|bind| bind.source().to_owned());
-            let sources: Vec<PathBuf> = sources.collect();
-            for (source, reach) in sources.iter().zip(Probes::for_create().reaches(&sources)) {
-                if let Some(verdict) = judge_reach(&reach) {
-                    problems.push(format!(
-                        "the volumes of {name} are not compared: {}: {}",
-                        source.display(),
-                        verdict.reason().unwrap_or_default()
-                    ));
-                    return None;
-                }
+        let sources = spec.binds().iter().map(|bind| bind.source().to_owned());
+        for (source, why) in silent(sources.collect()) {
+            if let Some(why) = why {
+                let source = source.display();
+                problems.push(format!(
+                    "the volumes of {name} are not compared: {source}: {why}"
+                ));
+                return None;
             }
-            let mounts = BoundMounts::of_engine(bundle, &self.engines, &self.places, None);
-            return Some(Box::new(mounts.ok()?));
         }
-        let mut binds = match uid {
-            None => FileBind::of_spec(&spec),
-            Some(_) => {
-                let roots = kubelet_roots_by_all_names(&self.places, &Probes::for_create());
-                FileBind::of_pod(&spec, &roots)
-            }
+        let mounts = BoundMounts::of_engine(bundle, &self.containers, self.places, None);
+        Some(Box::new(mounts.ok()?))
+    }
+
+    /// The files that the host has now, without those whose source does not answer. `None` if the
+    /// spec is not known.
+    fn host_files(
+        &self,
+        bundle: &Path,
+        init: u32,
+        name: &str,
+        is_of_pod: bool,
+        problems: &mut Vec<String>,
+    ) -> Option<Box<dyn CurrentFiles + '_>> {
+        let bytes = read_spec(bundle).ok()?;
+        let spec = SpecView::from_bytes(&bytes).ok()?;
+        let mut binds = if is_of_pod {
+            let roots = kubelet_roots_by_all_names(self.places, &Probes::for_create());
+            FileBind::of_pod(&spec, &roots)
+        } else {
+            FileBind::of_spec(&spec)
         };
-        // Leaves out the binds whose source does not answer.
         let served: Vec<_> = binds.extract_if(.., |bind| !bind.is_local()).collect();
-        let sources: Vec<_> = served.iter().map(FileBind::source).collect();
-        let answers = Probes::for_create().reaches(&sources);
-        for (bind, reach) in served.into_iter().zip(answers) {
-            match judge_reach(&reach) {
+        let sources = served.iter().map(FileBind::source).collect();
+        for (bind, (source, why)) in served.into_iter().zip(silent(sources)) {
+            match why {
                 None => binds.push(bind),
-                Some(verdict) => problems.push(format!(
-                    "{} is not compared with running containers: {}",
-                    bind.source().display(),
-                    verdict.reason().unwrap_or_default()
+                Some(why) => problems.push(format!(
+                    "{} is not compared with running containers: {why}",
+                    source.display()
                 )),
             }
         }
-        let (files, errors) = BoundFiles::open(binds, init, &self.engines);
+        let (files, errors) = BoundFiles::open(binds, init, &self.containers);
         for error in &errors {
             problems.push(format!("{name}: {}", error_chain(error)));
         }
         Some(Box::new(files))
     }
+}
+
+/// Probes the sources of binds together. Returns why a source does not answer.
+fn silent(sources: Vec<PathBuf>) -> Vec<(PathBuf, Option<String>)> {
+    let reaches = Probes::for_create().reaches(&sources);
+    let verdicts = reaches.iter().map(judge_reach);
+    let reasons = verdicts.map(|it| it.map(|verdict| verdict.reason().unwrap_or_default()));
+    sources.into_iter().zip(reasons).collect()
 }

@@ -1,23 +1,25 @@
 //! Pods by the names that people use and by the uids in the kubelet's folders.
 //!
 //! The kubelet's folders contain only a pod's uid; an operator knows its name. Code that knows both
-//! (a container runtime's CRI, the annotations of bundles) fills in [`PodName`]s. All other code
-//! selects pods with [`PodSelector`].
+//! (a container runtime's CRI, the annotations of bundles) fills in [`PodName`]s.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
-use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use bindguard_core::error_chain;
 use bindguard_core::identity::PodName;
+use bindguard_core::kubelet::PodPath;
+use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
-use bindguard_core::refresh_request::{OptIn, RefreshRequest};
+use bindguard_core::refresh_request::{OptIn, REFRESH, RefreshRequest};
+use bindguard_core::text::{cut, serialize_path, shell_word};
 use serde::Serialize;
 
 /// The state of a container, with the names and the numbers of the CRI.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, prost::Enumeration)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, prost::Enumeration, strum::Display)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 #[repr(i32)]
 pub enum ContainerState {
     /// Not started.
@@ -27,17 +29,6 @@ pub enum ContainerState {
     Exited = 2,
     /// Not known to the runtime.
     Unknown = 3,
-}
-
-impl fmt::Display for ContainerState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Created => "created",
-            Self::Running => "running",
-            Self::Exited => "exited",
-            Self::Unknown => "unknown",
-        })
-    }
 }
 
 /// A container of a pod, as its runtime reports it.
@@ -79,8 +70,10 @@ impl PodsOfVersion {
         if self.version == env!("CARGO_PKG_VERSION") {
             return format!("{count} under {}", self.version);
         }
-        let name = |pod: &PodName| pod.display_name().unwrap_or_else(|| "?".to_owned());
-        let names: Vec<String> = self.pods.iter().map(name).collect();
+        let names = self.pods.iter().map(PodName::display_name);
+        let names: Vec<String> = names
+            .map(|it| it.unwrap_or_else(|| "?".to_owned()))
+            .collect();
         format!("{count} under {}: {}", self.version, names.join(", "))
     }
 }
@@ -175,11 +168,14 @@ impl Pods {
                 versions.entry(version).or_default().insert(&container.pod);
             }
         }
-        let versions = versions.into_iter().map(|(version, pods)| PodsOfVersion {
-            version: version.to_owned(),
-            pods: pods.into_iter().cloned().collect(),
-        });
-        versions.collect()
+        let mut found = Vec::new();
+        for (version, pods) in versions {
+            found.push(PodsOfVersion {
+                version: version.to_owned(),
+                pods: pods.into_iter().cloned().collect(),
+            });
+        }
+        found
     }
 
     /// True if a container of that name opted in to live refresh; `None` if the pod's annotations
@@ -204,42 +200,183 @@ impl Pods {
     }
 }
 
-/// A pod named on the command line: `UID`, `NAME` or `NAMESPACE/NAME`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodSelector {
-    namespace: Option<String>,
-    name: String,
+/// True if an argument of the command line names this pod: `UID`, `NAME` or `NAMESPACE/NAME`. Neither
+/// uids nor names contain a slash.
+pub fn is_called(pod: &PodName, argument: &str) -> bool {
+    let names = [&pod.uid, &pod.name, &pod.display_name()];
+    names.map(Option::as_deref).contains(&Some(argument))
 }
 
-impl PodSelector {
-    /// Parses an argument. Neither uids nor names contain a slash.
-    pub fn from_argument(argument: &str) -> Self {
-        let (namespace, name) = match argument.split_once('/') {
-            Some((namespace, name)) => (Some(namespace.to_owned()), name),
-            None => (None, argument),
+// Annotations for live refresh that have no effect: a value that is not understood, or a name that
+// no container of the pod has. `True` in place of `true` would otherwise go unnoticed until an update
+// does not arrive.
+
+/// A pod with such an annotation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IgnoredRequest {
+    pub pod: PodName,
+    /// Values that are not understood.
+    pub problems: Vec<String>,
+    /// Names that no container of the pod has. A container that has yet to start is not known,
+    /// either: only a name that stays unknown is wrong.
+    pub unknown_names: Vec<String>,
+}
+
+/// The pods with such annotations.
+pub fn ignored_requests(pods: &Pods) -> Vec<IgnoredRequest> {
+    let mut names = BTreeMap::<&str, Vec<&str>>::new();
+    for container in &pods.containers {
+        if let (Some(uid), Some(name)) = (container.pod.uid.as_deref(), container.name.as_deref()) {
+            names.entry(uid).or_default().push(name);
+        }
+    }
+    let mut ignored = Vec::new();
+    for (uid, request) in &pods.refresh_requests {
+        let mut unknown_names = Vec::new();
+        if let OptIn::Named(wanted) = &request.containers {
+            let known = names.get(uid.as_str());
+            for name in wanted {
+                if known.is_none_or(|known| !known.contains(&name.as_str())) {
+                    unknown_names.push(cut(name, 64).into());
+                }
+            }
+        }
+        if !request.problems.is_empty() || !unknown_names.is_empty() {
+            ignored.push(IgnoredRequest {
+                pod: pods.of_uid(uid),
+                problems: request.problems.clone(),
+                unknown_names,
+            });
+        }
+    }
+    ignored
+}
+
+impl IgnoredRequest {
+    /// The problems in words. A name counts if the earlier findings have the name as well.
+    pub fn confirmed_by(&self, earlier: &[Self]) -> Vec<String> {
+        let mut problems = self.problems.clone();
+        if let Some(before) = earlier.iter().find(|it| it.pod.uid == self.pod.uid) {
+            for name in &self.unknown_names {
+                if before.unknown_names.contains(name) {
+                    problems.push(format!(
+                        "ignoring {REFRESH}: the pod has no container {name:?}"
+                    ));
+                }
+            }
+        }
+        problems
+    }
+}
+
+// The command that deletes a pod, unless the deletion would erase files of the host, and the mounts
+// of the host whose files would be erased.
+//
+// The kubelet removes an emptyDir, and each volume that wraps an emptyDir, with all files below.
+// The removal goes on through a mount of the host in the volume: kubernetes#129550, #115054.
+
+/// The folders of the plugins whose volumes the kubelet removes with all files.
+const REMOVED: [&str; 6] = [
+    "kubernetes.io~empty-dir",
+    "kubernetes.io~configmap",
+    "kubernetes.io~secret",
+    "kubernetes.io~projected",
+    "kubernetes.io~downward-api",
+    "kubernetes.io~git-repo",
+];
+
+/// A mount of the host below a volume that the kubelet removes with its pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct MountInVolume {
+    pub pod: PodName,
+    #[serde(serialize_with = "serialize_path")]
+    pub mount_point: PathBuf,
+    /// The type of its filesystem.
+    pub fs_type: String,
+    /// True if the kubelet can remove the files below the mount point.
+    pub erased: bool,
+    /// The command that saves the files.
+    pub command: String,
+}
+
+impl MountInVolume {
+    /// The effect on a deletion of the pod.
+    pub fn effect(&self) -> &'static str {
+        if self.erased {
+            "the kubelet removes all files below this mount when the pod is deleted (kubernetes#129550), and the pod stays Terminating: unmount it before"
+        } else {
+            "the pod stays Terminating when it is deleted, until this is unmounted"
+        }
+    }
+}
+
+/// The commands that delete a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Deletion {
+    /// The pod's names are not known.
+    Unnamed,
+    /// `kubectl delete pod`
+    Command(String),
+    /// These mounts of the host are in volumes of the pod: the deletion would erase their files.
+    Erases(Vec<PathBuf>),
+}
+
+impl Deletion {
+    /// The deletion of a pod on the node with this mount table.
+    pub(crate) fn of(pod: &PodName, own: &MountTable, places: &Places) -> Self {
+        let mut mounts = Vec::new();
+        for entry in own.entries() {
+            let uid = removed_volume(&entry.mount_point, places).map(|(uid, _)| uid);
+            if uid.is_some() && uid == pod.uid.as_deref() {
+                mounts.push(entry.mount_point.clone());
+            }
+        }
+        if !mounts.is_empty() {
+            // the innermost first, as they can be unmounted
+            mounts.reverse();
+            return Self::Erases(mounts);
+        }
+        match pod.names() {
+            Some((namespace, name)) => {
+                Self::Command(format!("kubectl -n {namespace} delete pod {name}"))
+            }
+            None => Self::Unnamed,
+        }
+    }
+}
+
+/// The mounts of the host below volumes that the kubelet removes with their pods, the innermost
+/// first.
+pub fn mounts_in_volumes(table: &MountTable, pods: &Pods, places: &Places) -> Vec<MountInVolume> {
+    let mut found = Vec::new();
+    for entry in table.entries().iter().rev() {
+        let path = &entry.mount_point;
+        let Some((uid, volume)) = removed_volume(path, places) else {
+            continue;
         };
-        Self {
-            namespace,
-            name: name.to_owned(),
-        }
+        // Of an emptyDir in memory the kubelet only unmounts the tmpfs, which is then busy.
+        let is_mount = table.entries().iter().any(|it| it.mount_point == volume);
+        found.push(MountInVolume {
+            pod: pods.of_uid(uid),
+            mount_point: path.clone(),
+            fs_type: entry.fs_type.0.clone(),
+            erased: !is_mount && !entry.is_read_only(),
+            command: format!("umount {}", shell_word(path)),
+        });
     }
+    found
+}
 
-    /// True if the argument names this pod.
-    pub fn is(&self, pod: &PodName) -> bool {
-        let is_name = pod.name.as_deref() == Some(self.name.as_str());
-        match &self.namespace {
-            Some(namespace) => is_name && pod.namespace.as_deref() == Some(namespace.as_str()),
-            None => is_name || pod.uid.as_deref() == Some(self.name.as_str()),
-        }
-    }
-
-    /// The argument as it was given.
-    pub fn display_name(&self) -> String {
-        match &self.namespace {
-            Some(namespace) => format!("{namespace}/{}", self.name),
-            None => self.name.clone(),
-        }
-    }
+/// The pod's uid and the volume's folder, for a path strictly below a volume that the kubelet removes
+/// with all files.
+pub(crate) fn removed_volume<'p>(path: &'p Path, places: &Places) -> Option<(&'p str, &'p Path)> {
+    let pod = PodPath::from_path(path, places.kubelet_roots())?;
+    let [volumes, plugin, _, below @ ..] = pod.names.as_slice() else {
+        return None;
+    };
+    let is_removed = *volumes == "volumes" && REMOVED.iter().any(|removed| plugin == removed);
+    let volume = path.ancestors().nth(below.len())?;
+    (is_removed && !below.is_empty()).then_some((pod.pod_uid, volume))
 }
 
 #[cfg(test)]
@@ -265,11 +402,7 @@ mod tests {
             ("other/web", false),
             ("we", false),
         ] {
-            assert_eq!(
-                PodSelector::from_argument(argument).is(&web()),
-                is_meant,
-                "{argument}"
-            );
+            assert_eq!(is_called(&web(), argument), is_meant, "{argument}");
         }
     }
 
@@ -386,5 +519,131 @@ mod tests {
         );
         pods.opt_all_in();
         assert_eq!(pods.opted_in("u-1", "app"), Some(true));
+    }
+}
+
+#[cfg(test)]
+mod ignored_tests {
+    use super::*;
+
+    fn pods(value: &'static str) -> Pods {
+        let container = |name: Option<&str>| PodContainer {
+            id: "c".to_owned(),
+            name: name.map(str::to_owned),
+            state: None,
+            attempt: None,
+            pod: PodName::of_uid("u"),
+            guarded: None,
+            shim_version: None,
+        };
+        let request = RefreshRequest::from_annotations(|name| (name == REFRESH).then_some(value));
+        let refresh_requests = [("u".to_owned(), request)].into();
+        Pods {
+            containers: vec![container(None), container(Some("app"))],
+            runtime_directories: Vec::new(),
+            refresh_requests,
+        }
+    }
+
+    #[test]
+    fn only_an_annotation_without_effect_is_found() {
+        for (value, problems, names) in [
+            ("true", 0, 0),
+            ("false", 0, 0),
+            ("app", 0, 0),
+            ("True", 1, 0),
+            ("yes", 0, 1),
+            ("app,sidecar", 0, 1),
+            ("YES,on", 1, 1),
+        ] {
+            let found = ignored_requests(&pods(value));
+            let sum = |of: fn(&IgnoredRequest) -> usize| found.iter().map(of).sum::<usize>();
+            assert_eq!(
+                (
+                    sum(|it| it.problems.len()),
+                    sum(|it| it.unknown_names.len())
+                ),
+                (problems, names),
+                "{value}"
+            );
+        }
+    }
+
+    /// The container may start a moment later.
+    #[test]
+    fn a_name_is_wrong_once_it_stays_unknown() {
+        let found = ignored_requests(&pods("yes"));
+        assert_eq!(found[0].confirmed_by(&[]), [""; 0]);
+        assert_eq!(
+            found[0].confirmed_by(&found),
+            [r#"ignoring bindguard.io/refresh: the pod has no container "yes""#]
+        );
+        let found = ignored_requests(&pods("True"));
+        assert_eq!(found[0].confirmed_by(&[]).len(), 1);
+    }
+}
+
+#[cfg(test)]
+mod deletion_tests {
+    use super::*;
+
+    fn deletion(mount_point: &str) -> Deletion {
+        let line = format!("1 0 8:1 / / rw - ext4 a rw\n2 1 8:2 / {mount_point} rw - ext4 b rw\n");
+        let own = MountTable::from_mountinfo(line.as_bytes()).unwrap();
+        let pod = PodName {
+            namespace: Some("shop".to_owned()),
+            name: Some("web".to_owned()),
+            ..PodName::of_uid("u-1")
+        };
+        Deletion::of(&pod, &own, &Places::default())
+    }
+
+    #[test]
+    fn a_pod_is_not_deleted_with_a_mount_of_the_host_in_its_empty_dir() {
+        const PODS: &str = "/var/lib/kubelet/pods";
+        for place in [
+            "kubernetes.io~empty-dir/scratch/disk",
+            "kubernetes.io~configmap/c/a/b",
+        ] {
+            let place = format!("{PODS}/u-1/volumes/{place}");
+            assert_eq!(
+                deletion(&place),
+                Deletion::Erases(vec![place.clone().into()])
+            );
+        }
+        for place in [
+            // a tmpfs of medium Memory is the volume itself
+            "u-1/volumes/kubernetes.io~empty-dir/scratch",
+            "u-2/volumes/kubernetes.io~empty-dir/scratch/disk",
+            "u-1/volumes/kubernetes.io~csi/pvc/mount",
+            "u-1/volume-subpaths/scratch/app/0",
+        ] {
+            let command = "kubectl -n shop delete pod web".to_owned();
+            assert_eq!(
+                deletion(&format!("{PODS}/{place}")),
+                Deletion::Command(command),
+                "{place}"
+            );
+        }
+    }
+
+    #[test]
+    fn files_stay_below_a_tmpfs_of_the_kubelet_and_in_a_read_only_mount() {
+        const ED: &str = "/var/lib/kubelet/pods/u-1/volumes/kubernetes.io~empty-dir";
+        let text = format!(
+            "1 0 8:1 / / rw - ext4 a rw\n2 1 0:9 / {ED}/mem rw - tmpfs tmpfs rw\n3 2 8:2 / {ED}/mem/a rw - ext4 b rw\n\
+             4 1 8:2 / {ED}/disk/b ro - ext4 b rw\n5 1 8:2 / {ED}/disk/c rw - ext4 b rw\n"
+        );
+        let table = MountTable::from_mountinfo(text.as_bytes()).unwrap();
+        let found = mounts_in_volumes(&table, &Pods::default(), &Places::default());
+        let found: Vec<_> = found
+            .iter()
+            .map(|it| (it.command.as_str(), it.erased))
+            .collect();
+        let command = |place: &str| format!("umount {ED}/{place}");
+        let expected = [("disk/c", true), ("disk/b", false), ("mem/a", false)];
+        let expected = expected.map(|(place, erased)| (command(place), erased));
+        let expected = expected.iter().map(|(place, erased)| (&**place, *erased));
+        assert_eq!(found, Vec::from_iter(expected));
     }
 }

@@ -14,11 +14,11 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail, ensure};
 use bindguard_core::refresh::{Found, LookUp};
-use bindguard_sys::{HostWalk, walk_host_path};
+use bindguard_sys::{HostWalk, read_file, walk_host_path};
 use rustix::fs::{FileType, MemfdFlags, Mode, OFlags, fstat, memfd_create};
 use rustix::process::{Pid, Signal, geteuid, kill_process_group};
 
@@ -255,6 +255,30 @@ pub fn status_within(limit: Duration, mut command: Command) -> Result<ExitStatus
     }
 }
 
+// The number of parts of the installation that other tools changed. The installer's pod writes the
+// number once a minute, and the agent reads it: only the installer evaluates a runtime's files.
+//
+// An old number is no number: the installer's pod has ended, or the node was started again.
+
+/// The file with the number of changed parts.
+pub const DRIFT_COUNT: &str = "/run/bindguard/drift-count";
+
+const MAX_DRIFT_AGE: Duration = Duration::from_secs(10 * 60);
+const MAX_DRIFT_SIZE: u64 = 32;
+
+/// The number in a recent file that root alone can write.
+pub fn recent_drift_count(path: &Path) -> Option<u32> {
+    let file = File::from(open_of_root(path).ok()??);
+    let written = file.metadata().ok()?.modified().ok()?;
+    let now = SystemTime::now();
+    // a time that is yet to come is from before the clock was set
+    now.duration_since(written)
+        .ok()
+        .filter(|age| *age < MAX_DRIFT_AGE)?;
+    let text = read_file(path, MAX_DRIFT_SIZE).ok()?;
+    String::from_utf8(text).ok()?.trim_end().parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
@@ -392,5 +416,48 @@ mod tests {
         while fs::read_to_string(&child).is_ok_and(|stat| !stat.contains(") Z ")) {
             thread::sleep(POLL);
         }
+    }
+}
+
+#[cfg(test)]
+mod drift_tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn a_number_that_is_old_or_of_others_is_unknown() {
+        if !geteuid().is_root() {
+            eprintln!("SKIPPED: not root");
+            return;
+        }
+        let folder = tempfile::tempdir_in("/run").unwrap();
+        let path = folder.path().join("drift-count");
+        assert_eq!(recent_drift_count(&path), None);
+        for (text, number) in [("3\n", Some(3)), ("", None), ("-1\n", None), ("3 4", None)] {
+            fs::write(&path, text).unwrap();
+            assert_eq!(recent_drift_count(&path), number, "{text:?}");
+        }
+        fs::write(&path, "3\n").unwrap();
+        let now = SystemTime::now();
+        for (time, number) in [
+            (now - Duration::from_secs(300), Some(3)),
+            (now - Duration::from_secs(900), None),
+            (now + Duration::from_secs(900), None),
+            (now, Some(3)),
+        ] {
+            let file = File::options().write(true).open(&path).unwrap();
+            file.set_modified(time).unwrap();
+            assert_eq!(recent_drift_count(&path), number);
+        }
+        fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
+        assert_eq!(recent_drift_count(&path), None);
+
+        fs::remove_file(&path).unwrap();
+        symlink(folder.path(), &path).unwrap();
+        assert_eq!(recent_drift_count(&path), None);
     }
 }

@@ -27,7 +27,7 @@ const READERS: [&str; 4] = [
     // Compares the birth of a folder, a time stamp, with the start of a container.
     "hooks/guard/src/refresh/files.rs",
     // Compares the time stamp of a file with the present: an old count is no figure.
-    "hooks/operator/src/drift_count.rs",
+    "hooks/operator/src/root_program.rs",
     "shim/agent/src/host.rs",
 ];
 

@@ -13,11 +13,11 @@ use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
 use bindguard_core::source::SourceKind;
 use bindguard_operator::container_mounts::container_mounts;
-use bindguard_operator::engines::{engine_containers, state_folders};
+use bindguard_operator::containers::{engine_containers, state_folders};
 use bindguard_operator::node::is_root;
 use bindguard_operator::node_report::{ISSUE, NodeBind, NodeReport};
 use bindguard_operator::old_binds::{old_binds, old_binds_of_engines};
-use bindguard_operator::pods::{PodSelector, Pods};
+use bindguard_operator::pods::{Pods, is_called};
 use bindguard_operator::{kubelets_here, survey_node, survey_recorded};
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
@@ -142,13 +142,12 @@ impl Diagnose {
         let (policy, places) = (config.policy(), config.places());
         let mut pods = pods.clone();
         if let Some(pod) = &self.pod {
-            let selector = PodSelector::from_argument(pod);
-            pods.containers.retain(|it| selector.is(&it.pod));
+            pods.containers.retain(|it| is_called(&it.pod, pod));
         }
         let found = container_mounts(&pods, places, policy.host_root_scope)
             .context("find the mounts that running containers keep")?;
         for keeper in found.keepers {
-            report.pinned.push(keeper.report(policy, places));
+            report.pinned.push(keeper.advised(policy, places));
         }
         // kubediag has no processor for these.
         if self.format == Format::Text {

@@ -13,7 +13,7 @@ use bindguard_core::report::{
     Actor, BindRecord, CreateLine, JournalLine, Notification, ReleaseResult, UnreadLine,
 };
 use bindguard_operator::agent_status::seconds;
-use bindguard_operator::pods::PodSelector;
+use bindguard_operator::pods::is_called;
 use clap::Args;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
@@ -56,10 +56,10 @@ impl Journal {
             (None, None) => bail!("there is no journal: [journal] enabled is false in config.toml"),
         };
         let mut content = read(journal, self.file.is_some())?;
-        let pod = self.pod.as_deref().map(PodSelector::from_argument);
+        let pod = self.pod.as_deref();
         content.lines.retain(|line| {
             since.is_none_or(|since| line.time() >= Some(since))
-                && pod.as_ref().is_none_or(|pod| pod.is(&line.pod))
+                && pod.is_none_or(|pod| is_called(&line.pod, pod))
         });
         let is_incomplete = !content.problems.is_empty();
         let is_left = content.lines.iter().any(RecordedLine::has_unrepaired);

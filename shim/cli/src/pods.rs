@@ -18,11 +18,11 @@ use bindguard_core::handover::VERSION_FILE;
 use bindguard_core::identity::{Identity, PodName};
 use bindguard_core::program_names::{SHIM, WRAPPER};
 use bindguard_core::spec::{SpecUsers, SpecView};
-use bindguard_operator::bundles::{spec_of_container, tasks};
+use bindguard_operator::containers::{recorded_init_of, spec_of_container, tasks};
 use bindguard_operator::cri;
 use bindguard_operator::doctor::RunningPods;
-use bindguard_operator::node::{arguments_of_processes, recorded_init_of};
-use bindguard_operator::pods::{ContainerState, PodContainer, PodSelector, Pods};
+use bindguard_operator::node::arguments_of_processes;
+use bindguard_operator::pods::{ContainerState, PodContainer, Pods, is_called};
 use bindguard_sys::bundle::read_spec;
 use clap::Args;
 
@@ -118,8 +118,8 @@ pub fn running_pods(pods: &Pods) -> RunningPods {
 /// The error about a pod that neither a runtime nor the kubelet's folders know: the operator
 /// expects it here, and an empty report would mislead.
 pub fn unknown_pod(pods: &Pods, pod: &str) -> Option<anyhow::Error> {
-    let selector = PodSelector::from_argument(pod);
-    let is_known = pods.containers.iter().any(|one| selector.is(&one.pod));
+    let mut containers = pods.containers.iter();
+    let is_known = containers.any(|container| is_called(&container.pod, pod));
     (!is_known).then(|| {
         anyhow!("this node has no subpath and no volume of a pod {pod}: is it another node's?")
     })
@@ -131,15 +131,14 @@ pub fn unknown_pod(pods: &Pods, pod: &str) -> Option<anyhow::Error> {
 /// # Errors
 /// If pods of several namespaces have this name.
 pub fn uids(pods: &Pods, pod: &str) -> anyhow::Result<Vec<String>> {
-    let selector = PodSelector::from_argument(pod);
     let mut namespaces = BTreeSet::new();
     let mut names = BTreeSet::new();
     let mut uids = BTreeSet::new();
-    for PodContainer { pod, .. } in &pods.containers {
-        if selector.is(pod) {
-            namespaces.insert(&pod.namespace);
-            names.extend(pod.display_name());
-            uids.extend(pod.uid.clone());
+    for PodContainer { pod: known, .. } in &pods.containers {
+        if is_called(known, pod) {
+            namespaces.insert(&known.namespace);
+            names.extend(known.display_name());
+            uids.extend(known.uid.clone());
         }
     }
     if namespaces.len() > 1 {
@@ -148,7 +147,7 @@ pub fn uids(pods: &Pods, pod: &str) -> anyhow::Result<Vec<String>> {
             Vec::from_iter(names).join(" or ")
         );
     }
-    if uids.is_empty() && selector.is(&PodName::of_uid(pod)) {
+    if uids.is_empty() && is_called(&PodName::of_uid(pod), pod) {
         uids.insert(pod.to_owned());
     }
     Ok(uids.into_iter().collect())

@@ -20,15 +20,14 @@ use bindguard_guard::refresh::{
     refresh_container,
 };
 use bindguard_guard::{record_rebind, record_refresh};
-use bindguard_operator::bundles::{
-    binds_of_container, bundle_of_container, host_files_of_container,
-};
-use bindguard_operator::engines::{
-    ContainersOfNode, EngineContainer, engine_containers, rootless_owner, state_folders,
+use bindguard_operator::containers::{
+    EngineContainer, binds_of_container, bundle_of_container, engine_containers, hold_init,
+    host_files_of_container, rootless_owner, state_folders,
 };
 use bindguard_operator::kubelets_here;
-use bindguard_operator::node::{hold_init, is_root, refuse_other_mounts};
+use bindguard_operator::node::{is_root, refuse_other_mounts};
 use bindguard_operator::pods::{PodContainer, Pods};
+use bindguard_operator::writers::ContainersOfNode;
 use bindguard_sys::bundle::read_spec;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{ArgGroup, Args, ValueEnum};

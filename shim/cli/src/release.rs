@@ -14,11 +14,9 @@ use bindguard_core::report::{Actor, ReleaseLine, ReleaseResult, ReleasedCopy};
 use bindguard_core::text::{serialize_path, shell_word};
 use bindguard_guard::record_release;
 use bindguard_guard::refresh::{HelperProcess, HostRoots, Release, Released, release_copies};
-use bindguard_operator::bundles::bundle_of_container;
+use bindguard_operator::containers::{NotInit, bundle_of_container, hold_init};
 use bindguard_operator::holders::MountsToFind;
-use bindguard_operator::node::{
-    MountUser, NotInit, hold_init, is_root, refuse_other_mounts, users_of_mount,
-};
+use bindguard_operator::node::{MountUser, is_root, refuse_other_mounts, users_of_mount};
 use bindguard_operator::pods::{ContainerState, PodContainer};
 use bindguard_sys::enter::ProcessError;
 use bindguard_sys::read_mount_table;

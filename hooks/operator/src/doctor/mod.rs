@@ -21,8 +21,7 @@ use crate::kubelet_roots::HostMounts;
 use crate::namespaces::NamespaceMounts;
 use crate::node::Process;
 use crate::node_report::{NodeBind, NodeReport};
-use crate::pod_deletion::mounts_in_volumes;
-use crate::pods::Pods;
+use crate::pods::{Pods, mounts_in_volumes};
 
 pub use crate::doctor::containerd::{
     ContainerdSeen, GuardedRuntimes, ProgramSeen, RunningPods, RuntimeEntry, containerd, programs,

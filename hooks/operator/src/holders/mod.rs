@@ -25,15 +25,15 @@ use bindguard_core::report::MountResult;
 use bindguard_core::spec::SpecUsers;
 use bindguard_guard::refresh::{HostRoots, releasable_copies};
 
-use crate::bundles::{bundle_of_container, spec_of_container};
+use crate::containers::{bundle_of_container, hold_running, inits_of, spec_of_container};
 use crate::holders::release::is_in_bind;
-use crate::node::{hold_running, inits_of, refuse_other_mounts};
+use crate::node::refuse_other_mounts;
 use crate::old_binds::stale_mounts;
 use crate::pods::PodContainer;
 
 pub use crate::holders::release::ReleaseCommand;
 pub use crate::holders::report::{HeldMount, Holder, HolderKind, HoldersReport};
-pub use crate::process_files::{container_ids, pod_uid};
+pub use crate::node::{container_ids, pod_uid};
 
 /// The mounts whose holders are searched: those at or below a path, or of a device, described in a
 /// way that is valid in every namespace.

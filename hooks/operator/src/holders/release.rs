@@ -15,8 +15,7 @@ use serde::Serialize;
 use super::{Holder, Spread, Trial};
 use crate::kubelet_roots::is_of_the_kernel;
 use crate::namespaces::{HeldBy, NamespaceMounts};
-use crate::pod_deletion::{Deletion, removed_volume};
-use crate::pods::{PodContainer, Pods};
+use crate::pods::{Deletion, PodContainer, Pods, removed_volume};
 
 /// The limit of commands for a holder.
 const MAX_COMMANDS: usize = 5;

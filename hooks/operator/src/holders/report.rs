@@ -11,8 +11,8 @@ use serde::Serialize;
 use super::release::{Own, ReleaseCommand};
 use super::{MountsToFind, Trial};
 use crate::namespaces::{Checked, HeldBy, NamespaceMounts};
+use crate::node::{container_ids, looks_like_an_id, pod_uid};
 use crate::pods::{PodContainer, Pods};
-use crate::process_files::{container_ids, looks_like_an_id, pod_uid};
 
 /// The holders of the mounts at or below a path; `holders --json` prints this report.
 #[derive(Debug, Clone, Default, Serialize)]

@@ -24,8 +24,7 @@ use bindguard_operator::holders::{HeldMount, Holder, HolderKind, HoldersReport, 
 use bindguard_operator::namespaces::Checked;
 use bindguard_operator::node_report::{ISSUE, NodeBind, NodeReport, Note, Origin};
 use bindguard_operator::old_binds::{BindKind, OldBinds, OldFiles};
-use bindguard_operator::pod_deletion::MountInVolume;
-use bindguard_operator::pods::{ContainerState, PodContainer};
+use bindguard_operator::pods::{ContainerState, MountInVolume, PodContainer};
 use serde::Serialize;
 
 /// The `json` block below a heading of the document.

@@ -12,9 +12,8 @@ use bindguard_core::report::{Actor, JournalLine, RebindLine, RefreshLine};
 use bindguard_guard::refresh::Abandoned;
 use bindguard_operator::agent_status::HangingChild;
 use bindguard_operator::container_mounts::{ContainerMounts, UnreadContainer};
-use bindguard_operator::ignored_requests::IgnoredRequest;
 use bindguard_operator::node_report::NodeReport;
-use bindguard_operator::pods::PodContainer;
+use bindguard_operator::pods::{IgnoredRequest, PodContainer};
 use tracing::warn;
 
 use crate::say_once::SayOnce;

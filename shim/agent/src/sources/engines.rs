@@ -25,10 +25,9 @@ use bindguard_core::refresh_request::{
 };
 use bindguard_core::spec::{SpecUsers, SpecView};
 use bindguard_guard::refresh::{BoundFiles, BoundMounts, CurrentFiles, FileBind};
-use bindguard_operator::engines::{
-    ContainersOfNode, Engine, EngineContainer, engine_containers, state_folders,
-};
+use bindguard_operator::containers::{Engine, EngineContainer, engine_containers, state_folders};
 use bindguard_operator::unix_http;
+use bindguard_operator::writers::ContainersOfNode;
 use bindguard_sys::bundle::read_spec;
 use serde::Deserialize;
 

@@ -11,7 +11,7 @@ use bindguard_core::error_chain;
 use bindguard_core::paths::lies_in;
 use bindguard_core::places::Places;
 use bindguard_guard::refresh::FileBind;
-use bindguard_operator::bundles::host_files_of_container;
+use bindguard_operator::containers::host_files_of_container;
 
 use crate::pods::PodLookup;
 use crate::say_once::SayOnce;

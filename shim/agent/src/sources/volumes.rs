@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bindguard_core::error_chain;
 use bindguard_core::kubelet::{Plugin, Writer};
 use bindguard_guard::refresh::VolumeOfPod;
-use bindguard_operator::bundles::pod_state_folders;
+use bindguard_operator::containers::pod_state_folders;
 use bindguard_sys::Failure;
 use bindguard_sys::observe::children;
 use tracing::{info, warn};

@@ -21,8 +21,8 @@ use bindguard_guard::refresh::{
     BoundFiles, BoundMounts, CurrentFiles, FileBind, PodVolumes, VolumeOfPod, rebind_volume,
 };
 use bindguard_guard::{Probes, kubelet_roots_by_all_names};
-use bindguard_operator::bundles::bundle_of_container;
-use bindguard_operator::engines::ContainersOfNode;
+use bindguard_operator::containers::bundle_of_container;
+use bindguard_operator::writers::ContainersOfNode;
 use bindguard_sys::bundle::read_spec;
 use tracing::{info, warn};
 

@@ -18,7 +18,7 @@ use bindguard_guard::refresh::{
     CurrentFiles, HeldProcess, HelperProcess, HostRoots, MAX_MOUNTS_OF_FILE, ProcessError,
     RefreshAct, TuckRecords, refresh_container,
 };
-use bindguard_operator::node::{NotInit, hold_init};
+use bindguard_operator::containers::{NotInit, hold_init};
 use tracing::info;
 
 use crate::pods::Container;

@@ -17,11 +17,10 @@ use bindguard_core::source::KindName;
 use bindguard_operator::container_mounts::{ContainerMounts, container_mounts};
 use bindguard_operator::cri::query;
 use bindguard_operator::doctor::GuardedRuntimes;
-use bindguard_operator::drift_count::DRIFT_COUNT;
-use bindguard_operator::ignored_requests::ignored_requests;
 use bindguard_operator::node_report::NodeReport;
-use bindguard_operator::root_program::open_of_root;
-use bindguard_operator::{drift_count, survey_node};
+use bindguard_operator::pods::ignored_requests;
+use bindguard_operator::root_program::{DRIFT_COUNT, open_of_root, recent_drift_count};
+use bindguard_operator::survey_node;
 use bindguard_sys::process_files::{ProcessFile, contents};
 use bindguard_sys::read_file;
 use serde::Deserialize;
@@ -268,7 +267,7 @@ pub fn count(metrics: &Metrics, cri: &Path) {
         Err(_) => {}
     }
     metrics.drift.clear();
-    if let Some(count) = drift_count::recent(Path::new(DRIFT_COUNT)) {
+    if let Some(count) = recent_drift_count(Path::new(DRIFT_COUNT)) {
         metrics.drift.get_or_create(&[]).set(count.into());
     }
     let mistakes = bindguard_config::load().remarks().len();

@@ -10,7 +10,7 @@ use bindguard_core::report::{
     RefreshedMount, ReleaseResult, ReleasedCopy,
 };
 use bindguard_core::source::KindName;
-use bindguard_operator::container_mounts::Keeper;
+use bindguard_operator::container_mounts::PinnedMounts;
 use bindguard_operator::node_report::{NodeBind, NodeReport};
 
 use crate::sinks::events::{Occurrence, Reason};
@@ -222,7 +222,8 @@ pub fn from_ignored_request(pod: &PodName, problems: &[String]) -> Option<Occurr
 }
 
 /// The occurrence of a running container that keeps mounts of the host.
-pub fn from_keeper(Keeper { container, places }: &Keeper) -> Option<Occurrence> {
+pub fn from_keeper(kept: &PinnedMounts) -> Option<Occurrence> {
+    let (container, places) = (&kept.container, &kept.places);
     let (first, others) = places.split_first()?;
     let mut kept = first.display().to_string();
     if !others.is_empty() {

@@ -31,8 +31,9 @@ use bindguard_guard::refresh::{
 use bindguard_guard::{
     ExpectedSources, Probes, Proved, kubelet_roots_by_all_names, prove_new_container,
 };
-use bindguard_operator::bundles::{bundle_of_container, spec_of_container};
-use bindguard_operator::node::{hold_init, recorded_init_of};
+use bindguard_operator::containers::{
+    bundle_of_container, hold_init, recorded_init_of, spec_of_container,
+};
 use tracing::warn;
 
 use super::messages::CreatedContainer;

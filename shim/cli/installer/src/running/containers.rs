@@ -19,7 +19,7 @@ use std::{fmt, fs, process};
 use anyhow::{Context, Result, ensure};
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::program_names::{CLI, RUNTIME, SHIM};
-use bindguard_operator::bundles::tasks;
+use bindguard_operator::containers::tasks;
 use bindguard_operator::cri::{PodSandbox, query};
 use bindguard_operator::node::{pids, pids_named, uid_of};
 use bindguard_operator::root_program::{RootProgram, output_of};

@@ -1,11 +1,10 @@
-//! Facts about a node, for its check-up.
-
-mod init;
+//! The processes of a node: their names, users and open files, and the containers of their cgroups.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use bindguard_core::evidence::Observed;
@@ -18,12 +17,8 @@ use bindguard_sys::enter::HeldProcess;
 use bindguard_sys::process_files::{
     ProcessFile, arguments_of, contents, contents_within, inodes, links, links_within,
 };
+use rustix::io::Errno;
 use serde::Serialize;
-
-use crate::process_files::{in_parts, is_gone, open_files, pids_in};
-
-pub use crate::node::init::{NotInit, hold_init, inits_of, recorded_init_of};
-pub(crate) use crate::node::init::{hold_running, read_running, unless_ended};
 
 const PROC: &str = "/proc";
 
@@ -60,15 +55,10 @@ pub fn users_of_mount(mount: MountId, place: &Path, namespace: u64) -> Vec<Mount
     let mut users = BTreeSet::new();
     // The kernel prints the id of the mount of each open file: proc_pid_fdinfo(5).
     let line = format!("mnt_id:\t{}", mount.0);
-    let open = pids
-        .iter()
-        .flat_map(|pid| open_files(Path::new(PROC), *pid, "fdinfo"));
-    in_parts(open, |files, left| {
-        for (file, text) in files.iter().zip(contents_within(left, &files)) {
-            let text = text.unwrap_or_default();
-            if String::from_utf8_lossy(&text).lines().any(|it| it == line) {
-                users.insert(file.pid);
-            }
+    let open = open_files(Path::new(PROC), &pids, "fdinfo");
+    read_in_parts(open, contents_within, |file, text| {
+        if String::from_utf8_lossy(&text).lines().any(|it| it == line) {
+            users.insert(file.pid);
         }
     });
     let inside = inodes(&of_each(&pids, "ns/mnt"));
@@ -81,13 +71,9 @@ pub fn users_of_mount(mount: MountId, place: &Path, namespace: u64) -> Vec<Mount
             }
         }
     }
-    let named = users.into_iter().filter_map(|pid| {
-        Some(MountUser {
-            pid,
-            name: Process::of(pid)?.command,
-        })
-    });
-    named.take(MAX_NAMED).collect()
+    let named = users.into_iter().filter_map(Process::of).take(MAX_NAMED);
+    let named = named.map(|Process { pid, command, .. }| MountUser { pid, name: command });
+    named.collect()
 }
 
 // The mount namespace of a container's runtime, which a command must share.
@@ -212,10 +198,9 @@ pub fn root_pids_named(name: &str) -> Vec<u32> {
 /// The user of a process; `None` if its ids differ, as those of a program that changes its user.
 pub fn uid_of(pid: u32) -> Option<u32> {
     let status = fs::read_to_string(file(pid, "status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
-    let mut uids = line.split_whitespace().map(str::parse);
-    let first = uids.next()?.ok()?;
-    uids.all(|uid| uid == Ok(first)).then_some(first)
+    let mut uids = uids_in(&status);
+    let first = uids.next()?;
+    uids.all(|uid| uid == first).then_some(first.parse().ok()?)
 }
 
 /// True if a process is root of the host, or may become that: its user namespace maps the user, as
@@ -230,9 +215,15 @@ pub fn may_become_root(pid: u32) -> bool {
     if !status.lines().any(|line| line.starts_with("VmSize:")) {
         return false;
     }
+    let mut uids = uids_in(&status).peekable();
+    IdMap::from_proc(&map).is_none_or(|map| map.has_root_of_host())
+        || uids.peek().is_none()
+        || uids.any(|uid| uid == "0")
+}
+
+fn uids_in(status: &str) -> impl Iterator<Item = &str> {
     let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
-    let mut uids = uids.unwrap_or("0").split_whitespace();
-    IdMap::from_proc(&map).is_none_or(|map| map.has_root_of_host()) || uids.any(|uid| uid == "0")
+    uids.unwrap_or_default().split_whitespace()
 }
 
 /// The start arguments of each process of root named `name`. A process that gives no answer is left out.
@@ -245,14 +236,11 @@ pub fn arguments_of_processes(name: &str) -> Vec<Vec<String>> {
 /// The processes, of containers too, that have this file open.
 pub fn with_open(path: &Path) -> Vec<Process> {
     let mut found = BTreeSet::new();
-    let open = pids()
-        .into_iter()
-        .flat_map(|pid| open_files(Path::new(PROC), pid, "fd"));
-    in_parts(open, |files, left| {
-        for (file, link) in files.iter().zip(links_within(left, &files)) {
-            if link.is_ok_and(|open| open == path) {
-                found.insert(file.pid);
-            }
+    let pids = pids();
+    let open = open_files(Path::new(PROC), &pids, "fd");
+    read_in_parts(open, links_within, |file, link| {
+        if link == path {
+            found.insert(file.pid);
         }
     });
     found.into_iter().filter_map(Process::of).collect()
@@ -283,6 +271,115 @@ pub fn pids() -> Vec<u32> {
 
 fn file(pid: u32, name: &str) -> PathBuf {
     Path::new(PROC).join(pid.to_string()).join(name)
+}
+
+// The open files of processes, some at a time: a process may have a million of them, and a container
+// decides how many.
+
+/// Limit of files that are in memory at a time.
+const MAX_FILES: usize = 64 << 10;
+
+/// Time limit for all files.
+const FILES_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The pids in a `/proc`, sorted.
+pub(crate) fn pids_in(proc: &Path) -> io::Result<Vec<u32>> {
+    let mut pids = Vec::new();
+    for entry in fs::read_dir(proc)? {
+        let name = entry?.file_name();
+        pids.extend(name.to_str().and_then(|name| name.parse::<u32>().ok()));
+    }
+    pids.sort_unstable();
+    Ok(pids)
+}
+
+/// The files in a folder of each process: `fd` or `fdinfo`.
+pub(crate) fn open_files(
+    proc: &Path,
+    pids: &[u32],
+    folder: &str,
+) -> impl Iterator<Item = ProcessFile> {
+    pids.iter().flat_map(move |pid| {
+        let entries = fs::read_dir(proc.join(pid.to_string()).join(folder));
+        let entries = entries.into_iter().flatten().flatten();
+        entries.map(|entry| ProcessFile {
+            pid: *pid,
+            path: entry.path(),
+        })
+    })
+}
+
+/// Reads all files within [`FILES_TIMEOUT`], at most [`MAX_FILES`] at a time.
+pub(crate) fn read_in_parts<A>(
+    mut files: impl Iterator<Item = ProcessFile>,
+    mut read: impl FnMut(Duration, &[ProcessFile]) -> Vec<io::Result<A>>,
+    mut found: impl FnMut(ProcessFile, A),
+) {
+    let start = Instant::now();
+    loop {
+        let part: Vec<ProcessFile> = files.by_ref().take(MAX_FILES).collect();
+        if part.is_empty() {
+            return;
+        }
+        let answers = read(FILES_TIMEOUT.saturating_sub(start.elapsed()), &part);
+        for (file, answer) in part.into_iter().zip(answers) {
+            if let Ok(answer) = answer {
+                found(file, answer);
+            }
+        }
+    }
+}
+
+/// A process that ended: ENOENT when its folder is gone, ESRCH when only its insides are.
+pub(crate) fn is_gone(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::NOENT | Errno::SRCH)
+    ) || error.kind() == ErrorKind::NotFound
+}
+
+// The container and the pod of a process, by the names of its cgroups.
+//
+// ```text
+// /kubepods/besteffort/pod<uid>/<id>                                                       cgroupfs driver
+// /kubepods.slice/kubepods-besteffort-pod<uid with _>.slice/cri-containerd-<id>.scope      systemd driver
+// /system.slice/docker-<id>.scope        /machine.slice/libpod-<id>.scope                  Docker, Podman
+// /<namespace>/<id>                                                                        ctr
+// ```
+
+/// Possible ids of the process's container: names of its cgroups, innermost first.
+pub fn container_ids(cgroup: &str) -> Vec<&str> {
+    let (mut ids, mut seen) = (Vec::new(), BTreeSet::new());
+    for path in cgroup.lines().filter_map(|line| line.splitn(3, ':').nth(2)) {
+        for name in path.rsplit('/').filter(|name| !name.is_empty()) {
+            // The systemd driver adds a prefix and a suffix to an id.
+            let name = name.strip_suffix(".scope").unwrap_or(name);
+            let id = match name.rsplit_once('-') {
+                Some((_, last)) if looks_like_an_id(last) => last,
+                _ => name,
+            };
+            if seen.insert(id) {
+                ids.push(id);
+            }
+        }
+    }
+    ids
+}
+
+/// True for an id as containerd, CRI-O, Docker and Podman use it: 64 hexadecimal digits.
+pub(crate) fn looks_like_an_id(name: &str) -> bool {
+    name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// The uid of the process's pod.
+pub fn pod_uid(cgroup: &str) -> Option<String> {
+    let mut names = cgroup.lines().flat_map(|line| line.split('/'));
+    names.find_map(|name| {
+        let name = name.strip_suffix(".slice").unwrap_or(name);
+        let of_systemd = || Some(name.rsplit_once("-pod")?.1);
+        let uid = name.strip_prefix("pod").or_else(of_systemd)?;
+        (uid.len() >= 32).then(|| uid.replace('_', "-"))
+    })
 }
 
 #[cfg(test)]
@@ -362,5 +459,53 @@ mod processes_tests {
             process.wait().unwrap();
         }
         assert_eq!(found, [processes[0].id()]);
+    }
+}
+
+#[cfg(test)]
+mod files_tests {
+    use super::*;
+
+    #[test]
+    fn a_process_with_many_descriptors_is_read_in_parts() {
+        let files = (0..=2 * MAX_FILES).map(|fd| ProcessFile::of(1, &format!("fd/{fd}")));
+        let mut parts = Vec::new();
+        let read = |left, part: &[ProcessFile]| {
+            assert!(left <= FILES_TIMEOUT);
+            parts.push(part.len());
+            part.iter().map(|_| Ok(())).collect()
+        };
+        let mut count = 0;
+        read_in_parts(files, read, |_, ()| count += 1);
+        assert_eq!(count, 2 * MAX_FILES + 1);
+        assert_eq!(parts, [MAX_FILES, MAX_FILES, 1]);
+    }
+}
+
+#[cfg(test)]
+mod cgroup_tests {
+    use super::*;
+
+    const ID: &str = "2fdc5572f480c0eaa35b0b793e187da2930c2c41bef4b3d51483e5ff90038bea";
+
+    #[test]
+    fn ids_and_uids_are_found_under_both_drivers() {
+        let cgroupfs =
+            format!("4:memory:/kubepods/besteffort/podd3ddcaaf-0088-4d72-b57b-f31f05314446/{ID}\n");
+        let systemd = format!(
+            "0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podd3ddcaaf_0088_4d72_b57b_f31f05314446.slice/cri-containerd-{ID}.scope\n"
+        );
+        for text in [cgroupfs, systemd] {
+            assert_eq!(container_ids(&text)[0], ID);
+            assert_eq!(
+                pod_uid(&text).unwrap(),
+                "d3ddcaaf-0088-4d72-b57b-f31f05314446"
+            );
+        }
+        assert_eq!(
+            container_ids("0::/default/web/init.scope\n"),
+            ["init", "web", "default"]
+        );
+        assert_eq!(pod_uid("0::/system.slice/podman.service\n"), None);
     }
 }

@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::iter::once;
+use std::mem;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -22,16 +23,14 @@ use bindguard_core::cgroup::container_of;
 use bindguard_core::evidence::FilePlace;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::spec::{MountMakers, RequestedUserNamespace, SpecUsers, SpecView};
-use bindguard_guard::bundle_and_pid;
 use bindguard_guard::refresh::{
     RunningContainers, Writer, WriterReach, places_by_binds, reach_by_spec,
 };
 use bindguard_sys::bundle::read_spec;
 use bindguard_sys::enter::{HeldProcess, mount_namespaces};
 
-use crate::bundles::{STATES, entries, init_of_task, tasks};
-use crate::node::{may_become_root, namespace};
-use crate::process_files::{is_gone, pids_in};
+use crate::containers::Record;
+use crate::node::{is_gone, may_become_root, namespace, pids_in};
 
 /// Limit of namespaces that are read for a container, and of the time for these. Beyond, its mounts
 /// are not known. A container decides how many namespaces it makes.
@@ -50,8 +49,9 @@ pub struct ContainersOfNode {
 /// A container, or the processes of a cgroup of no recorded container.
 #[derive(Debug, Default)]
 struct Group {
-    id: Option<String>,
-    bundle: Option<PathBuf>,
+    record: Option<Record>,
+    /// The processes, until their namespaces are known.
+    pids: Vec<u32>,
     /// True if a process of the host's own namespace is in the cgroup.
     has_host_process: bool,
     /// The namespaces that were read, and the time for these.
@@ -94,10 +94,11 @@ impl RunningContainers for ContainersOfNode {
 
 impl Search {
     fn start(root: &Path) -> io::Result<Self> {
-        let (mut groups, processes) = grouped(root)?;
+        let mut groups = grouped(root)?;
         let own = namespace("mnt").ok_or(io::ErrorKind::NotFound)?;
         let (mut by_number, mut unread) = (BTreeMap::<u64, (usize, Vec<u32>)>::new(), Vec::new());
-        for (group, pids) in processes.into_iter().enumerate() {
+        for group in 0..groups.len() {
+            let pids = mem::take(&mut groups[group].pids);
             let numbers = mount_namespaces(&pids, CONTAINER_TIMEOUT);
             for (pid, number) in pids.into_iter().zip(numbers) {
                 match number {
@@ -106,7 +107,7 @@ impl Search {
                         let (of, pids) = by_number.entry(number).or_insert((group, Vec::new()));
                         // A process of the host, such as nsenter(1), can be in the namespace of a
                         // container.
-                        if groups[*of].id.is_none() {
+                        if groups[*of].record.is_none() {
                             *of = group;
                         }
                         pids.push(pid);
@@ -118,20 +119,19 @@ impl Search {
         }
         let table = bindguard_sys::read_mount_table().unwrap_or_default();
         let own_root = table.stack_at(Path::new("/")).next();
-        let own_root = own_root.map(FilePlace::root_of);
         Ok(Self {
             groups,
             left: by_number.into_values().collect(),
             unread,
-            own_root,
+            own_root: own_root.map(FilePlace::root_of),
         })
     }
 
     /// The reach of the processes in a namespace. `None` if they can write nothing, or ended.
     fn reach(&self, group: &Group, pids: &[u32], is_readable: bool) -> Option<WriterReach> {
         let has_ended = || pids.iter().all(|pid| has_ended(*pid));
-        let spec = group.bundle.as_deref().map(read_spec);
-        let spec = spec.and_then(Result::ok);
+        let record = group.record.as_ref();
+        let spec = record.and_then(|record| read_spec(&record.bundle).ok());
         let spec = spec.as_deref();
         let users = spec.and_then(|spec| SpecUsers::from_spec(spec).ok());
         let is_within = group.namespaces < MAX_NAMESPACES && group.time < CONTAINER_TIMEOUT;
@@ -155,7 +155,7 @@ impl Search {
                 let own = self.own_root.as_ref().zip(root);
                 own.is_some_and(|(own, root)| own.is_root_of(root) && !root.is_read_only())
             };
-            let is_of_host = group.id.is_none() && has_root_of_host();
+            let is_of_host = record.is_none() && has_root_of_host();
             if is_of_host || !is_root && !has_idmapped(&table) {
                 return None;
             }
@@ -164,7 +164,7 @@ impl Search {
         }
         // A runtime gives its container a cgroup, or a record. In other cgroups, the host's own
         // root has made the namespace.
-        let is_of_host = group.id.is_none() && group.has_host_process;
+        let is_of_host = record.is_none() && group.has_host_process;
         if is_root && !is_of_host || users.is_some_and(|users| users.has_idmapped()) {
             return Some(spec.map_or(WriterReach::Unknown, reach_by_spec));
         }
@@ -210,8 +210,8 @@ impl Iterator for Search {
 
 impl Group {
     fn name(&self, pids: &[u32]) -> String {
-        match (&self.id, pids) {
-            (Some(id), _) => format!("container {id}"),
+        match (&self.record, pids) {
+            (Some(record), _) => format!("container {}", record.id),
             (None, [pid, ..]) => {
                 let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
                 format!("process {pid} ({})", command.trim_end())
@@ -221,17 +221,16 @@ impl Group {
     }
 }
 
-/// All processes by their groups.
-fn grouped(root: &Path) -> io::Result<(Vec<Group>, Vec<Vec<u32>>)> {
-    let (mut groups, mut processes) = (Vec::new(), Vec::new());
+/// All processes by their groups. A container that no runtime has recorded counts as any other
+/// process.
+fn grouped(root: &Path) -> io::Result<Vec<Group>> {
+    let mut groups = Vec::new();
     let (mut by_id, mut by_init) = (BTreeMap::new(), BTreeMap::new());
-    for (id, bundle, init) in recorded(root) {
-        by_init.extend(init.map(|init| (init, groups.len())));
-        by_id.insert(id.clone(), groups.len());
-        processes.push(Vec::new());
+    for record in Record::all(root) {
+        by_init.extend(record.init.map(|init| (init, groups.len())));
+        by_id.insert(record.id.clone(), groups.len());
         groups.push(Group {
-            id: Some(id),
-            bundle: Some(bundle),
+            record: Some(record),
             ..Group::default()
         });
     }
@@ -249,31 +248,13 @@ fn grouped(root: &Path) -> io::Result<(Vec<Group>, Vec<Vec<u32>>)> {
         let group = match of_container.or_else(|| by_init.get(&pid)) {
             Some(group) => *group,
             None => *by_cgroup.entry(cgroup).or_insert_with(|| {
-                processes.push(Vec::new());
                 groups.push(Group::default());
                 groups.len() - 1
             }),
         };
-        processes[group].push(pid);
+        groups[group].pids.push(pid);
     }
-    Ok((groups, processes))
-}
-
-/// The containers that runtimes have recorded: the id, the bundle and the init. A container that is
-/// missing here counts as any other process.
-fn recorded(root: &Path) -> Vec<(String, PathBuf, Option<u32>)> {
-    let mut found = Vec::new();
-    let id_of = |folder: &Path| Some(folder.file_name()?.to_str()?.to_owned());
-    for state in STATES.iter().flat_map(|states| entries(&root.join(states))) {
-        if let Some((id, (bundle, init))) = id_of(&state).zip(bundle_and_pid(&state)) {
-            found.push((id, bundle, Some(init)));
-        }
-    }
-    for task in tasks(root) {
-        let init = init_of_task(&task);
-        found.extend(id_of(&task).map(|id| (id, task, init)));
-    }
-    found
+    Ok(groups)
 }
 
 /// The mounts of the namespace of these processes, if no container made the namespace for itself.
@@ -369,11 +350,11 @@ mod tests {
             r#"{"pid":13,"process-start-time":1,"bundle":"/b/p1"}"#,
         );
         write("run/runc/unreadable/state.json/folder", "");
-        let found = recorded(root.path());
+        let found = Record::all(root.path());
         let task = |id: &str| root.path().join(tasks).join(id);
         let mut found: Vec<_> = found
             .iter()
-            .map(|(id, bundle, init)| (&**id, bundle, *init))
+            .map(|it| (&*it.id, &it.bundle, it.init))
             .collect();
         found.sort();
         let bundles = ["moby/created", "k8s.io/k1"].map(task);
