@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod change;
+mod config_text;
 pub mod drift;
 mod install;
 mod options;
@@ -23,7 +24,6 @@ mod runtimes;
 mod search_path;
 pub mod session;
 mod settings;
-mod toml_text;
 mod uninstall;
 
 pub use self::change::private_folder;

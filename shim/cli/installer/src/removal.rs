@@ -199,7 +199,7 @@ impl KeptName {
             Owner::Docker => {
                 remember_docker_root(&mut session.record, session.common)?;
                 let recorded = session.record.docker_root.as_deref();
-                docker_containers(recorded, &runtimes::docker_root())
+                docker_containers(recorded, &runtimes::docker_data_root())
             }
             // Podman is a program of the image, or of the node
             Owner::Podman if session.common.root.is_some() => {

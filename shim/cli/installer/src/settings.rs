@@ -13,10 +13,10 @@ use bindguard_core::error_chain;
 use bindguard_operator::root_program::open_of_root;
 
 use crate::change::{self, Change, Content};
+use crate::config_text::with_value;
 use crate::options::{Owner, USUAL_RUNTIME};
 use crate::record::{self, Record};
 use crate::search_path::is_gone;
-use crate::toml_text::with_value;
 
 /// The config that every node of a fleet gets.
 #[derive(Debug)]

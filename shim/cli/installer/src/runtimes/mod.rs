@@ -1,10 +1,8 @@
 //! The runtimes that an install configures. Each file owns the plan, the removal and the restart of
 //! its runtime.
 
-mod agent;
 mod containerd;
-mod docker;
-mod drop_ins;
+mod engines;
 
 use std::path::{Component, Path, PathBuf};
 
@@ -15,11 +13,14 @@ use crate::change::{self, Change, Content, Plan};
 use crate::options::{InstallOptions, Owner};
 use crate::programs::CURRENT;
 use crate::record::{Record, text_of};
-use crate::runtimes::drop_ins::{CRIO, PODMAN};
+use crate::running::AGENT_RESTART;
+use crate::runtimes::containerd::unit_exists;
+use crate::runtimes::engines::{
+    CRIO, DOCKER, DOCKER_RESTART, Engine, PODMAN, docker_needs_restart,
+};
 
-pub use self::agent::{RELOAD_UNITS, has_agent_unit};
 pub use self::containerd::sandbox_image;
-pub use self::docker::data_root as docker_root;
+pub use self::engines::docker_data_root;
 
 /// The record of the node's installation.
 ///
@@ -31,13 +32,11 @@ pub fn recorded() -> Result<Record> {
 
 /// Plans the changes for a runtime.
 pub fn plan(owner: Owner, options: &InstallOptions, record: &Record) -> Result<Plan> {
-    let mut plan = match owner {
-        Owner::Containerd => containerd::plan(options, record)?,
-        Owner::Docker => docker::plan(options, record)?,
-        Owner::Podman => drop_ins::plan_podman(options)?,
-        Owner::Crio => drop_ins::plan_crio(options)?,
-        Owner::Agent => agent::plan(options)?,
-        Owner::Bindguard => Plan::default(),
+    let mut plan = match (owner, Engine::of(owner)) {
+        (_, Some(engine)) => engine.plan(options, record)?,
+        (Owner::Containerd, _) => containerd::plan(options, record)?,
+        (Owner::Agent, _) => plan_agent(options)?,
+        _ => Plan::default(),
     };
     for change in &mut plan.changes {
         change.command.clone_from(&plan.command);
@@ -51,12 +50,10 @@ pub fn plan(owner: Owner, options: &InstallOptions, record: &Record) -> Result<P
 /// # Errors
 /// If no edit gives the runtime such a default: then the changes must not be made.
 pub fn default_after_removal(owner: Owner, changes: &[Change], record: &Record) -> Result<Plan> {
-    match owner {
-        Owner::Containerd => containerd::default_after_removal(record),
-        Owner::Docker => docker::default_after_removal(changes),
-        Owner::Podman => drop_ins::default_after_removal(&PODMAN, changes),
-        Owner::Crio => drop_ins::default_after_removal(&CRIO, changes),
-        Owner::Agent | Owner::Bindguard => Ok(Plan::default()),
+    match Engine::of(owner) {
+        Some(engine) => engine.default_after_removal(changes),
+        None if owner == Owner::Containerd => containerd::default_after_removal(record),
+        None => Ok(Plan::default()),
     }
 }
 
@@ -68,10 +65,9 @@ pub fn files(record: &Record) -> Vec<(Owner, PathBuf, bool)> {
     for (path, is_edited) in containerd::files(named) {
         files.push((Owner::Containerd, path, is_edited));
     }
-    files.push((Owner::Docker, docker::CONFIG.into(), true));
-    for engine in [PODMAN, CRIO] {
+    for engine in [DOCKER, PODMAN, CRIO] {
         for path in engine.files() {
-            let is_own = path == Path::new(engine.drop_in);
+            let is_own = path == Path::new(engine.file);
             files.push((engine.owner, path, is_own));
         }
     }
@@ -117,16 +113,13 @@ pub fn without_bindguard(
     present: &Content,
     record: &Record,
 ) -> Result<Option<Content>> {
-    let cleaned: fn(&str, &str) -> Result<String> = match owner {
-        Owner::Containerd => return containerd::without_bindguard(path, present, record),
-        Owner::Docker => docker::cleaned,
-        Owner::Podman => drop_ins::cleaned_podman,
-        Owner::Crio => drop_ins::cleaned_crio,
+    if owner == Owner::Containerd {
+        return containerd::without_bindguard(path, present, record);
+    }
+    record.content_without(path, present, |text, original| match Engine::of(owner) {
+        Some(engine) => engine.cleaned(text, original.unwrap_or_default()),
         // bindguard's own files stay as they were edited
-        Owner::Agent | Owner::Bindguard => |text, _| Ok(text.to_owned()),
-    };
-    record.content_without(path, present, |text, original| {
-        cleaned(text, original.unwrap_or_default())
+        None => Ok(text.to_owned()),
     })
 }
 
@@ -174,10 +167,10 @@ fn may_write(owner: Owner, path: &Path) -> bool {
     let is_conf_in = |folder: &str| path.starts_with(folder) && name.ends_with(".conf");
     match owner {
         Owner::Containerd => name.ends_with(".toml") || containerd::is_read(path),
-        Owner::Docker => is(docker::CONFIG),
-        Owner::Podman => is(PODMAN.drop_in) || is_conf_in("/etc/containers"),
-        Owner::Crio => is(CRIO.drop_in) || is_conf_in("/etc/crio"),
-        Owner::Agent => name == agent::UNIT_NAME && path.starts_with("/etc/systemd/system"),
+        Owner::Docker => is(DOCKER.file),
+        Owner::Podman => is(PODMAN.file) || is_conf_in("/etc/containers"),
+        Owner::Crio => is(CRIO.file) || is_conf_in("/etc/crio"),
+        Owner::Agent => name == UNIT_NAME && path.starts_with("/etc/systemd/system"),
         Owner::Bindguard => is(DEFAULT_PATH) || name.contains("bindguard") || name == CURRENT,
     }
 }
@@ -190,13 +183,11 @@ pub fn with_name_only(
     original: Option<&[u8]>,
     runtime: &Path,
 ) -> Result<Option<Vec<u8>>> {
-    let with_name_only = match owner {
-        Owner::Docker => docker::with_name_only,
-        Owner::Podman => drop_ins::with_name_only,
-        Owner::Containerd | Owner::Crio | Owner::Agent | Owner::Bindguard => return Ok(None),
+    let Some(engine) = Engine::of(owner).filter(|_| owner != Owner::Crio) else {
+        return Ok(None);
     };
     let original = text_of(original.unwrap_or_default())?;
-    let text = with_name_only(text_of(bytes)?, original, runtime)?;
+    let text = engine.with_name_only(text_of(bytes)?, original, runtime)?;
     Ok(text.map(String::into_bytes))
 }
 
@@ -210,11 +201,63 @@ pub fn removal_command(
     let command = match owner {
         Owner::Docker => {
             let text = text_of(before.unwrap_or_default());
-            let is_needed = text.and_then(docker::needs_restart).unwrap_or(true);
-            is_needed.then_some(docker::RESTART)
+            let is_needed = text.and_then(docker_needs_restart).unwrap_or(true);
+            is_needed.then_some(DOCKER_RESTART)
         }
-        Owner::Agent => Some(agent::STOP),
+        Owner::Agent => Some(STOP_AGENT),
         Owner::Containerd | Owner::Crio | Owner::Podman | Owner::Bindguard => installed,
     };
     command.map(str::to_owned)
+}
+
+const UNIT: &str = include_str!("../../../../../config/systemd/bindguard-agent.service");
+const UNIT_NAME: &str = "bindguard-agent.service";
+const OWN_UNIT: &str = "/etc/systemd/system/bindguard-agent.service";
+const ENABLED: &str = "/etc/systemd/system/multi-user.target.wants/bindguard-agent.service";
+/// The units of a package.
+const PACKAGED: [&str; 2] = [
+    "/usr/lib/systemd/system/bindguard-agent.service",
+    "/lib/systemd/system/bindguard-agent.service",
+];
+/// The folder of the program in the unit as it is shipped.
+const SHIPPED_PREFIX: &str = "/usr/local/bin/";
+
+/// Makes systemd read a new unit.
+pub const RELOAD_UNITS: &str = "systemctl daemon-reload";
+/// The command after which no process runs the agent's program.
+const STOP_AGENT: &str = "systemctl stop bindguard-agent";
+
+/// True if systemd knows a unit of the agent.
+pub fn has_agent_unit() -> bool {
+    unit_exists(Path::new("/"), "bindguard-agent")
+}
+
+/// Plans the unit of the agent's service, unless a package has one, and the link that starts the service
+/// at boot. `systemctl enable` would make the same link. The installer makes the link, because an image
+/// has no running systemd, and `uninstall` must know the link.
+fn plan_agent(options: &InstallOptions) -> Result<Plan> {
+    let mut plan = Plan {
+        command: Some(AGENT_RESTART.to_owned()),
+        ..Plan::default()
+    };
+    let packaged = PACKAGED.map(Path::new);
+    let packaged = packaged
+        .into_iter()
+        .find(|unit| unit.symlink_metadata().is_ok());
+    let unit = packaged.unwrap_or(Path::new(OWN_UNIT));
+    if packaged.is_none() {
+        let mut text =
+            "# The node agent of bindguard, written by `bindguard install --agent`\n".to_owned();
+        let shipped = UNIT.replace(SHIPPED_PREFIX, &format!("{}/", options.prefix.display()));
+        for line in shipped.lines() {
+            if !line.starts_with("# The node agent") {
+                text.extend([line, "\n"]);
+            }
+        }
+        let change = Change::text(Owner::Agent, unit, text)?;
+        plan.changes.push(change);
+    }
+    let link = Change::link(Owner::Agent, ENABLED.into(), unit)?;
+    plan.changes.push(link);
+    Ok(plan)
 }

@@ -19,12 +19,12 @@ use toml::{Table, Value};
 use toml_edit::{Array, Item};
 
 use crate::change::{self, Content, Doing, private_folder, read_text};
+use crate::config_text::{Place, find, parse, with_value, without_value};
 use crate::options::{InstallOptions, USUAL_RUNTIME};
 use crate::record::Record;
 use crate::runtimes::containerd::node::ContainerdLayout;
 use crate::runtimes::containerd::{DROP_IN, V2, V3, without_bindguard};
 use crate::search_path::{SearchPath, not_configured};
-use crate::toml_text::{Place, find, parse, with_value, without_value};
 
 /// Major and minor.
 pub type Version = (u32, u32);

@@ -22,6 +22,7 @@ use bindguard_operator::terminal::print_text;
 use toml::{Table, Value};
 
 use crate::change::{self, Change, Content, Doing, Plan};
+use crate::config_text::{Place, find, parse};
 use crate::options::{InstallOptions, Owner, USUAL_RUNTIME};
 use crate::record::{HEADING, Record, text_of};
 use crate::runtimes::containerd::config::{
@@ -30,7 +31,6 @@ use crate::runtimes::containerd::config::{
 };
 use crate::runtimes::containerd::node::{ContainerdLayout, Distribution, node_config, of_template};
 use crate::search_path::SearchPath;
-use crate::toml_text::{Place, find, parse};
 
 pub use self::node::unit_exists;
 
@@ -48,6 +48,7 @@ const MICROK8S: &str = "/var/snap/microk8s/current/args/containerd-template.toml
 
 const fn place(section: &'static [&'static str]) -> Place {
     Place {
+        is_json: false,
         section,
         runtimes: "runtimes",
         default: "default_runtime_name",

@@ -1,19 +1,27 @@
-//! Edits of a daemon's TOML file at the places that the parser gives. Every other byte stays:
-//! comments, order, quotes, line ends and odd formatting belong to the operator.
+//! Edits of a daemon's TOML or JSON file. Every other byte stays: comments, order, quotes, line ends and
+//! odd formatting belong to the operator.
 //!
-//! containerd, CRI-O and Podman each keep their runtimes in a table by name. TOML permits tables in
-//! any order, so a new table goes to the end of the text. An edited text that is no longer TOML, as
+//! containerd, CRI-O, Podman and Docker each keep their runtimes in a table by name. TOML permits tables
+//! in any order, so a new table goes to the end of the text. An edited text that is no longer TOML, as
 //! after a table that dotted keys define, is an error.
+//!
+//! JSON has no comments to lose, but a daemon.json has an order, an indentation and forms of numbers to
+//! keep. So members are spliced into the text, as the guard does with specs (docs/decisions/0002). The
+//! syntax tree of `jsonc-parser` 0.34 would not do: it rewrites an object on one line over several lines.
 
 use std::ops::Range;
 
 use anyhow::{Result, anyhow, bail};
+use bindguard_core::spec::RawObject;
+use serde_json::{Value as Json, json};
 use toml::Value;
 use toml_edit::{Document, Item, Key, Table};
 
-/// The place of runtimes in a program's TOML.
+/// The place of runtimes in a program's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
+    /// True for JSON, false for TOML.
+    pub is_json: bool,
     /// The table with the two keys.
     pub section: &'static [&'static str],
     /// The key of the table with the runtimes.
@@ -31,15 +39,53 @@ impl Place {
         [self.section, &[self.default]].concat()
     }
 
+    /// The value at a path.
+    ///
+    /// # Errors
+    /// If the text cannot be parsed.
+    pub fn value_in(&self, text: &str, path: &[&str]) -> Result<Option<Value>> {
+        if self.is_json {
+            let member = json_member(text, path)?.filter(|value| !value.is_null());
+            return Ok(member.map(Value::try_from).transpose()?);
+        }
+        parse(text)?;
+        let mut value = toml::from_str(text).ok().map(Value::Table);
+        for key in path {
+            value = value.and_then(|value| value.get(key).cloned());
+        }
+        Ok(value)
+    }
+
+    /// The text with this value at a path.
+    ///
+    /// # Errors
+    /// If the text cannot be edited, or has a value that is no table on the path.
+    pub fn with(&self, text: &str, path: &[&str], value: &Value) -> Result<String> {
+        match self.is_json {
+            true => json_with(text, path, &json!(value)),
+            false => with_value(text, path, &value.to_string()),
+        }
+    }
+
+    pub fn without(&self, text: &str, path: &[&str]) -> Result<String> {
+        match self.is_json {
+            true => json_without(text, path),
+            false => without_value(text, path),
+        }
+    }
+
     /// The text with the runtime `name`, which replaces an existing runtime `name`.
     ///
     /// # Errors
-    /// If the text cannot be edited, or has a value that is no table on the path to the runtimes.
+    /// As [`Place::with`].
     pub fn with_runtime(&self, text: &str, name: &str, runtime: &Value) -> Result<String> {
         if self.runtime_in(text, name)?.as_ref() == Some(runtime) {
             return Ok(text.to_owned());
         }
         let path = self.runtime(name);
+        if self.is_json {
+            return self.with(text, &path, runtime);
+        }
         let text = without_value(text, &path)?;
         let document = parse(&text)?;
         let (_, above) = deepest(&document, &path)?;
@@ -49,63 +95,57 @@ impl Place {
                 write_table(&mut block, &spelled(&path), table);
                 appended(&text, &block)
             }
-            _ => with_value(&text, &path, &runtime.to_string()),
+            _ => self.with(&text, &path, runtime),
         }
     }
 
     /// The text with `name` as the default runtime.
-    ///
-    /// # Errors
-    /// As [`Place::with_runtime`].
     pub fn with_default(&self, text: &str, name: &str) -> Result<String> {
-        with_value(text, &self.default(), &Value::from(name).to_string())
+        self.with(text, &self.default(), &Value::from(name))
     }
 
     /// The default runtime that the text names.
-    ///
-    /// # Errors
-    /// If the text is not TOML.
     pub fn default_in(&self, text: &str) -> Result<Option<String>> {
-        let document = parse(text)?;
-        let named = find(&document, &self.default()).and_then(Item::as_str);
-        Ok(named.map(str::to_owned))
+        let named = self.value_in(text, &self.default())?;
+        Ok(named.and_then(|named| named.as_str().map(str::to_owned)))
     }
 
     /// The runtime `name` of the text, as an array or a table.
-    ///
-    /// # Errors
-    /// If the text is not TOML.
     pub fn runtime_in(&self, text: &str, name: &str) -> Result<Option<Value>> {
-        parse(text)?;
-        let mut value = toml::from_str(text).ok().map(Value::Table);
-        for key in self.runtime(name) {
-            value = value.and_then(|value| value.get(key).cloned());
-        }
-        Ok(value)
+        self.value_in(text, &self.runtime(name))
     }
 
     /// The text without a default runtime.
-    ///
-    /// # Errors
-    /// As [`Place::with_runtime`].
     pub fn without_default(&self, text: &str) -> Result<String> {
-        without_value(text, &self.default())
+        self.without(text, &self.default())
     }
 
     /// The text without the runtime `name`. A default that names it is restored from `original`, or
     /// removed.
-    ///
-    /// # Errors
-    /// If a text cannot be edited.
     pub fn without_runtime(&self, text: &str, name: &str, original: &str) -> Result<String> {
-        let text = without_value(text, &self.runtime(name))?;
-        if self.default_in(&text)?.as_deref() != Some(name) {
-            return Ok(text);
+        let mut edited = self.without(text, &self.runtime(name))?;
+        if self.is_json && edited != text {
+            let runtimes = &[self.runtimes];
+            let left = json_member(&edited, runtimes)?;
+            if left == Some(json!({})) && json_member(original, runtimes)?.is_none() {
+                edited = json_without(&edited, runtimes)?;
+            }
+        }
+        self.with_former_default(&edited, name, original)
+    }
+
+    /// The text without `name` as its default: the default of `original` is restored, or none.
+    pub fn with_former_default(&self, text: &str, name: &str, original: &str) -> Result<String> {
+        if self.default_in(text)?.as_deref() != Some(name) {
+            return Ok(text.to_owned());
         }
         if let Some(former) = self.default_in(original)?.filter(|former| former != name) {
-            return self.with_default(&text, &former);
+            return self.with_default(text, &former);
         }
-        let mut text = self.without_default(&text)?;
+        let mut text = self.without_default(text)?;
+        if self.is_json {
+            return Ok(text);
+        }
         // the header came with the default, if nothing else is below it
         let header = header_of(&text, &parse(&text)?, self.section);
         if let Some(header) = header
@@ -225,24 +265,20 @@ pub fn without_value(text: &str, path: &[&str]) -> Result<String> {
     };
     let above = find(&document, parent);
     if let Some(inline) = above.and_then(Item::as_inline_table) {
-        let mut members: Vec<(&str, Range<usize>)> = Vec::new();
+        let mut places: Vec<Range<usize>> = Vec::new();
+        let mut own = 0;
         for (other, value) in inline {
             let key = inline.key(other).and_then(Key::span).unwrap_or_default();
-            members.push((other, key.start..value.span().unwrap_or_default().end));
-        }
-        members.sort_by_key(|(_, span)| span.start);
-        let at = members.iter().position(|(other, _)| other == name);
-        let at = at.unwrap_or_default();
-        let own = members[at].1.clone();
-        // with the comma that is no longer needed
-        let place = match (at, members.get(at + 1)) {
-            (0, None) => {
-                let whole = inline.span().unwrap_or_default();
-                whole.start + 1..whole.end - 1
+            if other == *name {
+                own = key.start;
             }
-            (0, Some((_, next))) => own.start..next.start,
-            _ => members[at - 1].1.end..own.end,
-        };
+            places.push(key.start..value.span().unwrap_or_default().end);
+        }
+        places.sort_by_key(|place| place.start);
+        let at = places.iter().position(|place| place.start == own);
+        let whole = inline.span().unwrap_or_default();
+        let inside = whole.start + 1..whole.end - 1;
+        let place = with_comma(&places, at.unwrap_or_default(), inside);
         return Ok(spliced(text, place, ""));
     }
     let above = above.and_then(Item::as_table);
@@ -357,6 +393,118 @@ fn line_end(text: &str, at: usize) -> usize {
     newline.map_or(text.len(), |newline| at + newline + 1)
 }
 
+/// The value at a path of a JSON text.
+fn json_member(text: &str, path: &[&str]) -> Result<Option<Json>> {
+    if text.trim().is_empty() {
+        return Ok(None);
+    }
+    let mut value: Json = serde_json::from_str(text).map_err(not_an_object)?;
+    for name in path {
+        match value.get_mut(name) {
+            Some(inner) => value = inner.take(),
+            None => return Ok(None),
+        }
+    }
+    Ok(Some(value))
+}
+
+fn not_an_object(error: serde_json::Error) -> anyhow::Error {
+    anyhow!("it is not a JSON object: {error}")
+}
+
+struct Member {
+    name: String,
+    /// From the opening quote of its key to the end of its value.
+    place: Range<usize>,
+    value: Range<usize>,
+}
+
+/// The deepest object along `path`: the number of names that lead to the object, the place between its
+/// braces, and its members. At least the last name is left.
+fn deepest_object(text: &str, path: &[&str]) -> Result<(usize, Range<usize>, Vec<Member>)> {
+    let mut depth = 0;
+    let mut range = text.len() - text.trim_start().len()..text.trim_end().len();
+    loop {
+        let object: RawObject<'_> =
+            serde_json::from_str(&text[range.clone()]).map_err(|error| match depth {
+                0 => not_an_object(error),
+                _ => anyhow!("{:?} in it is not an object", path[depth - 1]),
+            })?;
+        let mut members: Vec<Member> = Vec::new();
+        let mut end = range.start + 1;
+        for (name, raw) in object.entries() {
+            let start = raw.get().as_ptr().addr() - text.as_ptr().addr();
+            let key = end + text[end..start].find('"').unwrap_or(0);
+            end = start + raw.get().len();
+            members.push(Member {
+                name: name.to_owned(),
+                place: key..end,
+                value: start..end,
+            });
+        }
+        let inside = range.start + 1..range.end - 1;
+        // the last member of a name is the effective one
+        match members.iter().rfind(|member| member.name == path[depth]) {
+            Some(member) if depth + 1 < path.len() => range = member.value.clone(),
+            _ => return Ok((depth, inside, members)),
+        }
+        depth += 1;
+    }
+}
+
+/// The JSON text with `value` as the member at `path`. Missing objects on the way are created.
+fn json_with(text: &str, path: &[&str], value: &Json) -> Result<String> {
+    let text = if text.trim().is_empty() { "{}\n" } else { text };
+    let (depth, inside, members) = deepest_object(text, path)?;
+    if let Some(member) = members.iter().rfind(|member| member.name == path[depth]) {
+        return Ok(spliced(text, member.value.clone(), &value.to_string()));
+    }
+    let mut value = value.clone();
+    for name in path[depth + 1..].iter().rev() {
+        value = json!({ *name: value });
+    }
+    // formatted like the neighbours, each line behind an indentation that begins with the newline
+    let key = Json::from(path[depth]);
+    let pretty = |indent: &str| format!("{value:#}").replace('\n', indent);
+    let Some(last) = members.last() else {
+        let outer = format!("\n{}", "  ".repeat(depth));
+        let indent = format!("{outer}  ");
+        let member = format!("{indent}{key}: {}{outer}", pretty(&indent));
+        return Ok(spliced(text, inside, &member));
+    };
+    let mut member = format!(", {key}: {value}");
+    // the text between the end of a line and the last key
+    if let Some(line) = text[..last.place.start].rfind('\n') {
+        let indent = &text[line..last.place.start];
+        if indent.trim().is_empty() {
+            member = format!(",{indent}{key}: {}", pretty(indent));
+        }
+    }
+    let end = last.place.end;
+    Ok(spliced(text, end..end, &member))
+}
+
+/// The JSON text without the member at `path`, if it has one.
+fn json_without(text: &str, path: &[&str]) -> Result<String> {
+    let (depth, inside, members) = deepest_object(text, path)?;
+    let at = members.iter().position(|member| member.name == path[depth]);
+    let Some(at) = at.filter(|_| depth + 1 == path.len()) else {
+        return Ok(text.to_owned());
+    };
+    let places: Vec<_> = members.into_iter().map(|member| member.place).collect();
+    Ok(spliced(text, with_comma(&places, at, inside), ""))
+}
+
+/// The place of one of some members, with the comma that is no longer needed: from the end of the member
+/// before or, for the first member, up to the beginning of the next.
+fn with_comma(members: &[Range<usize>], at: usize, inside: Range<usize>) -> Range<usize> {
+    match (at, members.get(at + 1)) {
+        (0, None) => inside,
+        (0, Some(next)) => members[0].start..next.start,
+        _ => members[at - 1].end..members[at].end,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -365,6 +513,7 @@ mod tests {
     const MINE: &str = "# my node\nversion = 2 # two\n\n[plugins]\n  [plugins.\"cri\".containerd]\n    default = \"runc\"   # the usual\n\n    [plugins.\"cri\".containerd.runtimes.runc]\n      type = \"runc.v2\" # keep\n      [plugins.\"cri\".containerd.runtimes.runc.options]\n        SystemdCgroup = true\n\n  # an end\n  [plugins.\"other\"]\n    x = [ 1,2 ]\n# the last word\n";
 
     const PLACE: Place = Place {
+        is_json: false,
         section: &["plugins", "cri", "containerd"],
         runtimes: "runtimes",
         default: "default",
@@ -569,6 +718,68 @@ mod tests {
             for line in text.lines() {
                 prop_assert!(rest.any(|other| other == line), "{line:?} is gone from {edited}");
             }
+        }
+    }
+
+    const PATH: [&str; 2] = ["runtimes", "guard"];
+
+    #[test]
+    fn members_are_added_where_and_how_people_write_them() {
+        let value = json!({ "path": "/g" });
+        for (before, after) in [
+            (
+                "",
+                "{\n  \"runtimes\": {\n    \"guard\": {\n      \"path\": \"/g\"\n    }\n  }\n}\n",
+            ),
+            (
+                "{ \"a\": 1.50 }",
+                "{ \"a\": 1.50, \"runtimes\": {\"guard\":{\"path\":\"/g\"}} }",
+            ),
+            (
+                "{\n\t\"runtimes\": {\n\t\t\"x\": {}\n\t}\n}",
+                "{\n\t\"runtimes\": {\n\t\t\"x\": {},\n\t\t\"guard\": {\n\t\t  \"path\": \"/g\"\n\t\t}\n\t}\n}",
+            ),
+            (
+                "{\"runtimes\":{\"guard\":{\"path\":\"/old\"}},\"b\":2}",
+                "{\"runtimes\":{\"guard\":{\"path\":\"/g\"}},\"b\":2}",
+            ),
+        ] {
+            assert_eq!(json_with(before, &PATH, &value).unwrap(), after);
+        }
+    }
+
+    #[test]
+    fn what_is_no_such_file_is_refused() {
+        for text in ["[]", "{", "{\"runtimes\": 3}", "version = 2"] {
+            assert!(json_with(text, &PATH, &json!(1)).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_first_the_last_and_the_only_member_can_go() {
+        for (before, after) in [
+            ("{ \"k\": {\"a\": 1}, \"b\": [1 ,2] }", "{ \"b\": [1 ,2] }"),
+            ("{ \"b\" : 2 , \"k\": 1 }", "{ \"b\" : 2 }"),
+            ("{ \"k\": 1 }", "{}"),
+            ("{ \"b\": 2 }", "{ \"b\": 2 }"),
+        ] {
+            assert_eq!(json_without(before, &["k"]).unwrap(), after);
+        }
+    }
+
+    proptest! {
+        /// With any members: adding and removing the runtime keeps the file's meaning.
+        #[test]
+        fn nothing_else_changes(members in proptest::collection::btree_map("[a-z\"\\\\ ]{1,5}", 0..9_u32, 0..6), space in "[ \n\t]{0,3}", at_end in any::<bool>()) {
+            let body: Vec<String> = members.iter().map(|(name, n)| format!("{space}{}{space}:{space}{{\"n\":{n}.0}}", Json::from(name.as_str()))).collect();
+            let text = format!("{{{}{}}}", body.join(","), if at_end { "\n" } else { "" });
+            let edited = json_with(&text, &PATH, &json!({ "path": "/g" })).unwrap();
+            let mut expected: Json = serde_json::from_str(&text).unwrap();
+            prop_assert_eq!(json_member(&edited, &PATH).unwrap(), Some(json!({ "path": "/g" })));
+            let back = json_without(&edited, &["runtimes"]).unwrap();
+            prop_assert_eq!(serde_json::from_str::<Json>(&back).unwrap(), expected.clone());
+            expected["runtimes"] = json!({ "guard": { "path": "/g" } });
+            prop_assert_eq!(serde_json::from_str::<Json>(&edited).unwrap(), expected);
         }
     }
 }
