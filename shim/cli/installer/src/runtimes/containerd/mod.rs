@@ -8,9 +8,10 @@
 //! | an import with the CRI plugin's section | containerd 1.7 takes the whole section from it |
 //!
 //! An edit is right if `containerd config dump` shows the intended change and nothing else
-//! ([`config`]). This module writes no permanent file.
+//! ([`files`], [`dump`]). This module writes no permanent file.
 
-mod config;
+mod dump;
+mod files;
 mod node;
 
 use std::path::{Path, PathBuf};
@@ -19,15 +20,15 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use bindguard_core::program_names::{RUNTIME, WRAPPER};
 use bindguard_core::text::shell_word;
 use bindguard_operator::terminal::print_text;
-use toml::{Table, Value};
+use toml::Value;
 
 use crate::change::{self, Change, Content, Doing, Plan};
 use crate::config_text::{Place, find, parse};
 use crate::options::{InstallOptions, Owner, USUAL_RUNTIME};
 use crate::record::{HEADING, Record, text_of};
-use crate::runtimes::containerd::config::{
-    Effective, Files, PLUGINS, Texts, binary_name, handler, imports_of, is_guarded, matches,
-    patterns, with_import, with_imports_of_others, without_import,
+use crate::runtimes::containerd::dump::{Effective, PLUGINS, RUNC, binary_name, handler, kind_of};
+use crate::runtimes::containerd::files::{
+    Files, Texts, imports, matches, patterns, with_import, with_imports_of_others, without_import,
 };
 use crate::runtimes::containerd::node::{ContainerdLayout, Distribution, node_config, of_template};
 use crate::search_path::SearchPath;
@@ -89,32 +90,29 @@ pub fn plan(options: &InstallOptions, record: &Record) -> Result<Plan> {
         ));
     }
     let (version, places) = files.places()?;
-    let before = files.effective(&files.without)?;
-    let edit = Edit::of(&files, version, &before, options, &mut plan)?;
-    let now = match files.without.is_empty() {
-        true => before.clone(),
-        false => files.effective(&Texts::new())?,
+    let edit = Edit::of(&files, version, options, &mut plan)?;
+    let is_right = match files.without.is_empty() {
+        true => edit.before == edit.wanted,
+        false => edit.surprises(&files.effective(&Texts::new())?).is_empty(),
     };
-    if !edit.is_right(&now) {
-        if distribution == Distribution::EksAl2023 && !is_named {
-            let fragment = edit.with_handler(places[0], "", true)?;
-            let advice = node_config(&fragment, &options.prefix, &files.layout.config);
-            return refuse(
-                distribution,
-                "nodeadm writes containerd's file at each boot",
-                &advice,
-            );
-        }
-        // if containerd reads no place, the error of the first place
-        let first = edit.edits(places[0]);
-        let edits = match first {
-            Err(_) => edit.edits(places[1]).or(first)?,
-            Ok(edits) => edits,
-        };
-        match edits {
-            Some(edits) => plan.changes = changes(edits, &files, record)?,
-            None => plan.advice = Some(edit.advice(places[0])?),
-        }
+    if is_right {
+        return Ok(plan);
+    }
+    if distribution == Distribution::EksAl2023 && !is_named {
+        let fragment = edit.with_handler(places[0], "", true)?;
+        let advice = node_config(&fragment, &options.prefix, &files.layout.config);
+        let why = "nodeadm writes containerd's file at each boot";
+        return refuse(distribution, why, &advice);
+    }
+    // if containerd reads no place, the error of the first place
+    let first = edit.edits(places[0]);
+    let edits = match first {
+        Err(_) => edit.edits(places[1]).or(first)?,
+        Ok(edits) => edits,
+    };
+    match edits {
+        Some(edits) => plan.changes = changes(edits, &files, record)?,
+        None => plan.advice = Some(edit.advice(places[0])?),
     }
     Ok(plan)
 }
@@ -133,8 +131,10 @@ struct Edit<'a> {
     /// The version of the main file.
     version: i64,
     /// The effective configuration without bindguard.
-    before: &'a Effective,
-    handler: Table,
+    before: Effective,
+    /// The effective configuration that is meant.
+    wanted: Effective,
+    handler: Value,
     /// The default runtime, if it has to change.
     default: Option<String>,
 }
@@ -145,13 +145,13 @@ impl<'a> Edit<'a> {
     fn of(
         files: &'a Files,
         version: i64,
-        before: &'a Effective,
         options: &InstallOptions,
         plan: &mut Plan,
     ) -> Result<Self> {
         let path = &files.search_path();
+        let before = files.effective(&files.without)?;
         let mut default = options.default.then(|| RUNTIME.to_owned());
-        let mut base = base_of(before, options);
+        let mut base = base_of(&before, options);
         let find_programs = || -> Result<Vec<PathBuf>> {
             let mut found = Vec::new();
             if !options.default {
@@ -163,41 +163,42 @@ impl<'a> Edit<'a> {
         plan.needs_programs = match find_programs() {
             Ok(programs) => programs,
             Err(why) => {
-                let (programs, note) = replaced(before, why, path)?;
-                plan.notes.push(note);
                 base = USUAL_RUNTIME;
                 default.get_or_insert(base.to_owned());
-                programs
+                replaced(&before, why, path, plan)?
             }
         };
-        let guarded = before.runtime(base).with_context(|| {
+        let guarded = before.runtime(base).ok().with_context(|| {
+            let names: Vec<&str> = before.runtimes.keys().map(String::as_str).collect();
             format!(
                 "find the runtime {base:?} in containerd's effective configuration: {}",
-                before.names().join(", ")
+                names.join(", ")
             )
         })?;
         let handler =
-            handler(&guarded, options).with_context(|| format!("guard the runtime {base:?}"))?;
+            handler(guarded, options).with_context(|| format!("guard the runtime {base:?}"))?;
+        let handler = Value::Table(handler);
         if options.wrapper {
-            plan.needs_runtime = Some(binary_name(&guarded).into());
+            plan.needs_runtime = Some(binary_name(guarded).into());
         }
+        let mut wanted = before.clone();
+        wanted.runtimes.insert(RUNTIME.to_owned(), handler.clone());
+        wanted
+            .default
+            .clone_from(default.as_ref().unwrap_or(&before.default));
         Ok(Self {
             files,
             version,
             before,
+            wanted,
             handler,
             default,
         })
     }
 
+    /// The effects of these edits that are not meant, and those that are missing.
     fn surprises(&self, after: &Effective) -> Vec<String> {
-        self.before
-            .surprises(after, &self.handler, self.default.as_deref())
-    }
-
-    /// True if a configuration has this effect and no other.
-    fn is_right(&self, after: &Effective) -> bool {
-        self.surprises(after).is_empty()
+        self.wanted.differences(after)
     }
 
     /// The files to edit and their new texts, with the handler at this place. `None` if the edit is the
@@ -214,7 +215,7 @@ impl<'a> Edit<'a> {
             }
             has_folder = true;
             let edits = vec![self.drop_in(place, path)?];
-            if self.is_right(&files.effective_with(&edits)?) {
+            if self.surprises(&files.effective_with(&edits)?).is_empty() {
                 return Ok(Some(edits));
             }
         }
@@ -223,7 +224,7 @@ impl<'a> Edit<'a> {
             Distribution::K3s | Distribution::Rke2 | Distribution::Microk8s => return Ok(None),
             Distribution::K0s if main.contains(K0S_MANAGED) => {
                 // k0s before 1.36.1 merges the drop-ins into a file, and the attempt is on that
-                for import in files.imports(&files.without)? {
+                for import in imports(&layout.config, &files.without)? {
                     if self.in_file(place, &import)?.is_some() {
                         let path = Path::new(K0S_FOLDER).join(DROP_IN);
                         return Ok(Some(vec![self.drop_in(place, path)?]));
@@ -238,13 +239,11 @@ impl<'a> Edit<'a> {
             let pattern = folder.join("*.toml").display().to_string();
             let imports = (layout.config.clone(), with_import(&main, &pattern)?);
             let edits = vec![self.drop_in(place, folder.join(DROP_IN))?, imports];
-            if self.is_right(&files.effective_with(&edits)?) {
+            if self.surprises(&files.effective_with(&edits)?).is_empty() {
                 return Ok(Some(edits));
             }
         }
-        let mut candidates = vec![layout.config.clone()];
-        candidates.extend(files.imports(&files.without)?);
-        for path in candidates {
+        for path in files.read()? {
             if let Some(edited) = self.in_file(place, &path)? {
                 return Ok(Some(vec![edited]));
             }
@@ -269,8 +268,7 @@ impl<'a> Edit<'a> {
     /// The operator's own steps where a distribution writes containerd's file from a template.
     fn advice(&self, place: Place) -> Result<String> {
         let layout = &self.files.layout;
-        let handler = Value::Table(self.handler.clone());
-        let table = place.with_runtime("", RUNTIME, &handler)?;
+        let table = place.with_runtime("", RUNTIME, &self.handler)?;
         let template = match layout.distribution {
             Distribution::Microk8s => PathBuf::from(MICROK8S),
             _ => {
@@ -305,9 +303,8 @@ impl<'a> Edit<'a> {
         {
             edited = place.with_default(&edited, default)?;
         }
-        if all || self.before.runtime(RUNTIME).as_ref() != Some(&self.handler) {
-            let handler = Value::Table(self.handler.clone());
-            edited = place.with_runtime(&edited, RUNTIME, &handler)?;
+        if all || self.before.runtimes.get(RUNTIME) != Some(&self.handler) {
+            edited = place.with_runtime(&edited, RUNTIME, &self.handler)?;
         }
         Ok(edited)
     }
@@ -330,17 +327,20 @@ impl<'a> Edit<'a> {
         let text = self.with_handler(place, &text, false).doing("edit", path)?;
         let mut edit = [(path.to_owned(), text)];
         let mut after = files.effective_with(&edit)?;
-        if after.runtime(RUNTIME).as_ref() != Some(&self.handler) {
+        if after.runtimes.get(RUNTIME) != Some(&self.handler) {
             return Ok(None);
         }
-        for (name, table) in self.before.lost_in(&after) {
-            let text = place.with_runtime(&edit[0].1, name, &Value::Table(table));
-            edit[0].1 = text.doing("edit", path)?;
-            after = files.effective_with(&edit)?;
+        let kept = after.runtimes.clone();
+        for (name, table) in &self.before.runtimes {
+            if !kept.contains_key(name) {
+                let text = place.with_runtime(&edit[0].1, name, table);
+                edit[0].1 = text.doing("edit", path)?;
+                after = files.effective_with(&edit)?;
+            }
         }
-        let meant = self.default.as_deref();
-        if after.default != meant.unwrap_or(&self.before.default)
-            && let Some(later) = files.import_with_default()?
+        let mut defaults = files.defaults()?.into_iter();
+        if after.default != self.wanted.default
+            && let Some((later, ..)) = defaults.find(|(file, ..)| *file != files.layout.config)
         {
             bail!(
                 "make bindguard containerd's default: {} names the default {:?}, and containerd reads that file after {}; remove default_runtime_name from the file, or run this without --default",
@@ -393,9 +393,7 @@ fn k3s_templates(config: &Path) -> [PathBuf; 2] {
 /// The image of a pod's sandbox, by containerd's files. The status of containerd 2.x does not name
 /// the image.
 pub fn sandbox_image(options: &InstallOptions, record: &Record) -> Result<Option<String>> {
-    let layout = ContainerdLayout::detect(options.containerd_config.as_deref())?;
-    let files = Files::open(layout, options.containerd.as_deref(), record)?;
-    let effective = files.effective(&Texts::new())?;
+    let effective = Files::of(Some(options), record)?.effective(&Texts::new())?;
     Ok(effective.sandbox_image().map(str::to_owned))
 }
 
@@ -405,7 +403,7 @@ pub fn files(named: Option<&Path>) -> Vec<(PathBuf, bool)> {
     let Ok(layout) = ContainerdLayout::detect(named) else {
         return Vec::new();
     };
-    let mut files = imports_of(&layout.config).unwrap_or_default();
+    let mut files = imports(&layout.config, &Texts::new()).unwrap_or_default();
     let mut templates = Vec::new();
     match layout.distribution {
         Distribution::K3s | Distribution::Rke2 => templates.extend(k3s_templates(&layout.config)),
@@ -461,8 +459,8 @@ fn cleaned(text: &str, original: Option<&str>) -> Result<String> {
     }
 }
 
-/// The programs of runc, which takes the place of a default that starts no container, and the note
-/// about that.
+/// The programs of runc, which takes the place of a default that starts no container. The plan gets a
+/// note about that.
 ///
 /// # Errors
 /// If runc starts no container either: then there is no better default, and nothing is written.
@@ -470,16 +468,17 @@ fn replaced(
     effective: &Effective,
     why: anyhow::Error,
     path: &SearchPath,
-) -> Result<(Vec<PathBuf>, String)> {
+    plan: &mut Plan,
+) -> Result<Vec<PathBuf>> {
     let programs = effective.usable(USUAL_RUNTIME, path).map_err(|runc| {
         anyhow!(
             "containerd would have no default runtime that starts containers: {why}, and {runc}; nothing was changed, configure a default runtime whose programs exist, then run this again"
         )
     })?;
-    let note = format!(
+    plan.notes.push(format!(
         "containerd's default runtime starts no container: {why}; {USUAL_RUNTIME} takes its place"
-    );
-    Ok((programs, note))
+    ));
+    Ok(programs)
 }
 
 /// The edit after which containerd's default starts containers, once nothing of bindguard's is in
@@ -488,48 +487,36 @@ fn replaced(
 /// # Errors
 /// If no edit gives containerd such a default: then bindguard has to stay in the files.
 pub fn default_after_removal(record: &Record) -> Result<Plan> {
-    let installed = record.verified(Owner::Containerd);
-    let options = installed.map(|installed| &installed.options);
-    let named = options.and_then(|options| options.containerd_config.as_deref());
-    let program = options.and_then(|options| options.containerd.as_deref());
     let mut plan = Plan::default();
-    let unknown = |error: anyhow::Error| {
-        format!("containerd's default runtime after the removal is not known: {error:#}")
-    };
-    let open = || {
-        let files = Files::open(ContainerdLayout::detect(named)?, program, record)?;
+    let read = || -> Result<(Files, Result<Effective>)> {
+        let installed = record.verified(Owner::Containerd);
+        let files = Files::of(installed.map(|installed| &installed.options), record)?;
         files.places()?;
-        anyhow::Ok(files)
+        match files.effective(&files.without) {
+            Err(error) if files.effective(&Texts::new()).is_err() => Err(error),
+            after => Ok((files, after)),
+        }
     };
-    let files = match open() {
-        Ok(files) => files,
+    let (files, after) = match read() {
+        Ok(read) => read,
         // a containerd that was removed, or serves no pods, needs no default
         Err(error) => {
-            plan.notes.push(unknown(error));
-            return Ok(plan);
-        }
-    };
-    let after = match files.effective(&files.without) {
-        Ok(after) => after,
-        Err(error) if files.effective(&Texts::new()).is_ok() => {
-            return Err(error.context(
-                "containerd would not read its files after the removal: nothing was changed",
+            plan.notes.push(format!(
+                "containerd's default runtime after the removal is not known: {error:#}"
             ));
-        }
-        Err(error) => {
-            plan.notes.push(unknown(error));
             return Ok(plan);
         }
     };
+    let after = after
+        .context("containerd would not read its files after the removal: nothing was changed")?;
     let path = files.search_path();
     let gone = &after.default;
     let Err(why) = after.usable(gone, &path) else {
         return Ok(plan);
     };
-    let (_, note) = replaced(&after, why, &path)?;
+    replaced(&after, why, &path, &mut plan)?;
     match files.with_runc_instead_of(gone)? {
         Some((file, text)) if !files.layout.is_generated(&file) => {
-            plan.notes.push(note);
             let change = Change::text(Owner::Containerd, &file, text)?;
             plan.changes.push(change);
             Ok(plan)
@@ -543,7 +530,11 @@ pub fn default_after_removal(record: &Record) -> Result<Plan> {
 /// The runtime to guard: the node's default, whatever its name, because pods need its options. If
 /// the default calls no runc, as kata does, pods that request bindguard get runc.
 fn base_of<'e>(before: &'e Effective, options: &InstallOptions) -> &'e str {
-    let is_guarded = |name: &str| before.runtime(name).is_some_and(|table| is_guarded(&table));
+    let is_guarded = |name: &str| {
+        before
+            .runtime(name)
+            .is_ok_and(|table| kind_of(table) == RUNC)
+    };
     if options.default || is_guarded(&before.default) || !is_guarded(USUAL_RUNTIME) {
         &before.default
     } else {

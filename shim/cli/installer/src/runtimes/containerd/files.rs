@@ -1,0 +1,416 @@
+//! containerd's files, as they are and as an edit would leave them, and containerd's own reading of
+//! them: `config dump`. Nothing is written before containerd has read a copy.
+
+use std::collections::BTreeMap;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use bindguard_operator::root_program::{RootProgram, output_of};
+use bindguard_sys::write_new_file;
+use toml::Value;
+use toml_edit::{Array, Item};
+
+use crate::change::{self, Content, Doing, private_folder, read_text};
+use crate::config_text::{Place, find, parse, with_value, without_value};
+use crate::options::{InstallOptions, USUAL_RUNTIME};
+use crate::record::Record;
+use crate::runtimes::containerd::dump::Effective;
+use crate::runtimes::containerd::node::ContainerdLayout;
+use crate::runtimes::containerd::{DROP_IN, V2, V3, without_bindguard};
+use crate::search_path::SearchPath;
+
+/// The files whose texts differ from those on the disk; `None` for a missing file.
+pub type Texts = BTreeMap<PathBuf, Option<String>>;
+
+/// A node's containerd and its files.
+pub struct Files {
+    /// Where the files are.
+    pub layout: ContainerdLayout,
+    /// Major and minor.
+    pub version: (u32, u32),
+    /// The files as they are without bindguard.
+    pub without: Texts,
+    program: RootProgram,
+}
+
+impl Files {
+    /// Finds containerd's program: the named program, else the running program, else the program on
+    /// `PATH`.
+    pub fn open(layout: ContainerdLayout, named: Option<&Path>, record: &Record) -> Result<Self> {
+        let program = match named.or(layout.program.as_deref()) {
+            Some(program) => RootProgram::open(program)?
+                .with_context(|| format!("run {}: no such file", program.display()))?,
+            None => RootProgram::find(Path::new("containerd"), None)?
+                .context("find containerd: it is not on PATH, name it with --containerd PROGRAM")?,
+        };
+        let said = run(&program, &["--version"])?;
+        let version = version_in(&said).with_context(|| {
+            format!(
+                "find a version in what {} says: {:?}: is it containerd?",
+                program.path().display(),
+                said.lines().next().unwrap_or_default()
+            )
+        })?;
+        let mut read = vec![layout.config.clone()];
+        read.extend(imports(&layout.config, &Texts::new()).unwrap_or_default());
+        let mut without = Texts::new();
+        for path in read {
+            let file = change::resolved(&path);
+            let Some(present) = change::content(&file)? else {
+                continue;
+            };
+            let left = without_bindguard(&file, &present, record).doing("parse", &path)?;
+            if left.as_ref() != Some(&present) {
+                let bytes = left.as_ref().and_then(Content::bytes);
+                let text = bytes.map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+                without.insert(path, text);
+            }
+        }
+        Ok(Self {
+            layout,
+            version,
+            without,
+            program,
+        })
+    }
+
+    /// The installed containerd, as the options of an installation name it.
+    pub fn of(options: Option<&InstallOptions>, record: &Record) -> Result<Self> {
+        let config = options.and_then(|options| options.containerd_config.as_deref());
+        let program = options.and_then(|options| options.containerd.as_deref());
+        Self::open(ContainerdLayout::detect(config)?, program, record)
+    }
+
+    /// The folders in which this containerd searches shims and runtimes.
+    pub fn search_path(&self) -> SearchPath {
+        self.layout.search_path(self.program.path())
+    }
+
+    /// The text of a file without bindguard.
+    pub fn text(&self, path: &Path) -> Result<Option<String>> {
+        text_in(&self.without, path)
+    }
+
+    /// The main file's text. An empty or missing file gets the newest version that every containerd of
+    /// its generation reads.
+    pub fn main_text(&self, texts: &Texts) -> Result<String> {
+        let path = &self.layout.config;
+        let text = text_in(texts, path)?.unwrap_or_default();
+        if !parse(&text).doing("parse", path)?.is_empty() {
+            return Ok(text);
+        }
+        let newest = if self.version < (2, 0) { 2 } else { 3 };
+        Ok(format!("{text}version = {newest}\n"))
+    }
+
+    /// The files without bindguard, in the order in which containerd reads them.
+    pub fn read(&self) -> Result<Vec<PathBuf>> {
+        let main = &self.layout.config;
+        let mut files = vec![main.clone()];
+        files.extend(imports(main, &self.without)?);
+        Ok(files)
+    }
+
+    /// The effective configuration with these texts.
+    pub fn effective(&self, texts: &Texts) -> Result<Effective> {
+        let path = &self.layout.config;
+        // containerd's file may have the password of a registry
+        let folder = private_folder().context("create a folder for files to try out")?;
+        let copy = |name: &str, text: &str| {
+            let copy = folder.path().join(format!("{name}.toml"));
+            write_new_file(&copy, text.as_bytes(), 0o600).doing("write", &copy)?;
+            anyhow::Ok(copy.display().to_string())
+        };
+        let mut text = self.main_text(texts)?;
+        let mut read = Array::new();
+        for import in imports(path, texts)? {
+            read.push(match texts.get(&import) {
+                Some(Some(text)) => copy(&read.len().to_string(), text)?,
+                _ => import.display().to_string(),
+            });
+        }
+        if !read.is_empty() || parse(&text)?.get("imports").is_some() {
+            // absolute paths: the copy is in another folder
+            text = with_value(&text, &["imports"], &read.to_string())?;
+        }
+        let main = copy("main", &text)?;
+        let dump = run(&self.program, &["--config", &main, "config", "dump"])
+            .map_err(|error| {
+                anyhow!(format!("{error:#}").replace(&main, &path.display().to_string()))
+            })
+            .doing("run containerd config dump for", path)?;
+        let program = self.program.path().display();
+        Effective::from_dump(&dump).with_context(|| format!("read what {program} config dump says"))
+    }
+
+    /// The effective configuration with these edits of the files without bindguard.
+    pub fn effective_with(&self, edits: &[(PathBuf, String)]) -> Result<Effective> {
+        let mut texts = self.without.clone();
+        for (path, text) in edits {
+            texts.insert(path.clone(), Some(text.clone()));
+        }
+        self.effective(&texts)
+    }
+
+    /// The version of the main file, and the places where containerd may read runtimes, the likeliest
+    /// first. containerd 2 reads the sections of version 3 from a file of version 2, too, as on AKS.
+    pub fn places(&self) -> Result<(i64, [Place; 2])> {
+        let path = &self.layout.config;
+        let main = self.main_text(&self.without)?;
+        let document = parse(&main)?;
+        let disabled = names_in(document.get("disabled_plugins"));
+        ensure!(
+            !disabled.iter().any(|it| it == "cri" || it.contains(".cri")),
+            "{} disables the CRI plugin: no pods run on this containerd",
+            path.display()
+        );
+        let version = document.get("version").and_then(Item::as_integer);
+        let version = version.unwrap_or_default();
+        let mut places = match version {
+            2 => [V2, V3],
+            // version 4, of containerd 2.3 and newer, moves the sections of servers, and not those of
+            // the CRI
+            3 | 4 => [V3, V2],
+            _ => bail!(
+                "{} is not of version 2, 3 or 4: move it there first, containerd config migrate shows how",
+                path.display()
+            ),
+        };
+        // The sort is stable: a section of the main file comes before a section of an import.
+        let mut files = self.read()?;
+        files.rotate_left(1);
+        for file in files {
+            let text = self.text(&file)?.unwrap_or_default();
+            let document = parse(&text).doing("parse", &file)?;
+            places.sort_by_key(|place| find(&document, place.section).is_none());
+        }
+        Ok((version, places))
+    }
+
+    /// The default runtimes that the files name, the effective one first.
+    pub fn defaults(&self) -> Result<Vec<(PathBuf, Place, String)>> {
+        let mut found = Vec::new();
+        // the last file wins
+        for file in self.read()?.into_iter().rev() {
+            let text = self.text(&file)?.unwrap_or_default();
+            for place in [V2, V3] {
+                if let Some(name) = place.default_in(&text)? {
+                    found.push((file.clone(), place, name));
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// The file that makes `gone` the default, and its text with runc as the default. `None` if no
+    /// file does.
+    pub fn with_runc_instead_of(&self, gone: &str) -> Result<Option<(PathBuf, String)>> {
+        for (file, place, name) in self.defaults()? {
+            if name == gone {
+                let text = self.text(&file)?.unwrap_or_default();
+                let edit = [(file, place.with_default(&text, USUAL_RUNTIME)?)];
+                if self.effective_with(&edit)?.default == USUAL_RUNTIME {
+                    return Ok(edit.into_iter().next());
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn text_in(texts: &Texts, path: &Path) -> Result<Option<String>> {
+    match texts.get(path) {
+        Some(text) => Ok(text.clone()),
+        None => read_text(path),
+    }
+}
+
+/// The files that the main file imports with these texts, in order.
+pub fn imports(main: &Path, texts: &Texts) -> Result<Vec<PathBuf>> {
+    let text = text_in(texts, main)?.unwrap_or_default();
+    let mut imports = Vec::new();
+    for pattern in patterns(main, &text)? {
+        let mut files = expanded(&pattern);
+        files.extend(texts.keys().filter(|path| matches(&pattern, path)).cloned());
+        files.sort();
+        files.dedup();
+        files.retain(|file| file != main && texts.get(file) != Some(&None));
+        imports.extend(files);
+    }
+    Ok(imports)
+}
+
+/// The files with `*` or without that a main file's text imports.
+pub fn patterns(main: &Path, text: &str) -> Result<Vec<PathBuf>> {
+    let folder = main.parent().unwrap_or(Path::new("/"));
+    let names = names_in(parse(text).doing("parse", main)?.get("imports"));
+    Ok(names.iter().map(|name| folder.join(name)).collect())
+}
+
+fn names_in(item: Option<&Item>) -> Vec<String> {
+    let mut names = Vec::new();
+    for name in item.and_then(Item::as_array).into_iter().flatten() {
+        names.extend(name.as_str().map(str::to_owned));
+    }
+    names
+}
+
+/// The text with one more pattern among its imports.
+pub fn with_import(text: &str, pattern: &str) -> Result<String> {
+    let quoted = Value::from(pattern).to_string();
+    let document = parse(text)?;
+    let array = document.get("imports").and_then(Item::as_array);
+    let last = array.and_then(|array| array.iter().last()?.span());
+    match last {
+        Some(last) => {
+            let (before, after) = text.split_at(last.end);
+            Ok(format!("{before}, {quoted}{after}"))
+        }
+        None => with_value(text, &["imports"], &format!("[{quoted}]")),
+    }
+}
+
+/// Of a main file that was edited since the install, the text without the import of bindguard's folder.
+pub fn without_import(text: &str, original: &str) -> Result<String> {
+    let (document, former) = (parse(text)?, parse(original)?);
+    let before = names_in(former.get("imports"));
+    let mut added = names_in(document.get("imports"));
+    let is_one_more = added.len() == before.len() + 1;
+    added.retain(|name| !before.contains(name));
+    let [name] = &added[..] else {
+        return Ok(text.to_owned());
+    };
+    let pattern = Path::new(name);
+    let is_own = pattern.is_absolute() && pattern.parent().is_some_and(|it| it.ends_with("conf.d"));
+    match former.get("imports").and_then(Item::span) {
+        _ if !is_own || !is_one_more => Ok(text.to_owned()),
+        Some(span) => with_value(text, &["imports"], &original[span]),
+        None => without_value(text, &["imports"]),
+    }
+}
+
+/// The text with the imports of `present` whose folders have files of others: without the line these
+/// files would no longer be read.
+pub fn with_imports_of_others(text: &str, present: &str, main: &Path) -> Result<String> {
+    let mut text = text.to_owned();
+    let kept = patterns(main, &text)?;
+    for pattern in patterns(main, present)? {
+        let is_used = expanded(&pattern)
+            .iter()
+            .any(|file| !file.ends_with(DROP_IN));
+        if is_used && !kept.contains(&pattern) {
+            text = with_import(&text, &pattern.display().to_string())?;
+        }
+    }
+    Ok(text)
+}
+
+/// A path, or the files that match the `*` in its last part.
+fn expanded(pattern: &Path) -> Vec<PathBuf> {
+    let name = pattern.file_name().unwrap_or_default();
+    if !name.to_string_lossy().contains('*') {
+        return vec![pattern.to_owned()];
+    }
+    let folder = pattern.parent().and_then(|folder| folder.read_dir().ok());
+    let mut files = Vec::new();
+    for entry in folder.into_iter().flatten().flatten() {
+        files.push(entry.path());
+    }
+    files.retain(|path| matches(pattern, path));
+    files.sort();
+    files
+}
+
+/// True if the file is in the pattern's folder and matches the `*` in its last part.
+pub fn matches(pattern: &Path, file: &Path) -> bool {
+    let wanted = pattern.file_name().unwrap_or_default().to_string_lossy();
+    let Some((start, end)) = wanted.split_once('*') else {
+        return pattern == file;
+    };
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    pattern.parent() == file.parent()
+        && !name.starts_with('.')
+        && name.starts_with(start)
+        && name.ends_with(end)
+}
+
+/// k3s is a single program with many names.
+fn run(program: &RootProgram, words: &[&str]) -> Result<String> {
+    let mut command = program.command();
+    if program.path().file_name().is_some_and(|name| name == "k3s") {
+        command.arg0("containerd");
+    }
+    command.args(words);
+    output_of(command).doing("run", program.path())
+}
+
+/// The first word that looks like a version: `v1.7.24`, `2.1.9+unknown`.
+fn version_in(said: &str) -> Option<(u32, u32)> {
+    let words = said.split_whitespace();
+    for word in words.skip_while(|word| *word != "containerd") {
+        let mut parts = word.strip_prefix('v').unwrap_or(word).split('.');
+        let (major, minor) = (parts.next(), parts.next());
+        if let (Some(Ok(major)), Some(Ok(minor))) = (major.map(str::parse), minor.map(str::parse)) {
+            return Some((major, minor));
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_import_comes_and_goes_in_every_form() {
+        let own = "/etc/containerd/conf.d/*.toml";
+        for text in [
+            "# a node\nversion = 3 # three\n[debug]\n",
+            "\u{feff}version = 3\r\n[debug]\r\n",
+            "version = 3",
+            "imports = []\nversion = 3\n",
+            "version = 3\nimports = [\n  \"a.toml\", # one\n  'b/*.toml',\n]\n[debug]\n",
+            "debug = { level = \"info\" }\nversion = 3\nimports = ['a.toml']",
+        ] {
+            let with = with_import(text, own).unwrap();
+            let main = Path::new("/x/config.toml");
+            let before = patterns(main, text).unwrap();
+            let wanted: Vec<PathBuf> = before.into_iter().chain([own.into()]).collect();
+            assert_eq!(patterns(main, &with).unwrap(), wanted, "{with}");
+            assert_eq!(
+                without_import(&with, text).unwrap().trim_end(),
+                text.trim_end()
+            );
+            let edited = format!("{with}\n# mine\n");
+            assert!(
+                !without_import(&edited, text).unwrap().contains(own),
+                "{edited}"
+            );
+            // the operator has removed an import since, or has this import already
+            assert_eq!(without_import(text, &with).unwrap(), text);
+            assert_eq!(without_import(&with, &with).unwrap(), with);
+        }
+    }
+
+    #[test]
+    fn versions_of_packagers_and_upstream() {
+        for (said, version) in [
+            (
+                "containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+deb12u3\n",
+                (1, 6),
+            ),
+            (
+                "containerd github.com/containerd/containerd v1.7.24 88bf19b2105c8b17560993bee28a01ddc2f97182",
+                (1, 7),
+            ),
+            (
+                "containerd github.com/containerd/containerd/v2 2.1.9+unknown \n",
+                (2, 1),
+            ),
+        ] {
+            assert_eq!(version_in(said), Some(version));
+        }
+        assert_eq!(version_in("containerd, of no version"), None);
+    }
+}
