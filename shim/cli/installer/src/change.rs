@@ -24,8 +24,6 @@ use serde::{Deserialize, Serialize};
 use similar::TextDiff;
 use tempfile::{Builder, TempDir};
 
-use crate::options::Owner;
-
 /// The size limit of a file: a program has some megabytes.
 const MAX_SIZE: u64 = 256 << 20;
 
@@ -44,6 +42,40 @@ where
     fn doing(self, action: &str, path: &Path) -> Result<T> {
         self.with_context(|| format!("{action} {}", path.display()))
     }
+}
+
+/// The owner of a file.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    strum::Display,
+    clap::ValueEnum,
+)]
+#[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
+pub enum Owner {
+    /// containerd's config.toml, or a file that it imports.
+    Containerd,
+    /// Docker's daemon.json.
+    Docker,
+    /// A drop-in of Podman's containers.conf.
+    Podman,
+    /// A drop-in of CRI-O's.
+    #[value(name = "crio")]
+    Crio,
+    /// The unit of the node agent.
+    #[value(skip)]
+    Agent,
+    /// The programs and the settings of bindguard itself.
+    #[value(skip)]
+    Bindguard,
 }
 
 /// The content of a path.

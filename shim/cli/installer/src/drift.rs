@@ -14,11 +14,11 @@ use bindguard_operator::root_program::DRIFT_COUNT;
 use bindguard_operator::terminal::print_remark;
 
 use crate::change;
-use crate::options::Owner;
+use crate::change::Owner;
 use crate::programs::check_starts;
 use crate::record::{Entry, Installed, Record, hash};
+use crate::running::is_gone;
 use crate::runtimes::{self, recorded};
-use crate::search_path::is_gone;
 
 /// A part of an installation that is no longer as `install` left it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -208,7 +208,7 @@ fn command(installed: &Installed) -> String {
     match installed.owner {
         Owner::Docker | Owner::Podman | Owner::Crio => {
             command += " ";
-            command += installed.owner.name();
+            command += &installed.owner.to_string();
         }
         Owner::Containerd | Owner::Agent | Owner::Bindguard => {}
     }

@@ -7,17 +7,16 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use crate::change::Content;
+use crate::change::{Content, Owner};
 use crate::drift::DriftReporter;
-use crate::options::{CommonOptions, InstallOptions, Owner};
 use crate::programs::{Programs, remove_unneeded, store};
-use crate::record::{Installed, Record};
+use crate::record::{InstallOptions, Installed, Record};
 use crate::removal::remember_docker_root;
 use crate::restart::{self, NodeLabel, RestartSlot, SandboxFailed, run_trial_sandbox};
-use crate::running::AGENT_RESTART;
-use crate::session::{Progress, Session, Stay, enter};
+use crate::running::{AGENT_RESTART, find};
+use crate::runtimes;
+use crate::session::{CommonOptions, Progress, Session, Stay, enter};
 use crate::settings::{self, NodeConfig};
-use crate::{runtimes, search_path};
 
 /// Arguments of `install`.
 #[derive(Debug, Args)]
@@ -248,7 +247,7 @@ fn take_default_back(installed: InstallOptions, session: &mut Session) -> Result
 fn runtime_of_all<'p>(planned: &'p [Installed], record: &Record) -> Result<Option<&'p Path>> {
     let replaced = |old: &&Installed| planned.iter().any(|new| new.owner == old.owner);
     let recorded = record.installed.iter().filter(|old| !replaced(old));
-    let program = |runtime: &Path| search_path::find(runtime).unwrap_or_else(|| runtime.to_owned());
+    let program = |runtime: &Path| find(runtime).unwrap_or_else(|| runtime.to_owned());
     let mut first = planned
         .iter()
         .filter_map(|new| Some((new.owner, new.needs_runtime.as_deref()?)));
@@ -262,9 +261,9 @@ fn runtime_of_all<'p>(planned: &'p [Installed], record: &Record) -> Result<Optio
         if program(another) != program(runtime) {
             bail!(
                 "bindguard-runtime would call one OCI runtime for both: {} uses {}, and {} uses {}; install for one of them",
-                owner.name(),
+                owner,
                 runtime.display(),
-                installed.owner.name(),
+                installed.owner,
                 another.display()
             );
         }

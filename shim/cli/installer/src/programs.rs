@@ -29,8 +29,7 @@ use bindguard_operator::root_program::{
 use rustix::fs::{Access, StatVfsMountFlags, access};
 use sha2::{Digest, Sha256};
 
-use crate::change::{Change, Content, Doing, digits_of, identity, nearest};
-use crate::options::Owner;
+use crate::change::{Change, Content, Doing, Owner, digits_of, identity, nearest};
 use crate::record::{Record, there_or_not};
 use crate::running::{daemon_that_names, users_of};
 

@@ -15,8 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::change::{self, Attributes, Change, Content, Doing, Plan, digits_of, sweep};
-use crate::options::{InstallOptions, Owner};
+use crate::change::{self, Attributes, Change, Content, Doing, Owner, Plan, digits_of, sweep};
 use crate::running::{self, Daemon};
 
 /// The folder of a node's record.
@@ -95,6 +94,24 @@ pub struct Removal {
     pub handler_kept_for_pods: usize,
     /// Pods that run under the programs.
     pub programs_kept_for_pods: usize,
+}
+
+/// The OCI runtime that bindguard-runtime calls if its config names none.
+pub const USUAL_RUNTIME: &str = "runc";
+
+/// The options of the command line, with their defaults filled in.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InstallOptions {
+    /// The folder in which services find the programs.
+    pub prefix: PathBuf,
+    /// Guard every container, not only containers that request the handler.
+    pub default: bool,
+    /// Keep containerd's own shim.
+    pub wrapper: bool,
+    /// The containerd program.
+    pub containerd: Option<PathBuf>,
+    /// containerd's main file, if the operator names it.
+    pub containerd_config: Option<PathBuf>,
 }
 
 /// A finished installation: the options of `install`, and the programs that containers need.
@@ -466,7 +483,7 @@ fn check_part(list: &str, part: &Value, may_write: MayWrite) -> Result<()> {
                 may_write(entry.owner, &entry.path),
                 "`install` writes no file {} for {}",
                 entry.path.display(),
-                entry.owner.name()
+                entry.owner
             );
             entry.command
         }

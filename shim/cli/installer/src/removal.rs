@@ -22,16 +22,15 @@ use bindguard_operator::cri;
 use bindguard_operator::pods::Pods;
 use bindguard_operator::terminal::print_remark;
 
-use crate::change::{self, Change, Content, Doing, stays};
-use crate::options::{CommonOptions, InstallOptions, Owner, USUAL_RUNTIME};
+use crate::change::{self, Change, Content, Doing, Owner, stays};
 use crate::programs::beside_this_one;
-use crate::record::{Entry, Installed, Record, Removal};
+use crate::record::{Entry, InstallOptions, Installed, Record, Removal, USUAL_RUNTIME};
 use crate::running::{
-    ProgramUser, docker_containers, docker_root, podman_containers, pods_with_handler, users_of,
+    ProgramUser, docker_containers, docker_root, find, podman_containers, pods_with_handler,
+    users_of,
 };
 use crate::runtimes;
-use crate::search_path::find;
-use crate::session::{InstallReport, Progress, Session};
+use crate::session::{CommonOptions, InstallReport, Progress, Session};
 use crate::settings::{self, RUNTIME_KEY};
 
 /// The names that a message lists.
@@ -153,7 +152,7 @@ impl Removal {
 
 /// The names of the pods among the users of programs.
 pub fn pods_of(users: &[ProgramUser]) -> Vec<String> {
-    let ids: BTreeSet<&str> = users.iter().filter_map(ProgramUser::id).collect();
+    let ids: BTreeSet<&str> = users.iter().filter_map(|user| user.id.as_deref()).collect();
     if ids.is_empty() {
         return Vec::new();
     }

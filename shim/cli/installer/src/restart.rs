@@ -16,14 +16,13 @@ use bindguard_operator::terminal::print_remark;
 use bindguard_sys::write_new_file;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::change::Doing;
-use crate::options::{CommonOptions, InstallOptions, Owner};
-use crate::record::Record;
+use crate::change::{Doing, Owner};
+use crate::record::{InstallOptions, Record};
 use crate::running::{
     AGENT_RESTART, Daemon, active_config, containerds, has_handler, socket_of, wait_until_healthy,
 };
 use crate::runtimes::{RELOAD_UNITS, sandbox_image};
-use crate::session::Session;
+use crate::session::{CommonOptions, Session};
 
 /// The time limit for a command: systemd waits longer for a service that never reports its start, and
 /// another installer waits for the lock meanwhile.

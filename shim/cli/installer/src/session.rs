@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -20,6 +20,7 @@ use anyhow::{Context, Result, bail, ensure};
 use bindguard_core::text::one_line;
 use bindguard_operator::terminal::{print_remark, print_text};
 use bindguard_sys::make_folders;
+use clap::Args;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::SignalFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -28,10 +29,42 @@ use rustix::io::Errno;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::Serialize;
 
-use crate::change::{Change, Doing, Plan, identity, sweep_private};
-use crate::options::{CommonOptions, Owner};
+use crate::change::{Change, Doing, Owner, Plan, identity, sweep_private};
 use crate::record::{FOLDER, Record};
 use crate::runtimes::recorded;
+
+/// Arguments of both verbs.
+#[derive(Debug, Args)]
+pub struct CommonOptions {
+    /// Print the planned changes and do nothing. The exit code is 1 if there is something to do.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Work in another root file system: of an image, or of a node as a pod sees it. All other
+    /// paths are below this folder.
+    #[arg(long, value_name = "DIR")]
+    pub root: Option<PathBuf>,
+    /// Run the command that activates the changes, if there were any.
+    #[arg(long)]
+    pub restart: bool,
+    /// Restart only while this command grants a slot, such as `bindguard-agent restart-slot`: it
+    /// limits the nodes that restart at the same time.
+    #[arg(long, value_name = "COMMAND", requires = "restart")]
+    pub restart_slot: Option<String>,
+    /// Label this node by this command while pods of the handler start, such as `bindguard-agent
+    /// node-label`.
+    #[arg(long, value_name = "COMMAND")]
+    pub node_label: Option<String>,
+    /// Label this node by this file of node-feature-discovery.
+    #[arg(long, value_name = "FILE", conflicts_with = "node_label")]
+    pub node_feature: Option<PathBuf>,
+    /// Print the changes as JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Wait for SIGTERM afterwards, which changes nothing: for the pod of a DaemonSet. Unfinished
+    /// work is tried again.
+    #[arg(long, conflicts_with = "dry_run")]
+    pub stay: bool,
+}
 
 /// A call of a verb, and what it has done so far. No second installer runs meanwhile.
 pub struct Session<'a> {

@@ -12,11 +12,10 @@ use bindguard_config::{Config, DEFAULT_PATH, Loaded, SHIPPED, keep_valid};
 use bindguard_core::error_chain;
 use bindguard_operator::root_program::open_of_root;
 
-use crate::change::{self, Change, Content};
+use crate::change::{self, Change, Content, Owner};
 use crate::config_text::with_value;
-use crate::options::{Owner, USUAL_RUNTIME};
-use crate::record::{self, Record};
-use crate::search_path::is_gone;
+use crate::record::{self, Record, USUAL_RUNTIME};
+use crate::running::is_gone;
 
 /// The config that every node of a fleet gets.
 #[derive(Debug)]

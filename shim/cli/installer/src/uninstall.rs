@@ -13,8 +13,7 @@ use bindguard_core::program_names::CLI;
 use bindguard_operator::terminal::print_remark;
 use clap::Args;
 
-use crate::change::{self, Change, Content, Doing, bytes_after, stays, sweep};
-use crate::options::{CommonOptions, Owner};
+use crate::change::{self, Change, Content, Doing, Owner, bytes_after, stays, sweep};
 use crate::programs::CURRENT;
 use crate::record::{Entry, PendingRemoval, Record, Removal};
 use crate::removal::{
@@ -25,7 +24,7 @@ use crate::running::{
     ProgramUser, daemon_that_names, is_in_text, leave_own_sandbox, sees_processes, users_of,
 };
 use crate::runtimes;
-use crate::session::{InstallReport, Progress, Session, Stay, enter};
+use crate::session::{CommonOptions, InstallReport, Progress, Session, Stay, enter};
 
 /// Arguments of `uninstall`.
 #[derive(Debug, Args)]
@@ -133,7 +132,7 @@ impl Uninstall {
             if let Err(error) = kept.without_default(session) {
                 session.report.unfinished(format!(
                     "{} keeps its default runtime: {error:#}",
-                    kept.owner.name()
+                    kept.owner
                 ));
             }
         }
@@ -368,12 +367,10 @@ fn needed_by(users: &[ProgramUser]) -> String {
             counted(&pods, "pod")
         ),
         (true, []) => format!("programs kept for the handler: containers {REASON}"),
-        (true, [only]) => format!("the programs stay: {only} {REASON}"),
+        (true, [only]) => format!("the programs stay: {} {REASON}", only.name),
         (true, [first, more @ ..]) => {
-            format!(
-                "the programs stay: {first} and {} more {REASON}",
-                more.len()
-            )
+            let (first, more) = (&first.name, more.len());
+            format!("the programs stay: {first} and {more} more {REASON}")
         }
     }
 }

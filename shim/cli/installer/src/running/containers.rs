@@ -11,10 +11,11 @@
 //! command line. So no file below a root directory is read. Only the command line of a conmon is read,
 //! with a time limit.
 
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::parent_id;
 use std::path::{Path, PathBuf};
-use std::{fmt, fs, process};
+use std::{fs, process};
 
 use anyhow::{Context, Result, ensure};
 use bindguard_core::mount_table::MountTable;
@@ -30,11 +31,9 @@ use bindguard_sys::read_mount_table;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::change::{Doing, canonical, read};
-use crate::options::Owner;
+use crate::change::{Doing, Owner, canonical, read};
 use crate::running::{
-    CRIO, DOCKER, Daemon, containerds, crio_socket, docker_info, info_of_sandbox, option, place_of,
-    sandboxes_of, socket_of, unless_it_starts,
+    containerds, crio_socket, daemon_of, docker_info, option, place_of, query_containerd,
 };
 
 /// The annotation of a sandbox's spec with its handler; empty for the node's default runtime.
@@ -59,35 +58,41 @@ pub fn pods_with_handler(owner: Owner) -> Result<Vec<String>> {
 
 fn sandboxes(owner: Owner) -> Result<Vec<PodSandbox>> {
     let mut found = Vec::new();
-    match owner {
-        Owner::Containerd => {
-            for containerd in containerds() {
-                found.extend(sandboxes_of(&containerd).with_context(|| {
-                    format!("list the pods of containerd, process {}", containerd.pid)
-                })?);
-            }
+    if owner == Owner::Containerd {
+        for containerd in containerds() {
+            let sandboxes = query_containerd(&containerd, async |cri| cri.sandboxes().await);
+            let sandboxes = sandboxes.with_context(|| {
+                format!("list the pods of containerd, process {}", containerd.pid)
+            })?;
+            found.extend(sandboxes.unwrap_or_default());
         }
-        Owner::Crio if !Daemon::named(CRIO).is_empty() => {
-            let socket = crio_socket();
-            found = query(&socket, async |cri| cri.sandboxes().await)
-                .context("list the pods of CRI-O")?;
-            for sandbox in &mut found {
-                let handler = crio_handler(&socket, &sandbox.id);
-                sandbox.runtime_handler = handler
-                    .with_context(|| format!("find the handler of CRI-O's pod {}", sandbox.id))?;
-            }
+    } else if owner == Owner::Crio
+        && let Some(crio) = daemon_of(owner)
+    {
+        let socket = crio_socket(&crio);
+        found =
+            query(&socket, async |cri| cri.sandboxes().await).context("list the pods of CRI-O")?;
+        for sandbox in &mut found {
+            let handler = crio_handler(&socket, &sandbox.id);
+            sandbox.runtime_handler = handler
+                .with_context(|| format!("find the handler of CRI-O's pod {}", sandbox.id))?;
         }
-        Owner::Crio | Owner::Docker | Owner::Podman | Owner::Agent | Owner::Bindguard => {}
     }
     Ok(found)
 }
 
 /// CRI-O leaves the handler out of its list and its status, and records it in the sandbox's spec.
 fn crio_handler(socket: &Path, sandbox: &str) -> Result<String> {
-    let info = info_of_sandbox(socket, sandbox)?;
+    let info = query(socket, async |cri| cri.sandbox_info(sandbox).await)?;
+    let info = json_info(&info)?;
     let handler = info["runtimeSpec"]["annotations"][CRIO_HANDLER].as_str();
     let handler = handler.context("its spec names no handler")?;
     Ok(handler.to_owned())
+}
+
+/// The runtime's own facts about a sandbox.
+fn json_info(info: &str) -> Result<Value> {
+    serde_json::from_str(info).context("read the answer's info as JSON")
 }
 
 /// The sandbox of this process's container, if bindguard's shim supervises the container. In a pod
@@ -115,9 +120,9 @@ pub fn leave_own_sandbox() -> Result<()> {
     print_remark(
         "this pod runs under bindguard's shim: ending its sandbox; the kubelet makes another one",
     );
-    let socket = socket_of(&containerd);
     let find = || {
-        let info = unless_it_starts(|| info_of_sandbox(&socket, &sandbox))?;
+        let info = query_containerd(&containerd, async |cri| cri.sandbox_info(&sandbox).await)?;
+        let info = json_info(&info.context("containerd has no CRI")?)?;
         let pid = info["pid"].as_i64().context("the info has no pid")?;
         let pid = i32::try_from(pid).context("the pid is too large")?;
         Pid::from_raw(pid).context("it has no process")
@@ -136,10 +141,10 @@ const SHORT_ID: usize = 12;
 /// # Errors
 /// If dockerd does not name it.
 pub fn docker_root() -> Result<Option<PathBuf>> {
-    if Daemon::named(DOCKER).is_empty() {
-        return Ok(None);
+    match daemon_of(Owner::Docker) {
+        Some(dockerd) => root_of(&docker_info(&dockerd)?).map(Some),
+        None => Ok(None),
     }
-    root_of(&docker_info()?).map(Some)
 }
 
 fn root_of(info: &Value) -> Result<PathBuf> {
@@ -154,8 +159,8 @@ fn root_of(info: &Value) -> Result<PathBuf> {
 /// # Errors
 /// If they are not known, or if the running dockerd still gives the name to new containers.
 pub fn docker_containers(recorded: Option<&Path>, usual: &Path) -> Result<Vec<String>> {
-    if !Daemon::named(DOCKER).is_empty() {
-        let info = docker_info()?;
+    if let Some(dockerd) = daemon_of(Owner::Docker) {
+        let info = docker_info(&dockerd)?;
         // a container that is made after the database was read is not in the answer
         ensure!(
             info["DefaultRuntime"] != RUNTIME,
@@ -243,34 +248,12 @@ pub fn podman_containers() -> Result<Vec<String>> {
 const CONMON: &str = "conmon";
 
 /// A user of a program.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ProgramUser {
-    /// A container, by its bundle.
-    Container(PathBuf),
-    /// A process, and the id of the sandbox or container that its arguments name.
-    Process(u32, Option<String>),
-}
-
-impl ProgramUser {
+#[derive(Debug)]
+pub struct ProgramUser {
+    /// The container, by its bundle, or the process.
+    pub name: String,
     /// The id of the container, or of the pod's sandbox.
-    pub fn id(&self) -> Option<&str> {
-        match self {
-            Self::Container(bundle) => bundle.file_name()?.to_str(),
-            Self::Process(_, id) => id.as_deref(),
-        }
-    }
-}
-
-impl fmt::Display for ProgramUser {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Container(bundle) => write!(f, "the container of {}", bundle.display()),
-            Self::Process(pid, _) => match uid_of(*pid) {
-                Some(0) | None => write!(f, "process {pid}"),
-                Some(user) => write!(f, "process {pid} of user {user}"),
-            },
-        }
-    }
+    pub id: Option<String>,
 }
 
 /// The users of these programs; empty if there are none.
@@ -291,15 +274,21 @@ pub fn users_of(programs: &[PathBuf]) -> Vec<ProgramUser> {
             .iter()
             .any(|name| name.as_os_str().as_bytes() == runtime)
         {
-            users.push(ProgramUser::Container(bundle));
+            let id = bundle.file_name().and_then(OsStr::to_str);
+            users.push(ProgramUser {
+                name: format!("the container of {}", bundle.display()),
+                id: id.map(str::to_owned),
+            });
         }
     }
     let processes = processes_that_name(&names);
     for (pid, words) in processes.iter().zip(arguments_of(&processes)) {
-        let id = words
-            .ok()
-            .and_then(|words| option(&words, &["id", "c", "cid"]));
-        users.push(ProgramUser::Process(*pid, id));
+        let mut name = format!("process {pid}");
+        if let Some(user @ 1..) = uid_of(*pid) {
+            name += &format!(" of user {user}");
+        }
+        let id = option(&words.unwrap_or_default(), &["id", "c", "cid"]);
+        users.push(ProgramUser { name, id });
     }
     users
 }
@@ -475,7 +464,10 @@ mod tests {
 
     fn is_user(program: &Path, holder: &Holder) -> bool {
         let users = users_of(&[program.to_owned()]);
-        users.contains(&ProgramUser::Process(holder.pid(), None))
+        let name = format!("process {}", holder.pid());
+        users
+            .iter()
+            .any(|user| user.name == name && user.id.is_none())
     }
 
     #[test]

@@ -21,30 +21,30 @@
 
 mod containers;
 
-use std::ffi::OsString;
-use std::io::{self, ErrorKind};
+use std::ffi::{OsStr, OsString};
+use std::io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use std::{fs, thread};
+use std::{env, fs, io, thread};
 
 use anyhow::{Context, Error, Result, bail};
 use bindguard_core::mount_table::{Device, MountTable};
 use bindguard_core::process_stat::{PARENT, START_TIME, number};
 use bindguard_core::program_names::{AGENT, RUNTIME, SHIM, SHIM_RUNTIME_TYPE, WRAPPER};
-use bindguard_operator::cri::{CriError, PodSandbox, is_unimplemented, query};
+use bindguard_operator::cri::{Cri, CriError, is_unimplemented, query};
 use bindguard_operator::doctor::GuardedRuntimes;
 use bindguard_operator::node::{pids_named, root_pids_named, uid_of};
+use bindguard_operator::root_program::{PROGRAM_FOLDERS, RootProgram};
 use bindguard_operator::unix_http;
 use bindguard_sys::enter::HeldProcess;
 use bindguard_sys::process_files::{ProcessFile, arguments_of, contents, inodes, links};
 use bindguard_sys::read_mount_table;
+use rustix::fs::{Access, access};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::change::{identity, read_text};
-use crate::options::Owner;
-use crate::search_path;
+use crate::change::{Owner, identity, read_text};
 
 pub use self::containers::{
     ProgramUser, docker_containers, docker_root, leave_own_sandbox, podman_containers,
@@ -57,8 +57,6 @@ const HEALTH_POLL_INTERVAL: Duration = Duration::from_millis(500);
 const CONTAINERD: &str = "containerd";
 const DOCKER: &str = "dockerd";
 const CRIO: &str = "crio";
-const DOCKER_SOCKET: &str = "/run/docker.sock";
-const CRIO_SOCKET: &str = "/run/crio/crio.sock";
 
 /// The running daemon that reads the files of a runtime.
 pub fn daemon_of(owner: Owner) -> Option<Daemon> {
@@ -103,12 +101,11 @@ fn check_health() -> Result<()> {
     for containerd in &containerds {
         active_config(containerd)?;
     }
-    if !Daemon::named(CRIO).is_empty() {
-        crio_config()?;
-    } else if containerds.is_empty() {
-        bail!("neither containerd nor CRI-O runs");
+    match daemon_of(Owner::Crio) {
+        Some(crio) => crio_config(&crio).map(drop),
+        None if containerds.is_empty() => bail!("neither containerd nor CRI-O runs"),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// A running daemon whose active configuration names one of these programs, and that program.
@@ -158,22 +155,26 @@ pub fn has_handler() -> Option<bool> {
 
 /// The active configuration of each running daemon. A containerd without CRI has none.
 fn active_configs() -> Vec<(&'static str, Result<Value>)> {
-    let mut read = Vec::new();
-    for daemon in containerds() {
-        if let Some(config) = active_config(&daemon).transpose() {
-            read.push((CONTAINERD, daemon, config));
-        }
-    }
-    for daemon in Daemon::named(DOCKER) {
-        read.push((DOCKER, daemon, docker_info()));
-    }
-    for daemon in Daemon::named(CRIO) {
-        read.push((CRIO, daemon, crio_config()));
-    }
     let mut configs = Vec::new();
-    for (name, Daemon { pid, .. }, config) in read {
-        let doing = || format!("read the active configuration of {name}, process {pid}");
-        configs.push((name, config.with_context(doing)));
+    for (name, daemons) in [
+        (CONTAINERD, containerds()),
+        (DOCKER, Daemon::named(DOCKER)),
+        (CRIO, Daemon::named(CRIO)),
+    ] {
+        for daemon in daemons {
+            let config = match name {
+                DOCKER => docker_info(&daemon).map(Some),
+                CRIO => crio_config(&daemon).map(Some),
+                _ => active_config(&daemon),
+            };
+            let doing = || {
+                let pid = daemon.pid;
+                format!("read the active configuration of {name}, process {pid}")
+            };
+            if let Some(config) = config.with_context(doing).transpose() {
+                configs.push((name, config));
+            }
+        }
     }
     configs
 }
@@ -189,40 +190,30 @@ pub fn is_reloaded(owner: Owner, command: &str) -> bool {
     if owner != Owner::Docker || command != DOCKER_RELOAD {
         return false;
     }
-    let info = docker_info().unwrap_or_default();
+    let info = daemon_of(owner).and_then(|daemon| docker_info(&daemon).ok());
+    let info = info.unwrap_or_default();
     let path = info["Runtimes"][RUNTIME]["path"].as_str();
     path.is_some_and(|path| Path::new(path).ends_with(WRAPPER))
 }
 
-fn crio_socket() -> PathBuf {
-    socket_option(CRIO, &["listen"]).unwrap_or_else(|| CRIO_SOCKET.into())
+fn crio_socket(crio: &Daemon) -> PathBuf {
+    let named = crio.socket_option(&["listen"]);
+    named.unwrap_or_else(|| "/run/crio/crio.sock".into())
 }
 
-fn crio_config() -> Result<Value> {
-    let text = unix_http::get(&crio_socket(), "/config")?;
+fn crio_config(crio: &Daemon) -> Result<Value> {
+    let text = unix_http::get(&crio_socket(crio), "/config")?;
     toml::from_str(&text).context("read CRI-O's answer as TOML")
 }
 
-fn docker_info() -> Result<Value> {
-    let mut socket = PathBuf::from(DOCKER_SOCKET);
-    if let Some(named) = socket_option(DOCKER, &["host", "H"]) {
-        socket = named;
-    } else if socket.symlink_metadata().is_err() {
-        let in_var = Path::new("/var").join(&DOCKER_SOCKET[1..]);
-        if in_var.symlink_metadata().is_ok() {
-            socket = in_var;
-        }
-    }
+fn docker_info(dockerd: &Daemon) -> Result<Value> {
+    let socket = dockerd.socket_option(&["host", "H"]).unwrap_or_else(|| {
+        let places = ["/run/docker.sock", "/var/run/docker.sock"].map(PathBuf::from);
+        let is_there = |socket: &&PathBuf| socket.symlink_metadata().is_ok();
+        places.iter().find(is_there).unwrap_or(&places[0]).clone()
+    });
     let answer = unix_http::get(&socket, "/info")?;
     serde_json::from_str(&answer).context("read dockerd's answer as JSON")
-}
-
-/// The unix socket that an option of a running daemon names, as a path or as a URL.
-fn socket_option(daemon: &str, names: &[&str]) -> Option<PathBuf> {
-    let daemon = Daemon::named(daemon).into_iter().next()?;
-    let value = option(&daemon.arguments(), names)?;
-    let path = value.strip_prefix("unix://").unwrap_or(&value);
-    path.starts_with('/').then(|| PathBuf::from(path))
 }
 
 /// True if a string in this configuration names the program.
@@ -246,7 +237,7 @@ pub fn is_in_text(text: &str, program: &Path) -> bool {
 
 fn is_named(text: &str, program: &Path) -> bool {
     if text == SHIM_RUNTIME_TYPE {
-        return is_found_by_type(program, search_path::find(SHIM).as_deref());
+        return is_found_by_type(program, find(SHIM).as_deref());
     }
     let named = Path::new(text);
     named == program
@@ -266,47 +257,33 @@ fn is_same_file(one: &Path, other: &Path) -> bool {
     identity(one).is_some_and(|found| identity(other) == Some(found))
 }
 
-const CONFIG: &str = "/etc/containerd/config.toml";
-const SOCKET: &str = "/run/containerd/containerd.sock";
 /// The time that a containerd has to initialize its CRI plugin after a restart.
 const START_LIMIT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The configuration as of containerd's start. `None` if containerd has no CRI.
 pub fn active_config(containerd: &Daemon) -> Result<Option<Value>> {
+    let config = query_containerd(containerd, async |cri| cri.active_config().await)?;
+    let config = config.map(|config| serde_json::from_str(&config));
+    config
+        .transpose()
+        .context("read the answer's config as JSON")
+}
+
+/// The answer of containerd, which may start meanwhile. `None` if containerd has no CRI.
+fn query_containerd<A>(
+    containerd: &Daemon,
+    calls: impl AsyncFn(Cri) -> Result<A, CriError>,
+) -> Result<Option<A>> {
     let socket = socket_of(containerd);
-    match unless_it_starts(|| query(&socket, async |cri| cri.active_config().await)) {
-        Err(error) if is_unimplemented(&error) => Ok(None),
-        answer => serde_json::from_str(&answer?)
-            .context("read the answer's config as JSON")
-            .map(Some),
-    }
-}
-
-/// Every sandbox of containerd, in any state. Empty if containerd has no CRI.
-fn sandboxes_of(containerd: &Daemon) -> Result<Vec<PodSandbox>> {
-    let socket = socket_of(containerd);
-    match unless_it_starts(|| query(&socket, async |cri| cri.sandboxes().await)) {
-        Err(error) if is_unimplemented(&error) => Ok(Vec::new()),
-        answer => answer,
-    }
-}
-
-/// The runtime's own facts about a sandbox.
-fn info_of_sandbox(socket: &Path, sandbox: &str) -> Result<Value> {
-    let info = query(socket, async |cri| cri.sandbox_info(sandbox).await)?;
-    serde_json::from_str(&info).context("read the answer's info as JSON")
-}
-
-/// Repeats the call while containerd starts.
-fn unless_it_starts<A>(call: impl Fn() -> Result<A>) -> Result<A> {
     let start = Instant::now();
     loop {
-        match call() {
+        match query(&socket, &calls) {
             Err(error) if is_starting(&error) && start.elapsed() < START_LIMIT => {
                 thread::sleep(PAUSE)
             }
-            answer => return answer,
+            Err(error) if is_unimplemented(&error) => return Ok(None),
+            answer => return answer.map(Some),
         }
     }
 }
@@ -319,13 +296,13 @@ fn is_starting(error: &Error) -> bool {
 
 /// The socket from containerd's arguments, from its file, or the default socket.
 pub fn socket_of(containerd: &Daemon) -> PathBuf {
-    if let Some(address) = containerd.address() {
-        return address;
+    if let Some(address) = option(&containerd.arguments(), &["address", "a"]) {
+        return address.into();
     }
-    let config = containerd.config().unwrap_or_else(|| CONFIG.into());
-    let text = read_text(&config).ok().flatten();
-    let address = text.and_then(|text| address_in(&text));
-    address.unwrap_or_else(|| SOCKET.into())
+    let config = containerd.config();
+    let config = config.unwrap_or_else(|| "/etc/containerd/config.toml".into());
+    let text = read_text(&config).ok().flatten().unwrap_or_default();
+    address_in(&text).unwrap_or_else(|| "/run/containerd/containerd.sock".into())
 }
 
 /// The address in containerd's file: in the section of version 4, or of older versions.
@@ -375,11 +352,9 @@ pub fn sees_processes() -> bool {
 
 /// True if a daemon of this name runs, and only root may read to which root it belongs.
 pub fn is_hidden(name: &str) -> bool {
-    let mut pids = pids_named(name);
-    pids.retain(|pid| uid_of(*pid) == Some(0));
-    pids.into_iter().any(|pid| {
-        namespace_of(pid).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
-    })
+    let is_denied = |pid| namespace_of(pid).is_err_and(|error| error.kind() == PermissionDenied);
+    let mut pids = pids_named(name).into_iter();
+    pids.any(|pid| uid_of(pid) == Some(0) && is_denied(pid))
 }
 
 impl Daemon {
@@ -474,9 +449,11 @@ impl Daemon {
         option(&self.arguments(), &["config", "c"]).map(PathBuf::from)
     }
 
-    /// The socket that `--address` or `-a` names.
-    pub fn address(&self) -> Option<PathBuf> {
-        option(&self.arguments(), &["address", "a"]).map(PathBuf::from)
+    /// The unix socket that an option names, as a path or as a URL.
+    fn socket_option(&self, names: &[&str]) -> Option<PathBuf> {
+        let value = option(&self.arguments(), names)?;
+        let path = value.strip_prefix("unix://").unwrap_or(&value);
+        path.starts_with('/').then(|| PathBuf::from(path))
     }
 
     /// The systemd service of the daemon: `/system.slice/containerd.service` in proc_pid_cgroup(5).
@@ -535,7 +512,95 @@ fn run_of_process(pid: u32) -> Option<(Device, PathBuf)> {
 
 fn namespace_of(pid: u32) -> io::Result<u64> {
     let namespace = inodes(&[ProcessFile::of(pid, "ns/mnt")]).pop();
-    namespace.unwrap_or_else(|| Err(ErrorKind::NotFound.into()))
+    namespace.unwrap_or_else(|| Err(NotFound.into()))
+}
+
+/// A program of root's on `PATH`, or in a default folder.
+pub fn find(name: impl AsRef<OsStr>) -> Option<PathBuf> {
+    let found = RootProgram::find(Path::new(name.as_ref()), None).ok()??;
+    Some(found.path().to_owned())
+}
+
+/// The error of a default that is no runtime of its daemon.
+pub fn not_configured<T>(runtime: &str) -> Result<T> {
+    bail!("the runtime {runtime:?} is not configured")
+}
+
+/// The folders in which a daemon and its shims find programs.
+#[derive(Debug, Clone)]
+pub struct SearchPath {
+    folders: Vec<PathBuf>,
+    /// False if no daemon runs, or its environment is unreadable: a program that is not found may be
+    /// in a folder that is not known.
+    is_complete: bool,
+}
+
+impl SearchPath {
+    /// The folders of the `PATH` of a daemon, or the default folders. `beside`: a program whose
+    /// folder is searched, too, as containerd's.
+    pub fn of(path: Option<OsString>, beside: Option<&Path>) -> Self {
+        let is_complete = path.is_some();
+        let path = path.or_else(|| env::var_os("PATH")).unwrap_or_default();
+        let mut folders: Vec<PathBuf> = env::split_paths(&path).collect();
+        if !is_complete {
+            folders.extend(PROGRAM_FOLDERS.map(PathBuf::from));
+        }
+        folders.extend(beside.and_then(Path::parent).map(Path::to_owned));
+        Self {
+            folders,
+            is_complete,
+        }
+    }
+
+    /// The file of a runtime's program; `None` if it may be in a folder that is not known.
+    ///
+    /// # Errors
+    /// If the program is missing or not executable. Other errors, such as those of a file system
+    /// that does not answer, say nothing about the program.
+    pub fn program_of(&self, runtime: &str, name: &str) -> Result<Option<PathBuf>> {
+        let path = Path::new(name);
+        let source = if path.is_absolute() {
+            match runnable(path) {
+                Ok(()) => return Ok(Some(path.to_owned())),
+                Err(error) => error,
+            }
+        } else {
+            if name.contains('/') {
+                return Ok(None);
+            }
+            for folder in &self.folders {
+                let program = folder.join(name);
+                if runnable(&program).is_ok() {
+                    return Ok(Some(program));
+                }
+            }
+            if !self.is_complete {
+                return Ok(None);
+            }
+            io::Error::new(NotFound, "it is not on the daemon's PATH")
+        };
+        if !is_definite(&source) {
+            return Ok(None);
+        }
+        bail!("the program {name} of the runtime {runtime:?} cannot be run: {source}")
+    }
+}
+
+/// True if this program is missing, or cannot be executed.
+pub fn is_gone(program: &Path) -> bool {
+    runnable(program).is_err_and(|error| is_definite(&error))
+}
+
+fn runnable(program: &Path) -> io::Result<()> {
+    if !fs::metadata(program)?.is_file() {
+        return Err(PermissionDenied.into());
+    }
+    // refused also on a file system that is mounted noexec
+    Ok(access(program, Access::EXEC_OK)?)
+}
+
+fn is_definite(error: &io::Error) -> bool {
+    matches!(error.kind(), NotFound | NotADirectory | PermissionDenied)
 }
 
 #[cfg(test)]
@@ -546,6 +611,7 @@ mod tests {
     use serde_json::json;
     use std::fs;
     use std::io::{BufRead, BufReader};
+    use std::os::unix::fs::PermissionsExt;
     use std::process::{Command, Stdio};
 
     #[test]
@@ -631,7 +697,8 @@ mod tests {
         );
         let mut found = Daemon::named("bindguard_ins");
         found.retain(|daemon| daemon.pid == holder.pid());
-        assert_eq!((found[0].config(), found[0].address()), (None, None));
+        let address = found[0].socket_option(&["address", "a"]);
+        assert_eq!((found[0].config(), address), (None, None));
     }
 
     /// A container has a filesystem of its own at `/run`, whose daemon never answers.
@@ -708,5 +775,27 @@ mod tests {
             Some("containerd")
         );
         assert_eq!(service_in("0::/user.slice\n"), None);
+    }
+
+    #[test]
+    fn only_a_known_path_shows_that_a_program_is_missing() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("crun");
+        let path = |is_complete| SearchPath {
+            folders: vec![folder.path().to_owned()],
+            is_complete,
+        };
+        let found = |path: SearchPath, name: &str| path.program_of("x", name);
+        assert_eq!(found(path(false), "crun").unwrap(), None);
+        assert!(found(path(true), "crun").is_err());
+        let absolute = program.to_str().unwrap();
+        assert!(found(path(false), absolute).is_err());
+        fs::write(&program, "").unwrap();
+        assert!(found(path(false), absolute).is_err(), "not executable");
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        for name in ["crun", absolute] {
+            assert_eq!(found(path(true), name).unwrap(), Some(program.clone()));
+        }
+        assert!(found(path(true), folder.path().to_str().unwrap()).is_err());
     }
 }

@@ -17,12 +17,12 @@ use anyhow::{Context, Result, bail};
 use bindguard_core::program_names::{RUNTIME, WRAPPER};
 use toml::{Table, Value};
 
-use crate::change::{Change, Content, Doing, Plan, bytes_after, read_text, resolved};
+use crate::change::{Change, Content, Doing, Owner, Plan, bytes_after, read_text, resolved};
 use crate::config_text::Place;
-use crate::options::{InstallOptions, Owner, USUAL_RUNTIME};
-use crate::record::{HEADING, Record, text_of};
-use crate::running::{DOCKER_RELOAD, Daemon, daemon_of, option};
-use crate::search_path::{SearchPath, find, is_gone, not_configured};
+use crate::record::{HEADING, InstallOptions, Record, USUAL_RUNTIME, text_of};
+use crate::running::{
+    DOCKER_RELOAD, Daemon, SearchPath, daemon_of, find, is_gone, not_configured, option,
+};
 
 /// An engine whose files name its runtimes.
 pub struct Engine {

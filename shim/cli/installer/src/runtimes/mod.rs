@@ -9,10 +9,9 @@ use std::path::{Component, Path, PathBuf};
 use anyhow::{Result, ensure};
 use bindguard_config::DEFAULT_PATH;
 
-use crate::change::{self, Change, Content, Plan};
-use crate::options::{InstallOptions, Owner};
+use crate::change::{self, Change, Content, Owner, Plan};
 use crate::programs::CURRENT;
-use crate::record::{Record, text_of};
+use crate::record::{InstallOptions, Record, text_of};
 use crate::running::AGENT_RESTART;
 use crate::runtimes::containerd::unit_exists;
 use crate::runtimes::engines::{
@@ -132,7 +131,7 @@ pub fn put(record: &mut Record, change: &Change) -> Result<()> {
         "{} {}: `uninstall` would refuse to write such a file for {}; a file of containerd needs a name that ends in .toml",
         change.word(),
         path.display(),
-        owner.name()
+        owner
     );
     let original = match &change.before {
         Some(before) => without_bindguard(owner, path, before, record)?,

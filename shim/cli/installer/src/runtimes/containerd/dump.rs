@@ -12,8 +12,8 @@ use anyhow::{Result, anyhow, bail, ensure};
 use bindguard_core::program_names::{SHIM, WRAPPER};
 use toml::{Table, Value};
 
-use crate::options::{InstallOptions, USUAL_RUNTIME};
-use crate::search_path::{SearchPath, not_configured};
+use crate::record::{InstallOptions, USUAL_RUNTIME};
+use crate::running::{SearchPath, not_configured};
 
 /// The CRI plugin's ids: the first up to containerd 1.7, in a file of version 2; the second since
 /// containerd 2.0, in a file of version 3.

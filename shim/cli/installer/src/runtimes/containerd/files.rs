@@ -13,12 +13,11 @@ use toml_edit::{Array, Item};
 
 use crate::change::{self, Content, Doing, private_folder, read_text};
 use crate::config_text::{Place, find, parse, with_value, without_value};
-use crate::options::{InstallOptions, USUAL_RUNTIME};
-use crate::record::Record;
+use crate::record::{InstallOptions, Record, USUAL_RUNTIME};
+use crate::running::SearchPath;
 use crate::runtimes::containerd::dump::Effective;
 use crate::runtimes::containerd::node::ContainerdLayout;
 use crate::runtimes::containerd::{DROP_IN, V2, V3, without_bindguard};
-use crate::search_path::SearchPath;
 
 /// The files whose texts differ from those on the disk; `None` for a missing file.
 pub type Texts = BTreeMap<PathBuf, Option<String>>;

@@ -22,16 +22,15 @@ use bindguard_core::text::shell_word;
 use bindguard_operator::terminal::print_text;
 use toml::Value;
 
-use crate::change::{self, Change, Content, Doing, Plan};
+use crate::change::{self, Change, Content, Doing, Owner, Plan};
 use crate::config_text::{Place, find, parse};
-use crate::options::{InstallOptions, Owner, USUAL_RUNTIME};
-use crate::record::{HEADING, Record, text_of};
+use crate::record::{HEADING, InstallOptions, Record, USUAL_RUNTIME, text_of};
+use crate::running::SearchPath;
 use crate::runtimes::containerd::dump::{Effective, PLUGINS, RUNC, binary_name, handler, kind_of};
 use crate::runtimes::containerd::files::{
     Files, Texts, imports, matches, patterns, with_import, with_imports_of_others, without_import,
 };
 use crate::runtimes::containerd::node::{ContainerdLayout, Distribution, node_config, of_template};
-use crate::search_path::SearchPath;
 
 pub use self::node::unit_exists;
 

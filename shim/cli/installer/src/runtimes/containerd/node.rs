@@ -13,8 +13,7 @@ use bindguard_core::program_names::{RUNTIME, SHIM};
 use bindguard_operator::doctor::{os_release, os_release_value};
 
 use crate::change::read_text;
-use crate::running::{Daemon, containerds, option};
-use crate::search_path::SearchPath;
+use crate::running::{Daemon, SearchPath, containerds, option};
 
 const DEFAULT: &str = "/etc/containerd/config.toml";
 /// The files that distributions generate for containerd.
