@@ -10,7 +10,7 @@ use bindguard_integration::process::{Finished, run_with_input};
 use bindguard_integration::{Generation, Node, Setup};
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const RECORD: &str = "/var/lib/bindguard/install.json";
 const PODMAN: &str = "/etc/containers/containers.conf.d/zz-bindguard.conf";
@@ -101,6 +101,59 @@ fn a_runtimes_file_that_does_not_parse() {
         bindguard(node, &["uninstall", "--restart"])?
             .success()
             .map(drop)
+    });
+}
+
+/// A program is no text: one that lay in the place of bindguard's own comes back, a damaged one is
+/// repaired by the next `install` and left alone by `uninstall`.
+#[test]
+fn programs_that_others_wrote() {
+    Setup::on(Generation::NEWEST).bare().story(|node| {
+        let link = Path::new("/usr/local/bin/bindguard-runtime");
+        let (of_the_image, damaged) = (b"\x7fELF\xff of the image", b"\x7fELF\xff damaged");
+        fs::create_dir_all("/usr/local/bin")?;
+        fs::write(link, of_the_image)?;
+        bindguard(node, &["install", "podman"])?.success()?;
+        let ours = fs::read(link)?;
+        ensure!(ours != of_the_image, "it is no link to bindguard's");
+        fs::write(fs::canonicalize(link)?, damaged)?;
+        bindguard(node, &["install", "podman"])?.success()?;
+        ensure!(fs::read(link)? == ours, "the damaged program stays");
+        let program = fs::canonicalize(link)?;
+        fs::write(&program, damaged)?;
+        let done = bindguard(node, &["uninstall", "--forget-name"])?;
+        let stays = "was changed since the install: it stays";
+        ensure!(
+            done.code() == 0 && done.stdout.contains(stays) && fs::read(&program)? == damaged,
+            "{done:?}"
+        );
+        ensure!(fs::read(link)? == of_the_image, "it did not come back");
+        ensure!(!fs::exists(RECORD)?, "the record is left: {done:?}");
+        Ok(())
+    });
+}
+
+/// The agent or a later call would finish the removal, and take the new installation away.
+#[test]
+fn an_install_that_fails_withdraws_the_removal_before_it() {
+    Setup::on(Generation::NEWEST).bare().story(|node| {
+        fs::create_dir_all("/etc/bindguard")?;
+        fs::write("/etc/bindguard/config.toml", "[guard]\ndeadline-ms = 900\n")?;
+        bindguard(node, &["install", "podman"])?.success()?;
+        let mut record: Value = serde_json::from_str(&fs::read_to_string(RECORD)?)?;
+        record["removal"] = json!({"handler_kept_for_pods": 0, "programs_kept_for_pods": 1});
+        fs::write(RECORD, record.to_string())?;
+        // the last valid config cannot be kept
+        let kept = Path::new("/var/lib/bindguard/config.toml");
+        if kept.exists() {
+            fs::remove_file(kept)?;
+        }
+        fs::create_dir(kept)?;
+        let failed = bindguard(node, &["install", "podman", "docker"])?;
+        ensure!(failed.code() == 2, "{failed:?}");
+        let record: Value = serde_json::from_str(&fs::read_to_string(RECORD)?)?;
+        ensure!(record["removal"].is_null(), "still pending: {record}");
+        Ok(())
     });
 }
 

@@ -173,10 +173,12 @@ impl Install {
             }
             // before a link selects them, or a runtime's file names them
             programs.check_installed(prefix, with_agent)?;
+            // It would take this installation away if a later step fails.
+            record.removal = None;
+            record.save()?;
             for change in others {
                 runtimes::put(record, change)?;
             }
-            record.removal = None;
             remember_docker_root(record, &self.common)?;
             remove_unneeded(record, prefix)?;
             settings::keep()?;

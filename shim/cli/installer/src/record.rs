@@ -276,7 +276,8 @@ impl Record {
 
     /// The content that a removal leaves at a path: that from before the first install or, of a file
     /// that was edited since then, the present text without bindguard's own lines, which `cleaned`
-    /// makes of that text and the former one. `None` for a file that install made.
+    /// makes of that text and the former one. Without `cleaned` an edited file stays: it may be a
+    /// program. `None` for a file that install made.
     ///
     /// # Errors
     /// If a text cannot be read or edited.
@@ -284,7 +285,7 @@ impl Record {
         &self,
         path: &Path,
         present: &Content,
-        cleaned: impl FnOnce(&str, Option<&str>) -> Result<String>,
+        cleaned: Option<impl FnOnce(&str, Option<&str>) -> Result<String>>,
     ) -> Result<Option<Content>> {
         let entry = self.entry(path);
         let original = entry.map(Entry::original).transpose()?.flatten();
@@ -298,6 +299,9 @@ impl Record {
             }
             Content::File(bytes) => bytes,
             Content::Link(_) => return Ok(Some(present.clone())),
+        };
+        let Some(cleaned) = cleaned else {
+            return Ok(Some(present.clone()));
         };
         // of an original that does not exist, the empty text
         let before = original.as_ref().and_then(Content::bytes);

@@ -115,11 +115,10 @@ pub fn without_bindguard(
     if owner == Owner::Containerd {
         return containerd::without_bindguard(path, present, record);
     }
-    record.content_without(path, present, |text, original| match Engine::of(owner) {
-        Some(engine) => engine.cleaned(text, original.unwrap_or_default()),
-        // bindguard's own files stay as they were edited
-        None => Ok(text.to_owned()),
-    })
+    let cleaned = Engine::of(owner).map(|engine| {
+        move |text: &str, former: Option<&str>| engine.cleaned(text, former.unwrap_or_default())
+    });
+    record.content_without(path, present, cleaned)
 }
 
 /// Records a change, then makes it. Uninstall restores the content from before the *first* install.

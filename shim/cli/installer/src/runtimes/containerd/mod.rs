@@ -436,7 +436,7 @@ pub fn without_bindguard(
     present: &Content,
     record: &Record,
 ) -> Result<Option<Content>> {
-    let left = record.content_without(path, present, cleaned)?;
+    let left = record.content_without(path, present, Some(cleaned))?;
     match (&left, present) {
         (Some(Content::File(after)), Content::File(before)) if after != before => {
             let text = with_imports_of_others(text_of(after)?, text_of(before)?, path)?;
