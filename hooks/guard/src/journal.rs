@@ -81,6 +81,20 @@ pub struct JournalEntry<'a> {
     pub report: &'a Report,
 }
 
+impl<'a> JournalEntry<'a> {
+    /// An entry about a create that a guard checked and admitted.
+    pub fn of(report: &'a Report) -> Self {
+        Self {
+            id: None,
+            attempt: 0,
+            pid: None,
+            refused: None,
+            unchecked: None,
+            report,
+        }
+    }
+}
+
 /// Appends an entry, with the time in UTC.
 ///
 /// # Errors
@@ -116,10 +130,9 @@ pub fn record_unchecked(
     let entry = JournalEntry {
         id,
         attempt,
-        pid: None,
         refused,
         unchecked: Some(how),
-        report: &report,
+        ..JournalEntry::of(&report)
     };
     record(journal, &entry)
 }

@@ -1,18 +1,31 @@
-//! The guard of a create: checks the bundle's binds, records the result, and decides.
+//! The guard of a create: checks the bundle's binds, records the result, and decides. And the proof
+//! of a container at a runtime's `start`.
+//!
+//! bindguard's shim runs verbs of bindguard's own, each in a process of its own, because a file server
+//! may hang. A runtime has no verbs of these names.
 
+use std::env;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, OpenOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{ErrorKind, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::panic::catch_unwind;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use bindguard_config::{Config, Loaded};
+use bindguard_core::error_chain;
+use bindguard_core::handover::{DETACH_VERB, PROVE_VERB};
 use bindguard_core::plan::{refusal_of_uncompared, refusal_of_unseen};
 use bindguard_core::policy::{Alarm, Mode};
+use bindguard_core::proof::EXPECTED_FILE;
 use bindguard_core::report::{Report, Unchecked};
 use bindguard_guard::{
-    Admission, Attempt, JournalEntry, admit, admit_with_spec, record, record_unchecked,
+    Admission, Attempt, JournalEntry, Proved, admit, admit_with_spec, bundle_and_pid,
+    detach_below_emptydirs, prove_container, record, record_release, record_unchecked,
+    uncompared_container,
 };
 use rustix::thread::{CapabilitySet, capabilities};
 
@@ -43,9 +56,8 @@ pub fn admit_safely(
         return Admission::default();
     }
     let config = &loaded.config;
-    let admitted =
-        catch_unwind(|| admit_and_record(invocation, config, &mistakes, attempt, messages));
-    if let Ok(admission) = admitted {
+    let admit = || admit_and_record(invocation, config, &mistakes, attempt, messages);
+    if let Ok(admission) = catch_unwind(admit) {
         return admission;
     }
     // The panic's own message is on stderr.
@@ -85,11 +97,6 @@ fn admit_and_record(
     attempt: u32,
     messages: &Messages,
 ) -> Admission {
-    let which = if attempt == 0 {
-        Attempt::First
-    } else {
-        Attempt::Again
-    };
     // `run` starts the container at once, `restore` mounts what the checkpoint had, and a proof
     // reads the bundle's own spec.
     let is_provable = invocation.is_create && invocation.spec.is_none();
@@ -113,6 +120,10 @@ fn admit_and_record(
         policy.host_root = Mode::Off;
     }
     let bundle = &invocation.bundle;
+    let which = match attempt {
+        0 => Attempt::First,
+        _ => Attempt::Again,
+    };
     let mut admission = match &invocation.doubt {
         _ if uncompared.is_some() => Admission {
             report: Report::about_bundle(bundle),
@@ -134,26 +145,25 @@ fn admit_and_record(
             admission
         }
     };
+    let report = &mut admission.report;
     if !is_provable {
-        admission.report.unproven = admission.report.binds.len() + admission.report.foreign;
+        report.unproven = report.binds.len() + report.foreign;
     }
-    let own_problems = admission.report.problems.len();
-    admission.report.problems.extend_from_slice(&mistakes.new);
+    let own_problems = report.problems.len();
+    report.problems.extend_from_slice(&mistakes.new);
     // First of all: the journal gets the line whatever happens later.
     if let Some(journal) = config.journal() {
         let entry = JournalEntry {
             refused: admission.refusal.as_deref(),
-            unchecked: None,
             id: invocation.id.as_deref(),
             attempt,
-            pid: None,
-            report: &admission.report,
+            ..JournalEntry::of(report)
         };
         messages.recorded(record(journal, &entry));
     }
     mistakes.are_reported();
-    admission.report.problems.truncate(own_problems);
-    messages.report_findings(&admission.report);
+    report.problems.truncate(own_problems);
+    messages.report_findings(report);
     admission
 }
 
@@ -184,14 +194,175 @@ impl Mistakes {
         if self.new.is_empty() {
             return;
         }
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(REPORTED);
-        if let Ok(mut file) = file {
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        if let Ok(mut file) = options.open(REPORTED) {
             let _ = file.write_all(self.hash.as_bytes());
+        }
+    }
+}
+
+// The verbs of bindguard's own, and the proof of a new container.
+
+/// Proves the mounts of a container that these arguments start. True if policy refuses the
+/// container.
+pub fn is_start_refused(args: &[OsString], config: &Config) -> bool {
+    let refused = catch_unwind(|| {
+        let invocation = Invocation::of_verbs(args, &["start"])?;
+        let messages = Messages::for_invocation(&invocation, false);
+        let doubt = invocation.doubt.as_deref();
+        let in_doubt = doubt.and_then(|doubt| refusal_of_uncompared(doubt, config.policy()));
+        let refusal = match in_doubt {
+            Some(refusal) => refusal,
+            None => NewContainer::of_start(invocation)?.prove(config, &messages)?,
+        };
+        messages.fatal(&format!("refused: {refusal}"));
+        Some(())
+    });
+    match refused {
+        Ok(refused) => refused.is_some(),
+        // The panic's own message is on stderr.
+        Err(_) => refusal_of_uncompared("the guard panicked", config.policy()).is_some(),
+    }
+}
+
+/// The runtimes. If the caller names no folder for their state, the folder has the runtime's name.
+const RUNTIMES: [&str; 3] = ["runc", "crun", "youki"];
+
+/// Runs a verb of bindguard's own. `None` for any other verb.
+pub fn run_own_verb(args: &[OsString], config: &Config) -> Option<ExitCode> {
+    let (verb, call, more) = Invocation::of_own_verb(args)?;
+    let messages = Messages::for_invocation(&call, true);
+    if verb == PROVE_VERB {
+        prove(call, &more, config, &messages)?;
+    } else if verb == DETACH_VERB {
+        detach(&call, config, &messages);
+    } else {
+        record_no_check(&call, &more, config, &messages)?;
+    }
+    Some(ExitCode::SUCCESS)
+}
+
+/// `bindguard-runtime [RUNTIME FLAGS] bindguard-prove --bundle BUNDLE ID PID [WHY]`, which the shim
+/// runs if it found a difference. A reason to refuse the container is printed. With `WHY`, the
+/// journal gets the reason why an earlier comparison came to no end.
+fn prove(call: Invocation, more: &[&OsStr], config: &Config, messages: &Messages) -> Option<()> {
+    let [pid, why @ ..] = more else { return None };
+    let container = NewContainer {
+        pid: pid.to_str()?.parse().ok()?,
+        id: call.id,
+        bundle: call.bundle,
+    };
+    if let [why] = why {
+        let why = why.to_string_lossy();
+        let proved = uncompared_container(&container.bundle, &why, config.policy());
+        container.record(&proved, config, messages);
+    } else if let Some(refusal) = container.prove(config, messages) {
+        println!("{refusal}");
+    }
+    Some(())
+}
+
+/// `bindguard-runtime bindguard-detach --bundle BUNDLE ID`: at the end of a pod's sandbox.
+fn detach(call: &Invocation, config: &Config, messages: &Messages) {
+    let id = call.id.as_deref().unwrap_or_default();
+    match detach_below_emptydirs(&call.bundle, id, config.places()) {
+        Ok(lines) => {
+            for line in lines {
+                if let Some(journal) = config.journal() {
+                    messages.recorded(record_release(journal, line));
+                }
+            }
+        }
+        Err(error) => messages.remark(&format!(
+            "the mounts below the pod's emptyDirs stay: {}",
+            error_chain(&error)
+        )),
+    }
+}
+
+/// `bindguard-runtime [RUNTIME FLAGS] bindguard-unchecked --bundle BUNDLE ID ATTEMPT HOW WHY
+/// [REFUSAL]`: records a create whose guard did not come to an end. The shim runs this verb after
+/// killing a late guard, or finding a dead guard.
+fn record_no_check(
+    call: &Invocation,
+    more: &[&OsStr],
+    config: &Config,
+    messages: &Messages,
+) -> Option<()> {
+    let [attempt, how, why, more @ ..] = more else {
+        return None;
+    };
+    let attempt = attempt.to_str()?.parse().ok()?;
+    let how = how.to_str()?.parse().ok()?;
+    let refusal = more.first().map(|refusal| refusal.to_string_lossy());
+    if let Some(journal) = config.journal() {
+        messages.recorded(record_unchecked(
+            journal,
+            (&call.bundle, call.id.as_deref()),
+            attempt,
+            (how, &why.to_string_lossy()),
+            refusal.as_deref(),
+        ));
+    }
+    Some(())
+}
+
+/// A new container whose program does not run yet. Its mounts are compared with the record that the
+/// guard left in its bundle.
+struct NewContainer {
+    id: Option<String>,
+    bundle: PathBuf,
+    pid: u32,
+}
+
+impl NewContainer {
+    /// The container that a call starts under other shims and engines, if the guard left a record
+    /// for it.
+    fn of_start(invocation: Invocation) -> Option<Self> {
+        let id = invocation.id?;
+        let mut folders = Vec::new();
+        if let Some(root) = invocation.root {
+            folders.push(root.join(&id));
+        } else {
+            // crun and rootless runtimes prefer the folder of this variable.
+            let own = env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty());
+            for parent in own.into_iter().chain(["/run".into()]) {
+                for runtime in RUNTIMES {
+                    folders.push(Path::new(&parent).join(runtime).join(&id));
+                }
+            }
+        }
+        let (bundle, pid) = folders.iter().find_map(|folder| bundle_and_pid(folder))?;
+        bundle.join(EXPECTED_FILE).symlink_metadata().ok()?;
+        Some(Self {
+            id: Some(id),
+            bundle,
+            pid,
+        })
+    }
+
+    /// Compares, and reports what differs. Returns the reason if policy refuses the container.
+    fn prove(&self, config: &Config, messages: &Messages) -> Option<String> {
+        let proved = prove_container(&self.bundle, self.pid, config.policy(), config.places());
+        self.record(&proved, config, messages);
+        proved.refusal
+    }
+
+    /// Writes the line of the journal, unless all binds are as the spec says, and the log.
+    fn record(&self, proved: &Proved, config: &Config, messages: &Messages) {
+        let report = &proved.report;
+        messages.report_findings(report);
+        let is_worth_a_line =
+            !report.binds.is_empty() || report.unproven > 0 || !report.problems.is_empty();
+        if let Some(journal) = config.journal().filter(|_| is_worth_a_line) {
+            let entry = JournalEntry {
+                refused: proved.refusal.as_deref(),
+                id: self.id.as_deref(),
+                pid: Some(self.pid),
+                ..JournalEntry::of(report)
+            };
+            messages.recorded(record(journal, &entry));
         }
     }
 }

@@ -71,7 +71,7 @@ const WITHOUT_VALUE: [&str; 23] = [
 
 /// The verbs that make a container from a bundle. A restored container also has its binds from the
 /// spec's sources.
-const CREATING: [&str; 3] = ["create", "run", "restore"];
+pub const CREATING: [&str; 3] = ["create", "run", "restore"];
 
 /// The verbs of runc, crun, youki, and bindguard's own. A word before one of them that is no flag is
 /// the value of a flag that is not known here.
@@ -121,18 +121,19 @@ pub struct Invocation {
     pub is_verb_in_doubt: bool,
     /// The reason why the runtime may read another spec than that of the bundle.
     pub doubt: Option<String>,
-    /// The runtime's log file: `--log`.
-    pub log: Option<PathBuf>,
-    /// True if the log is JSON: `--log-format json`.
-    pub log_is_json: bool,
+    pub log: Log,
+}
+
+/// The runtime's log file.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Log {
+    /// `--log`
+    pub file: Option<PathBuf>,
+    /// True for `--log-format json`.
+    pub is_json: bool,
 }
 
 impl Invocation {
-    /// Parses the arguments after the program's name. `None` if they do not create a container.
-    pub fn creating(args: &[OsString]) -> Option<Self> {
-        Self::of_verbs(args, &CREATING)
-    }
-
     /// The same call with absolute paths. crun takes a relative spec from the working directory, and
     /// the name `config.json` from the bundle: `crun_run_create_internal`.
     #[expect(
@@ -153,12 +154,8 @@ impl Invocation {
         self
     }
 
-    /// Parses the arguments of a runtime's `start`. `None` for any other verb.
-    pub fn of_start(args: &[OsString]) -> Option<Self> {
-        Self::of_verbs(args, &["start"])
-    }
-
-    fn of_verbs(args: &[OsString], wanted: &[&str]) -> Option<Self> {
+    /// Parses the arguments after the program's name. `None` for another verb than these.
+    pub fn of_verbs(args: &[OsString], wanted: &[&str]) -> Option<Self> {
         let line = CommandLine::parse(args);
         let verb = line.verb()?;
         if line.is_one_of(verb, wanted) {
@@ -174,12 +171,15 @@ impl Invocation {
     }
 
     /// Parses the arguments of a verb of bindguard's own: those of a runtime's `create`, and more
-    /// plain arguments.
-    pub fn of_own_verb<'a>(args: &'a [OsString], name: &str) -> Option<(Self, Vec<&'a OsStr>)> {
+    /// plain arguments. Returns the verb as well.
+    pub fn of_own_verb(args: &[OsString]) -> Option<(&'static str, Self, Vec<&OsStr>)> {
         let line = CommandLine::parse(args);
-        let verb = line.verb().filter(|verb| line.is_one_of(*verb, &[name]))?;
+        let verb = line.verb()?;
+        let own = [DETACH_VERB, PROVE_VERB, UNCHECKED_VERB];
+        let name = own.into_iter().find(|own| line.plain[verb] == *own)?;
         let invocation = line.invocation(verb);
-        Some((invocation, line.plain.into_iter().skip(verb + 2).collect()))
+        let more = line.plain.into_iter().skip(verb + 2).collect();
+        Some((name, invocation, more))
     }
 }
 
@@ -233,8 +233,8 @@ impl<'a> CommandLine<'a> {
     /// The value of the last flag with one of these names.
     fn value_of(&self, names: &[&str]) -> Option<&'a OsStr> {
         let mut last_first = self.values.iter().rev();
-        let last = last_first.find(|(name, _)| names.iter().any(|known| name == known));
-        last.map(|(_, value)| *value)
+        let (_, value) = last_first.find(|(name, _)| names.iter().any(|known| name == known))?;
+        Some(value)
     }
 
     /// The call of the verb at this position.
@@ -251,10 +251,10 @@ impl<'a> CommandLine<'a> {
             doubt: self.unknown.map(|(_, flag)| {
                 format!("the argument {flag:?} is not understood, and may name another bundle")
             }),
-            log: path_of(&["log"]).filter(|path| !path.as_os_str().is_empty()),
-            log_is_json: self
-                .value_of(&["log-format"])
-                .is_some_and(|format| format == "json"),
+            log: Log {
+                file: path_of(&["log"]).filter(|path| !path.as_os_str().is_empty()),
+                is_json: self.value_of(&["log-format"]) == Some(OsStr::new("json")),
+            },
         }
     }
 }
@@ -270,24 +270,18 @@ fn split(arg: &OsStr) -> (&OsStr, Option<&OsStr>, bool) {
         [b'-', b'-', flag @ ..] => (flag, true),
         [b'-', flag @ ..] | flag => (flag, false),
     };
-    if let ([b'b' | b'f', b'/' | b'.', ..], false) = (flag, is_long) {
+    let (name, value, is_of_runc) = match (flag, flag.iter().position(|b| *b == b'=')) {
         // No name of runc begins like this.
-        let (name, value) = flag.split_at(1);
-        return (
-            OsStr::from_bytes(name),
-            Some(OsStr::from_bytes(value)),
-            true,
-        );
-    }
-    let (name, value) = match flag.iter().position(|b| *b == b'=') {
-        Some(at) => (&flag[..at], Some(OsStr::from_bytes(&flag[at + 1..]))),
-        None => (flag, None),
+        ([b'b' | b'f', b'/' | b'.', ..], _) if !is_long => (&flag[..1], Some(&flag[1..]), false),
+        (_, Some(at)) => (&flag[..at], Some(&flag[at + 1..]), true),
+        (_, None) => (flag, None, true),
     };
     let name = OsStr::from_bytes(name);
     let mut known = WITH_VALUE.iter().chain(&WITHOUT_VALUE);
     let is_known = known.any(|known| name == *known);
     let is_certain = is_known && (is_long || name.len() == 1 && value.is_none());
-    (name, value, is_certain)
+    let value = value.map(OsStr::from_bytes);
+    (name, value, is_certain || !is_of_runc)
 }
 
 #[cfg(test)]
@@ -298,7 +292,7 @@ mod tests {
 
     fn parsed(line: &str) -> Option<Invocation> {
         let args: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
-        Invocation::creating(&args)
+        Invocation::of_verbs(&args, &CREATING)
     }
 
     fn bundle_of(line: &str) -> Option<(PathBuf, Option<String>)> {
@@ -452,7 +446,7 @@ mod tests {
     fn a_start_is_found_with_its_state_directory() {
         let start = |line: &str| {
             let args: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
-            Invocation::of_start(&args).map(|it| (it.id, it.root))
+            Invocation::of_verbs(&args, &["start"]).map(|it| (it.id, it.root))
         };
         assert_eq!(
             start("--root /r --log /l --log-format json start c1"),
@@ -472,7 +466,8 @@ mod tests {
     fn a_verb_of_bindguards_own_is_found_only_as_the_verb() {
         let more = |line: &str| {
             let args: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
-            Invocation::of_own_verb(&args, PROVE_VERB).map(|(_, more)| more.join(OsStr::new(" ")))
+            let (verb, _, more) = Invocation::of_own_verb(&args)?;
+            (verb == PROVE_VERB).then(|| more.join(OsStr::new(" ")))
         };
         for line in [
             "--log /l bindguard-prove --bundle /b c1 5",
@@ -493,9 +488,9 @@ mod tests {
         let args: Vec<OsString> = ["--log", "/l.json", "--log-format", "json", "create", "x"]
             .map(OsString::from)
             .into();
-        let invocation = Invocation::creating(&args).unwrap();
+        let invocation = Invocation::of_verbs(&args, &CREATING).unwrap();
         assert_eq!(
-            (invocation.log.as_deref(), invocation.log_is_json),
+            (invocation.log.file.as_deref(), invocation.log.is_json),
             (Some(Path::new("/l.json")), true)
         );
     }

@@ -71,19 +71,18 @@ fn execute(runtime: &Path, args: &[OsString]) -> io::Error {
         argv.extend(CString::new(arg.as_bytes()));
     }
     restore_inherited_state();
-    let has_own = OWN_VARIABLES.iter().any(|name| env::var_os(name).is_some());
-    let Err(errno) = if has_own {
-        let mut environment = Vec::new();
-        for (name, value) in env::vars_os() {
-            if !OWN_VARIABLES.iter().any(|own| name == *own) {
-                let entry = [name.as_bytes(), b"=", value.as_bytes()].concat();
-                environment.extend(CString::new(entry));
-            }
+    if !OWN_VARIABLES.iter().any(|own| env::var_os(own).is_some()) {
+        let Err(errno) = execv(&path, &argv);
+        return errno.into();
+    }
+    let mut environment = Vec::new();
+    for (name, value) in env::vars_os() {
+        if !OWN_VARIABLES.iter().any(|own| name == *own) {
+            let entry = [name.as_bytes(), b"=", value.as_bytes()].concat();
+            environment.extend(CString::new(entry));
         }
-        execve(&path, &argv, &environment)
-    } else {
-        execv(&path, &argv)
-    };
+    }
+    let Err(errno) = execve(&path, &argv, &environment);
     errno.into()
 }
 
@@ -92,32 +91,28 @@ fn execute(runtime: &Path, args: &[OsString]) -> io::Error {
 /// is used.
 fn find(configured: &Path) -> Result<PathBuf, NoRuntime> {
     let of_environment = env::var_os(RUNTIME_VARIABLE).filter(|name| !name.is_empty());
-    let of_environment = of_environment.as_deref().map(Path::new);
-    let mut first_error = None;
-    for candidate in [of_environment, Some(configured), Some(Path::new("runc"))]
-        .into_iter()
-        .flatten()
-    {
-        match locate(candidate) {
-            Ok(runtime) => return Ok(runtime),
-            Err(error @ NoRuntime::NotOnPath(_)) if first_error.is_none() => return Err(error),
-            Err(error) => first_error = first_error.or(Some(error)),
+    let first = of_environment.as_deref().map_or(configured, Path::new);
+    match locate(first) {
+        Err(itself @ NoRuntime::Itself(_)) => {
+            let others = [configured, Path::new("runc")];
+            let found = others.into_iter().find_map(|other| locate(other).ok());
+            found.ok_or(itself)
         }
+        found => found,
     }
-    Err(first_error.unwrap_or_else(|| NoRuntime::NotOnPath(configured.to_owned())))
 }
 
 fn locate(name: &Path) -> Result<PathBuf, NoRuntime> {
-    if name.as_os_str().as_encoded_bytes().contains(&b'/') {
-        return if is_this_program(name) {
-            Err(NoRuntime::Itself(name.to_owned()))
-        } else {
-            Ok(name.to_owned())
+    if name.as_os_str().as_bytes().contains(&b'/') {
+        let name = name.to_owned();
+        return match is_this_program(&name) {
+            true => Err(NoRuntime::Itself(name)),
+            false => Ok(name),
         };
     }
     let path = env::var_os("PATH")
         .unwrap_or_else(|| "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".into());
-    let mut found_itself = None;
+    let mut none = NoRuntime::NotOnPath(name.to_owned());
     for folder in env::split_paths(&path) {
         let program = folder.join(name);
         let is_program = fs::metadata(&program)
@@ -128,9 +123,9 @@ fn locate(name: &Path) -> Result<PathBuf, NoRuntime> {
         if !is_this_program(&program) {
             return Ok(program);
         }
-        found_itself = Some(program);
+        none = NoRuntime::Itself(program);
     }
-    Err(found_itself.map_or_else(|| NoRuntime::NotOnPath(name.into()), NoRuntime::Itself))
+    Err(none)
 }
 
 fn is_this_program(path: &Path) -> bool {

@@ -10,24 +10,20 @@ mod admit;
 mod argv;
 mod exec_runtime;
 mod messages;
-mod verbs;
 
 use std::env;
 use std::ffi::OsString;
-use std::panic::catch_unwind;
 use std::process::ExitCode;
 
-use bindguard_config::{Config, load_by};
+use bindguard_config::load_by;
 use bindguard_core::handover::GuardAnswer;
-use bindguard_core::plan::refusal_of_uncompared;
 use bindguard_core::program_names::{SELF_TEST, WRAPPER};
 use bindguard_guard::read_file;
 
-use admit::admit_safely;
-use argv::Invocation;
+use admit::{admit_safely, is_start_refused, run_own_verb};
+use argv::{CREATING, Invocation};
 use exec_runtime::Handover;
 use messages::Messages;
-use verbs::NewContainer;
 
 fn main() -> ExitCode {
     let args: Vec<OsString> = env::args_os().skip(1).collect();
@@ -39,11 +35,11 @@ fn main() -> ExitCode {
     }
     let handover = Handover::from_environment();
     let loaded = load_by(read_file);
-    if let Some(code) = verbs::run(&args, &loaded.config) {
+    if let Some(code) = run_own_verb(&args, &loaded.config) {
         return code;
     }
     let runtime = loaded.config.runtime();
-    let Some(invocation) = Invocation::creating(&args) else {
+    let Some(invocation) = Invocation::of_verbs(&args, &CREATING) else {
         if is_start_refused(&args, &loaded.config) {
             return ExitCode::FAILURE;
         }
@@ -65,26 +61,4 @@ fn main() -> ExitCode {
     let prove = admission.is_provable;
     handover.answer(&GuardAnswer::Handover { prove }, unrepaired);
     exec_runtime::exec(&args, runtime, &messages)
-}
-
-/// Proves the mounts of a container that these arguments start. True if policy refuses the
-/// container.
-fn is_start_refused(args: &[OsString], config: &Config) -> bool {
-    let refused = catch_unwind(|| {
-        let invocation = Invocation::of_start(args)?;
-        let messages = Messages::for_invocation(&invocation, false);
-        let doubt = invocation.doubt.as_deref();
-        let in_doubt = doubt.and_then(|doubt| refusal_of_uncompared(doubt, config.policy()));
-        let refusal = match in_doubt {
-            Some(refusal) => refusal,
-            None => NewContainer::of_start(invocation)?.prove(config, &messages)?,
-        };
-        messages.fatal(&format!("refused: {refusal}"));
-        Some(())
-    });
-    match refused {
-        Ok(refused) => refused.is_some(),
-        // The panic's own message is on stderr.
-        Err(_) => refusal_of_uncompared("the guard panicked", config.policy()).is_some(),
-    }
 }

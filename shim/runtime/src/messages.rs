@@ -11,7 +11,6 @@ use std::error::Error;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write, stderr};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bindguard_core::error_chain;
@@ -23,7 +22,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use crate::argv::Invocation;
+use crate::argv::{Invocation, Log};
 
 /// The limit of a remark, in bytes: two paths and the text about them.
 const MAX_REMARK: usize = 16 << 10;
@@ -37,8 +36,7 @@ static WRITTEN: AtomicUsize = AtomicUsize::new(0);
 
 #[derive(Debug, Default)]
 pub struct Messages {
-    log: Option<PathBuf>,
-    log_is_json: bool,
+    log: Log,
     log_is_forwarded: bool,
 }
 
@@ -48,7 +46,6 @@ impl Messages {
     pub fn for_invocation(invocation: &Invocation, log_is_forwarded: bool) -> Self {
         Self {
             log: invocation.log.clone(),
-            log_is_json: invocation.log_is_json,
             log_is_forwarded,
         }
     }
@@ -106,14 +103,14 @@ impl Messages {
 
     /// Appends a line to the log in the format of runc's own lines. False without a log.
     fn append(&self, level: &str, text: &str) -> bool {
-        let Some(log) = &self.log else {
+        let Some(log) = &self.log.file else {
             return false;
         };
         let time = OffsetDateTime::now_utc()
             .format(&Rfc3339)
             .unwrap_or_default();
         let msg = format!("bindguard: {}", cut(text, MAX_REMARK));
-        let line = if self.log_is_json {
+        let line = if self.log.is_json {
             let line = serde_json::json!({ "level": level, "msg": msg, "time": time });
             format!("{line}\n")
         } else {

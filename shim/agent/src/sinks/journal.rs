@@ -141,12 +141,9 @@ fn write_lines(
             AgentLine::NriCreate(id, pid, report) => record_nri_create(
                 journal,
                 &JournalEntry {
-                    refused: None,
-                    unchecked: None,
                     id: Some(&id),
-                    attempt: 0,
                     pid,
-                    report: &report,
+                    ..JournalEntry::of(&report)
                 },
             ),
             AgentLine::Rebind(mut line) => {
