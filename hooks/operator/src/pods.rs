@@ -8,7 +8,7 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::error_chain;
-use bindguard_core::identity::PodName;
+use bindguard_core::identity::{Identity, PodName};
 use bindguard_core::kubelet::PodPath;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
@@ -90,6 +90,14 @@ pub struct Pods {
 }
 
 impl PodContainer {
+    /// Its names, as the journal has them.
+    pub fn identity(&self) -> Identity {
+        Identity {
+            container: self.name.clone(),
+            pod: self.pod.clone(),
+        }
+    }
+
     /// Its name for people.
     pub(crate) fn display_name(&self) -> String {
         let pod = self.pod.display_name().unwrap_or_default();

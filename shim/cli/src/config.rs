@@ -1,21 +1,24 @@
 //! `bindguard config`: checks the config file, prints the active settings, or prints a config with
-//! every key.
+//! every key. And `bindguard completions` and `bindguard man`.
 
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::anyhow;
+use anyhow::{Context, Result, anyhow};
 use bindguard_config::{
     ActiveKey, CHANGING_KEYS, DEFAULT_PATH, ENVIRONMENT, Instead, KEPT_PATH, Loaded, SHIPPED, load,
 };
 use bindguard_core::error_chain;
-use clap::Subcommand;
+use clap::{Args, Command, Subcommand};
+use clap_complete::Shell;
+use clap_mangen::Man;
 use serde::Serialize;
 use toml::Value;
 
 use crate::named_file::check_answers;
-use crate::show::{print_json, print_remark, print_text};
+use crate::show::{print_bytes, print_json, print_remark, print_text};
 
 /// Verbs of `config`.
 #[derive(Debug, Subcommand)]
@@ -37,7 +40,7 @@ pub enum ConfigVerb {
 
 impl ConfigVerb {
     /// `config` is the file that `--config` names.
-    pub fn run(self, config: Option<PathBuf>) -> anyhow::Result<ExitCode> {
+    pub fn run(self, config: Option<PathBuf>) -> Result<ExitCode> {
         match self {
             Self::Check { file } => {
                 let named = file
@@ -58,7 +61,7 @@ impl ConfigVerb {
 }
 
 /// A node without the file has every default, which is no error.
-fn check(path: &Path, is_named: bool) -> anyhow::Result<ExitCode> {
+fn check(path: &Path, is_named: bool) -> Result<ExitCode> {
     let is_missing = path
         .symlink_metadata()
         .is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
@@ -81,7 +84,7 @@ fn check(path: &Path, is_named: bool) -> anyhow::Result<ExitCode> {
 }
 
 /// Prints the active config as a valid config file.
-fn show(named: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
+fn show(named: Option<PathBuf>, json: bool) -> Result<ExitCode> {
     let is_named = named.is_some();
     let path = named.unwrap_or_else(in_force);
     check_answers(&path)?;
@@ -106,7 +109,7 @@ fn show(named: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(loaded.only_reports)))
 }
 
-fn valid(path: &Path) -> anyhow::Result<Loaded> {
+fn valid(path: &Path) -> Result<Loaded> {
     Loaded::from_file(path).map_err(|error| {
         anyhow!(
             "{}; `bindguard config default` prints a valid config",
@@ -156,6 +159,51 @@ fn shown(loaded: &Loaded, path: &Path) -> Vec<ShownKey> {
         });
     }
     shown
+}
+
+// The completions and the manual, generated from the definition of the command line.
+
+/// Arguments of `completions`.
+#[derive(Debug, Args)]
+pub struct Completions {
+    /// The shell.
+    shell: Shell,
+}
+
+impl Completions {
+    pub fn run(self, mut command: Command) -> Result<ExitCode> {
+        let mut script = Vec::new();
+        clap_complete::generate(self.shell, &mut command, "bindguard", &mut script);
+        print_bytes(&script)?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Arguments of `man`.
+#[derive(Debug, Args)]
+pub struct Manual {
+    /// Write a page for each verb into this folder, bindguard.1, bindguard-diagnose.1 and so on,
+    /// instead of printing one.
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+impl Manual {
+    pub fn run(self, command: Command) -> Result<ExitCode> {
+        if let Some(folder) = &self.dir {
+            fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+            clap_mangen::generate_to(command, folder)
+                .with_context(|| format!("write the manual into {}", folder.display()))?;
+        } else {
+            let mut page = Vec::new();
+            Man::new(command)
+                .manual("bindguard")
+                .render(&mut page)
+                .context("make a page of the manual")?;
+            print_bytes(&page)?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
 }
 
 #[cfg(test)]

@@ -1,30 +1,40 @@
-//! `bindguard diagnose`: judges every volume-subpath and volume of a node as an admission would,
-//! and compares the binds of running containers with the host. The node is this node, or a node of
-//! which a debug pod sees the mount table and the root directory.
+//! `bindguard diagnose` and `bindguard repair`.
+//!
+//! `diagnose` judges every volume-subpath and volume of a node as an admission would, and compares
+//! the binds of running containers with the host. The node is this node, or a node of which a debug
+//! pod sees the mount table and the root directory. `repair` runs the guard's re-bind now, for pods
+//! that crash-loop under a runtime without bindguard.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use bindguard_config::Config;
-use bindguard_core::kubelet::PodPath;
+use bindguard_core::judge::VerdictName;
+use bindguard_core::kubelet::{PodPath, VolumeSubpath};
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
+use bindguard_core::report::{Actor, RebindLine, Report};
 use bindguard_core::source::SourceKind;
+use bindguard_guard::record_rebind;
 use bindguard_operator::container_mounts::container_mounts;
 use bindguard_operator::containers::{engine_containers, state_folders};
 use bindguard_operator::node::is_root;
 use bindguard_operator::node_report::{ISSUE, NodeBind, NodeReport};
 use bindguard_operator::old_binds::{old_binds, old_binds_of_engines};
 use bindguard_operator::pods::{Pods, is_called};
-use bindguard_operator::{kubelets_here, survey_node, survey_recorded};
+use bindguard_operator::{
+    RepairAct, kubelets_here, named_subpath, repair_node, survey_node, survey_recorded,
+};
+use bindguard_sys::Handle;
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
 
-use crate::pods::{PodsFrom, bundled_containers, uids, unknown_pod};
-use crate::show::{print_remark, print_text};
-use crate::{named_file, show};
+use crate::named_file;
+use crate::pods::{PodsFrom, bundled_containers, check_known, uids_of};
+use crate::show::{self, node_text, print_remark, print_text, unrecorded};
 
 /// Arguments of `diagnose`.
 #[derive(Debug, Args)]
@@ -55,7 +65,7 @@ pub struct Diagnose {
 
 /// The reader of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Format {
+enum Format {
     /// For people.
     Text,
     /// For kubediag.
@@ -63,33 +73,24 @@ pub enum Format {
 }
 
 impl Diagnose {
-    pub fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
+    pub fn run(self, config: &Config) -> Result<ExitCode> {
         let path = self.mountinfo.as_deref();
         let path = path.unwrap_or(Path::new("/proc/thread-self/mountinfo"));
         let mountinfo =
             named_file::read(path).with_context(|| format!("read {}", path.display()))?;
         let table = self.table(&mountinfo)?;
         let report = self.report(config, &table)?;
-        let (is_incomplete, has_findings) = (report.is_incomplete(), report.has_findings());
         if self.format == Format::Kubediag {
             print_diagnosis(&report, &mountinfo, &table)?;
-            return Ok(show::code(is_incomplete, has_findings));
+            return Ok(show::code(report.is_incomplete(), report.has_findings()));
         }
-        let shown = if self.all {
-            report
-        } else {
-            report.without_healthy()
-        };
-        show::finish(
-            &shown,
-            self.json,
-            show::node_text,
-            is_incomplete,
-            has_findings,
-        )
+        if self.all {
+            return finish(&report, self.json);
+        }
+        finish(&report.without_healthy(), self.json)
     }
 
-    fn report(&self, config: &Config, table: &MountTable) -> anyhow::Result<NodeReport> {
+    fn report(&self, config: &Config, table: &MountTable) -> Result<NodeReport> {
         let (policy, places) = (config.policy(), config.places());
         let (report, pods) = match &self.root {
             Some(root) if self.mountinfo.is_some() => {
@@ -123,22 +124,14 @@ impl Diagnose {
             && report.mounts_below_emptydir.is_empty()
             && report.old_binds.is_empty();
         // An unknown pod is an error. A known pod may have nothing to check.
-        if is_empty
-            && let Some(pod) = &self.pod
-            && let Some(error) = unknown_pod(&pods, pod)
-        {
-            return Err(error);
+        if is_empty {
+            check_known(&pods, self.pod.as_deref())?;
         }
         Ok(report)
     }
 
     /// Adds the running containers that keep mounts of the host, or show old mounts.
-    fn add_running(
-        &self,
-        report: &mut NodeReport,
-        pods: &Pods,
-        config: &Config,
-    ) -> anyhow::Result<()> {
+    fn add_running(&self, report: &mut NodeReport, pods: &Pods, config: &Config) -> Result<()> {
         let (policy, places) = (config.policy(), config.places());
         let mut pods = pods.clone();
         if let Some(pod) = &self.pod {
@@ -168,48 +161,45 @@ impl Diagnose {
         &self,
         pods: &Pods,
         places: &'a Places,
-    ) -> anyhow::Result<impl Fn(&Path) -> bool + use<'a>> {
-        let uids_of_pod = match &self.pod {
-            Some(pod) => Some(uids(pods, pod)?),
-            None => None,
-        };
-        Ok(move |path: &Path| match &uids_of_pod {
-            None => true,
-            Some(uids) => {
-                let path = PodPath::from_path(path, places.kubelet_roots());
-                path.is_some_and(|path| uids.iter().any(|wanted| wanted == path.pod_uid))
-            }
+    ) -> Result<impl Fn(&Path) -> bool + use<'a>> {
+        let uids = uids_of(pods, self.pod.as_deref())?;
+        let is_any = self.pod.is_none();
+        Ok(move |path: &Path| {
+            let path = PodPath::from_path(path, places.kubelet_roots());
+            is_any || path.is_some_and(|path| uids.contains(path.pod_uid))
         })
     }
 
-    fn table(&self, mountinfo: &[u8]) -> anyhow::Result<MountTable> {
-        let table = MountTable::from_mountinfo_in_part(mountinfo);
-        if let Some(skipped) = table.skipped().filter(|_| table.entries().is_empty()) {
-            return Err(skipped.clone()).with_context(|| self.parse_context());
-        }
-        // The kernel ends every line. A copy that was cut off does not, and its cut last field
-        // would look complete.
-        ensure!(
-            mountinfo.ends_with(b"\n"),
-            "{}: it ends in the middle of a line",
-            self.parse_context()
-        );
-        Ok(table)
-    }
-
-    fn parse_context(&self) -> String {
-        match &self.mountinfo {
+    fn table(&self, mountinfo: &[u8]) -> Result<MountTable> {
+        let act = match &self.mountinfo {
             Some(path) => format!(
                 "parse {}: take it again, whole, with `cat /proc/1/mountinfo`",
                 path.display()
             ),
             None => "parse this node's mountinfo".to_owned(),
+        };
+        let table = MountTable::from_mountinfo_in_part(mountinfo);
+        if let Some(skipped) = table.skipped().filter(|_| table.entries().is_empty()) {
+            return Err(skipped.clone()).context(act);
         }
+        // The kernel ends every line. A copy that was cut off does not, and its cut last field
+        // would look complete.
+        ensure!(
+            mountinfo.ends_with(b"\n"),
+            "{act}: it ends in the middle of a line"
+        );
+        Ok(table)
     }
 }
 
+/// The exit code does not depend on healthy binds.
+fn finish(report: &NodeReport, json: bool) -> Result<ExitCode> {
+    let (is_incomplete, has_findings) = (report.is_incomplete(), report.has_findings());
+    show::finish(report, json, node_text(report), is_incomplete, has_findings)
+}
+
 /// A node without a kubelet's folders is an error: an empty report would mislead.
-fn has_a_kubelet(places: &Places) -> anyhow::Result<()> {
+fn has_a_kubelet(places: &Places) -> Result<()> {
     let (here, problems) = kubelets_here(places);
     // A folder that is unreadable or does not answer exists.
     let runs_engine = || !engine_containers(&state_folders(Path::new("/"))).is_empty();
@@ -226,6 +216,131 @@ fn has_a_kubelet(places: &Places) -> anyhow::Result<()> {
     Ok(())
 }
 
+// The repair of subpaths on the host.
+
+/// Arguments of `repair`.
+#[derive(Debug, Args)]
+pub struct Repair {
+    /// Volume-subpaths to repair: `<kubelet
+    /// root>/pods/<uid>/volume-subpaths/<volume>/<container>/<index>`.
+    paths: Vec<PathBuf>,
+    /// Repair the subpaths of this pod: UID, NAME or NAMESPACE/NAME.
+    #[arg(long, value_name = "POD")]
+    pod: Option<String>,
+    /// Repair every stale subpath of this node.
+    #[arg(long, conflicts_with_all = ["paths", "pod"])]
+    all: bool,
+    /// Only remove the stale mounts; the kubelet binds again when it next starts the container.
+    #[arg(long)]
+    unmount: bool,
+    /// Print the planned repairs and do nothing.
+    #[arg(long)]
+    dry_run: bool,
+    /// Print the report as JSON, with the journal's keys.
+    #[arg(long)]
+    json: bool,
+    /// `kubediag`: the key of kubediag's recoverer, as one JSON object.
+    #[arg(long, value_enum, default_value_t = Format::Text, conflicts_with = "json")]
+    format: Format,
+    #[command(flatten)]
+    pods: PodsFrom,
+}
+
+impl Repair {
+    pub fn run(self, config: &Config) -> Result<ExitCode> {
+        ensure!(
+            self.all || self.pod.is_some() || !self.paths.is_empty(),
+            "nothing is named to repair; name the paths of subpaths, or give --pod POD or --all"
+        );
+        ensure!(
+            self.dry_run || is_root(),
+            "repair mounts: this needs root; run it as root, or with --dry-run"
+        );
+        let (policy, places) = (config.policy(), config.places());
+        let mut named = Vec::new();
+        for path in &self.paths {
+            // Only a subpath may be repaired.
+            named.push(named_subpath(path, places)?);
+            // Opened, not stat'ed: the path may lead to a server that does not answer.
+            Handle::of(path)?;
+        }
+        let pods = self.pods.pods();
+        let uids = uids_of(&pods, self.pod.as_deref())?;
+        let wanted = |subpath: &VolumeSubpath| {
+            self.all || uids.contains(subpath.pod_uid()) || named.contains(subpath)
+        };
+        let act = match (self.dry_run, self.unmount) {
+            (true, _) => RepairAct::Check,
+            (false, true) => RepairAct::Detach,
+            (false, false) => RepairAct::Rebind,
+        };
+        let report = repair_node(policy, places, &pods, act, wanted);
+        if report.checked == 0 && report.problems.is_empty() {
+            check_known(&pods, self.pod.as_deref())?;
+            ensure!(
+                self.all,
+                "nothing to repair: this node has no such volume-subpath; see `bindguard diagnose --all`"
+            );
+        }
+        if let Some(journal) = config.journal().filter(|_| !self.dry_run) {
+            record(journal, &report);
+        }
+        let code = if self.format == Format::Kubediag {
+            print_recovery(&report)?;
+            show::code(report.is_incomplete(), report.has_findings())
+        } else {
+            finish(&report.clone().without_healthy(), self.json)?
+        };
+        if !self.paths.is_empty() {
+            report_untouched(&report);
+        }
+        Ok(code)
+    }
+}
+
+/// A path that the operator named and that is neither stale nor healthy was not touched. The exit
+/// status is that of `--all`.
+fn report_untouched(report: &NodeReport) {
+    for NodeBind { bind, .. } in &report.binds {
+        let is_faulty = matches!(
+            bind.verdict(),
+            VerdictName::Unmounted
+                | VerdictName::Unknown
+                | VerdictName::Orphaned
+                | VerdictName::Dead
+        );
+        if is_faulty && !bind.is_repaired() {
+            return print_remark(format_args!(
+                "{} is {}, not stale: nothing was done to it",
+                bind.source().display(),
+                bind.verdict()
+            ));
+        }
+    }
+}
+
+/// Writes the repaired and the failed subpaths into the journal, a line for each volume.
+fn record(journal: &Path, report: &NodeReport) {
+    let mut volumes = BTreeMap::<(&str, &str), Report>::new();
+    for NodeBind { bind, .. } in &report.binds {
+        if let SourceKind::Subpath(subpath) = &bind.finding.kind
+            && bind.outcome.is_some()
+        {
+            let of_volume = volumes
+                .entry((subpath.pod_uid(), subpath.volume()))
+                .or_default();
+            of_volume.binds.push(bind.clone());
+            of_volume.duration_us = report.duration_us;
+        }
+    }
+    for ((pod_uid, volume), repaired) in &volumes {
+        let line = RebindLine::new(Actor::Operator, pod_uid, volume, repaired);
+        let what = format!("the repair of volume {volume}");
+        let problem = unrecorded(&what, record_rebind(journal, line));
+        problem.iter().for_each(print_remark);
+    }
+}
+
 // Prints the results of kubediag's subpath processors: bindguard can replace the processors.
 //
 // A processor of kubediag answers with a JSON object of strings. kubediag's agent adds the object
@@ -239,11 +354,7 @@ const DIAGNOSER: &str = "diagnoser.kubernetes.subpath_remount";
 const RECOVERER: &str = "recover.kubernetes.subpath_remount.result";
 
 /// Prints the output of the collector and the diagnoser.
-fn print_diagnosis(
-    report: &NodeReport,
-    mountinfo: &[u8],
-    table: &MountTable,
-) -> anyhow::Result<()> {
+fn print_diagnosis(report: &NodeReport, mountinfo: &[u8], table: &MountTable) -> Result<()> {
     let mut keys = Map::new();
     let mountinfo = String::from_utf8_lossy(mountinfo);
     keys.insert(MOUNTINFO.to_owned(), mountinfo.into());
@@ -261,14 +372,12 @@ fn print_diagnosis(
                 bind.bind.verdict(),
                 bind.bind.reason().unwrap_or_default()
             );
-            for (key, value) in [
-                ("result", result),
-                ("bug_link", ISSUE.to_owned()),
-                ("original_source_path", root),
-                ("original_destination_path", mount_point),
-            ] {
-                keys.insert(format!("{DIAGNOSER}.{key}"), value.into());
-            }
+            let mut insert =
+                |key, value: String| keys.insert(format!("{DIAGNOSER}.{key}"), value.into());
+            insert("result", result);
+            insert("bug_link", ISSUE.to_owned());
+            insert("original_source_path", root);
+            insert("original_destination_path", mount_point);
         }
     }
     if more > 0 {
@@ -280,7 +389,7 @@ fn print_diagnosis(
 }
 
 /// Prints the output of the recoverer, for all mounts that were detached or repaired.
-pub fn print_recovery(report: &NodeReport) -> anyhow::Result<()> {
+fn print_recovery(report: &NodeReport) -> Result<()> {
     let mut repaired = Vec::new();
     for NodeBind { bind, .. } in &report.binds {
         if let Some(outcome) = bind.outcome.as_ref().filter(|it| it.is_repaired()) {
@@ -306,6 +415,6 @@ fn as_written(table: &MountTable, path: &Path) -> Option<(String, String)> {
     Some((fields.next()?.to_owned(), fields.next()?.to_owned()))
 }
 
-fn print_object(keys: Map<String, Value>) -> anyhow::Result<()> {
+fn print_object(keys: Map<String, Value>) -> Result<()> {
     print_text(&format!("{}\n", Value::Object(keys)))
 }

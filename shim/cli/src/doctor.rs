@@ -7,7 +7,7 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use bindguard_config::Loaded;
 use bindguard_core::error_chain;
 use bindguard_core::places::Places;
@@ -15,7 +15,7 @@ use bindguard_core::program_names::{SELF_TEST, SHIM, WRAPPER};
 use bindguard_guard::{Probes, kubelet_roots_by_all_names};
 use bindguard_installer::drift::drift;
 use bindguard_installer::has_agent_unit;
-use bindguard_installer::running::{Daemon, containerds, is_hidden};
+use bindguard_installer::running::{containerds, is_hidden};
 use bindguard_operator::agent_status::agent as check_agent;
 use bindguard_operator::container_mounts::container_mounts;
 use bindguard_operator::doctor::{
@@ -74,7 +74,9 @@ impl Doctor {
         let daemons = with_open(Path::new("/dev/fuse"));
         let kubelets = processes_named("kubelet");
         add("fuse-daemons", doctor::fuse_daemons(&kubelets, &daemons));
-        add("containerd", containerd(&pods));
+        let seen = containerd(&pods).map_err(|error| format!("{error:#}"));
+        let seen = seen.as_ref().map(Option::as_ref).map_err(String::as_str);
+        add("containerd", doctor::containerd(seen));
         add("programs", programs(loaded.config.runtime(), &pods));
         add("installation", installation());
         add("config", config(loaded));
@@ -111,7 +113,7 @@ fn or_unknown<E: Error + 'static>(check: Result<Check, E>) -> Check {
 pub fn print(report: &DoctorReport, json: bool) -> Result<ExitCode> {
     let has_failed = report.has(PointStatus::Failed);
     let is_incomplete = report.has(PointStatus::Unknown) && !has_failed;
-    show::finish(report, json, text, is_incomplete, has_failed)
+    show::finish(report, json, text(report), is_incomplete, has_failed)
 }
 
 fn helpers(kubelet_roots: &[PathBuf], problems: Vec<String>) -> Check {
@@ -140,10 +142,11 @@ fn helpers(kubelet_roots: &[PathBuf], problems: Vec<String>) -> Check {
 /// Reports changes by other tools since the installation.
 fn installation() -> Check {
     let (drift, problems) = drift();
-    let mut all: Vec<&str> = drift.iter().map(|drift| drift.what.as_str()).collect();
-    all.extend(problems.iter().map(String::as_str));
-    match drift.first() {
-        Some(first) => Check::failed(all.join("; "), first.command.clone()),
+    let command = drift.first().map(|drift| drift.command.clone());
+    let mut all: Vec<String> = drift.into_iter().map(|drift| drift.what).collect();
+    all.extend(problems);
+    match command {
+        Some(command) => Check::failed(all.join("; "), command),
         None if all.is_empty() => Check::ok("no file has changed since `bindguard install`"),
         None => Check::unknown(all.join("; ")),
     }
@@ -181,26 +184,18 @@ fn text(report: &DoctorReport) -> Lines {
 /// The CRI plugin's tables: of version 2, and of version 3 of the config.
 const PLUGINS: [&str; 2] = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"];
 
-/// The point on containerd. `pods`: those that run.
-fn containerd(pods: &Pods) -> Check {
+/// The running containerd, if there is one. `pods`: those that run.
+fn containerd(pods: &Pods) -> Result<Option<ContainerdSeen>> {
     let found = containerds();
     let Some(containerd) = found.first() else {
-        return doctor::containerd(if is_hidden("containerd") {
-            Err("a containerd runs, and only root may read its arguments: run this as root")
-        } else {
-            Ok(None)
-        });
+        ensure!(
+            !is_hidden("containerd"),
+            "a containerd runs, and only root may read its arguments: run this as root"
+        );
+        return Ok(None);
     };
-    match containerd_seen(containerd, pods) {
-        Ok(seen) => doctor::containerd(Ok(Some(&seen))),
-        Err(error) => doctor::containerd(Err(&format!("{error:#}"))),
-    }
-}
-
-fn containerd_seen(containerd: &Daemon, pods: &Pods) -> Result<ContainerdSeen> {
-    let program = containerd
-        .program()
-        .context("read which program containerd is")?;
+    let program = containerd.program();
+    let program = program.context("read which program containerd is")?;
     let program = RootProgram::open(&program)?
         .with_context(|| format!("run {}: no such file", program.display()))?;
     let version = program.output(&["--version"])?;
@@ -209,9 +204,8 @@ fn containerd_seen(containerd: &Daemon, pods: &Pods) -> Result<ContainerdSeen> {
         Some(path) => program.output(&["--config", path, "config", "dump"])?,
         None => program.output(&["config", "dump"])?,
     };
-    let table: Table = dump
-        .parse()
-        .context("parse the output of `containerd config dump`")?;
+    let table = dump.parse();
+    let table = table.context("parse the output of `containerd config dump`")?;
     let (runtimes, default_runtime) = runtimes(&table);
     let mut unusable = Vec::new();
     let mut has_default = runtimes.is_empty();
@@ -228,13 +222,13 @@ fn containerd_seen(containerd: &Daemon, pods: &Pods) -> Result<ContainerdSeen> {
             "its default runtime {default_runtime:?} is not configured"
         ));
     }
-    Ok(ContainerdSeen {
+    Ok(Some(ContainerdSeen {
         version: number(&version),
         runtimes,
         default_runtime,
         pods: running_pods(pods),
         unusable,
-    })
+    }))
 }
 
 /// Why a program cannot be run. The kernel refuses this access also on a file system that is
@@ -263,10 +257,8 @@ fn number(version: &str) -> String {
 /// The runtimes, and the name of the default runtime.
 fn runtimes(table: &Table) -> (Vec<RuntimeEntry>, String) {
     let plugins = table.get("plugins");
-    let containerd = PLUGINS
-        .iter()
-        .find_map(|plugin| plugins?.get(plugin)?.get("containerd"));
-    let Some(containerd) = containerd else {
+    let containerd = |plugin| plugins?.get(plugin)?.get("containerd");
+    let Some(containerd) = PLUGINS.into_iter().find_map(containerd) else {
         return (Vec::new(), String::new());
     };
     let word = |table: Option<&Value>, key: &str| {
@@ -291,16 +283,17 @@ fn runtimes(table: &Table) -> (Vec<RuntimeEntry>, String) {
 
 /// The point on bindguard's programs, and the OCI runtime that the config names.
 fn programs(runtime: &Path, pods: &Pods) -> Check {
-    match programs_seen(runtime) {
-        Ok([shim, wrapper, runtime]) => doctor::programs(
-            env!("CARGO_PKG_VERSION"),
-            &[shim, wrapper],
-            &runtime,
-            &kernel_features().release,
-            &pods.by_shim_version(),
-        ),
-        Err(error) => Check::failed(format!("{error:#}"), "bindguard config show"),
-    }
+    let [shim, wrapper, runtime] = match programs_seen(runtime) {
+        Ok(seen) => seen,
+        Err(error) => return Check::failed(format!("{error:#}"), "bindguard config show"),
+    };
+    doctor::programs(
+        env!("CARGO_PKG_VERSION"),
+        &[shim, wrapper],
+        &runtime,
+        &kernel_features().release,
+        &pods.by_shim_version(),
+    )
 }
 
 /// The shim, the wrapper and the OCI runtime.
@@ -310,25 +303,18 @@ fn programs_seen(runtime: &Path) -> Result<[ProgramSeen; 3]> {
     let own = env::current_exe().ok();
     let own = own.filter(|_| show::NODE_ROOT.get().is_none());
     let beside = own.as_deref().and_then(Path::parent);
-    // The whole output: the version is on a line of its own.
-    let words = |said: Result<String>| {
-        let said = said.unwrap_or_else(|error| format!("{error:#}"));
-        said.split_whitespace().collect::<Vec<_>>().join(" ")
-    };
-    let shim = seen(Path::new(SHIM), beside, |shim| words(shim.output(&["-v"])))?;
+    let shim = seen(Path::new(SHIM), beside, |shim| shim.output(&["-v"]))?;
     // It passes a version request to the runtime, so that version is the runtime's. An older wrapper
     // also passes the self-test to the runtime, which refuses the argument.
     let wrapper = seen(Path::new(WRAPPER), beside, |wrapper| {
         match wrapper.output(&[SELF_TEST]) {
-            Err(error) if error.is::<Failed>() => "of a version without a self-test".to_owned(),
-            said => words(said),
+            Err(error) if error.is::<Failed>() => Ok("of a version without a self-test".to_owned()),
+            said => said,
         }
     })?;
     let first_line = |runtime: &RootProgram| {
-        let said = runtime.output(&["--version"]);
-        let said = said.unwrap_or_else(|error| format!("{error:#}"));
-        let line = said.lines().find(|line| !line.trim().is_empty());
-        line.unwrap_or_default().trim().to_owned()
+        let said = runtime.output(&["--version"])?;
+        Ok(said.trim().lines().next().unwrap_or_default().to_owned())
     };
     // As containerd's shims find the runtime. On k3s, RKE2, k0s and MicroK8s, the `PATH` of containerd
     // has folders that the `PATH` of a shell lacks.
@@ -347,13 +333,16 @@ fn programs_seen(runtime: &Path) -> Result<[ProgramSeen; 3]> {
 fn seen(
     name: &Path,
     beside: Option<&Path>,
-    version: impl FnOnce(&RootProgram) -> String,
+    version: impl FnOnce(&RootProgram) -> Result<String>,
 ) -> Result<ProgramSeen> {
-    let found = RootProgram::find(name, beside)?;
-    Ok(ProgramSeen {
-        name: name.display().to_string(),
-        found: found.map(|found| (found.path().display().to_string(), version(&found))),
-    })
+    let found = RootProgram::find(name, beside)?.map(|found| {
+        let said = version(&found).unwrap_or_else(|error| format!("{error:#}"));
+        // The version may be on a line of its own.
+        let words = said.split_whitespace().collect::<Vec<_>>().join(" ");
+        (found.path().display().to_string(), words)
+    });
+    let name = name.display().to_string();
+    Ok(ProgramSeen { name, found })
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use anyhow::{Context, anyhow, bail};
 use bindguard_config::Config;
 use bindguard_core::identity::PodName;
 use bindguard_core::report::{
-    Actor, BindRecord, CreateLine, JournalLine, Notification, ReleaseResult, UnreadLine,
+    Actor, BindRecord, CreateLine, JournalLine, Notification, UnreadLine,
 };
 use bindguard_operator::agent_status::seconds;
 use bindguard_operator::pods::is_called;
@@ -61,10 +61,14 @@ impl Journal {
             since.is_none_or(|since| line.time() >= Some(since))
                 && pod.is_none_or(|pod| is_called(&line.pod, pod))
         });
-        let is_incomplete = !content.problems.is_empty();
         let is_left = content.lines.iter().any(RecordedLine::has_unrepaired);
-        let text = |content: &JournalContent| text(content, self.all);
-        show::finish(&content, self.json, text, is_incomplete, is_left)
+        show::finish(
+            &content,
+            self.json,
+            text(&content, self.all),
+            !content.problems.is_empty(),
+            is_left,
+        )
     }
 }
 
@@ -105,33 +109,29 @@ fn since(text: &str, now: OffsetDateTime) -> anyhow::Result<OffsetDateTime> {
 /// A busy node creates thousands of containers without findings: they are only counted.
 fn text(content: &JournalContent, all: bool) -> Lines {
     let mut lines = Lines::of_problems(&content.problems);
-    // All creates, those with findings, and those that were not repaired.
-    let mut creates = [0; 3];
-    // All repairs between creates, and those that are not complete.
-    let mut repairs = [0; 2];
+    let (mut creates, mut found, mut unrepaired) = (0, 0, 0);
+    let (mut repairs, mut incomplete) = (0, 0);
     for line in &content.lines {
         let has_findings = line.has_findings();
         if all || has_findings {
             line.print(&mut lines);
         }
-        let unrepaired = usize::from(line.has_unrepaired());
+        let is_left = usize::from(line.has_unrepaired());
         if line.is_admission() {
-            creates[0] += 1;
-            creates[1] += usize::from(has_findings);
-            creates[2] += unrepaired;
+            creates += 1;
+            found += usize::from(has_findings);
+            unrepaired += is_left;
         } else {
-            repairs[0] += 1;
-            repairs[1] += unrepaired;
+            repairs += 1;
+            incomplete += is_left;
         }
     }
-    let [all, found, unrepaired] = creates;
     lines.line(&format!(
-        "{all} creates, {found} with findings, {unrepaired} of them not repaired"
+        "{creates} creates, {found} with findings, {unrepaired} of them not repaired"
     ));
-    let [all, unrepaired] = repairs;
-    if all > 0 {
+    if repairs > 0 {
         lines.line(&format!(
-            "{all} refreshes and repairs between creates, {unrepaired} of them not complete"
+            "{repairs} refreshes and repairs between creates, {incomplete} of them not complete"
         ));
     }
     if content.newer_lines > 0 {
@@ -288,13 +288,13 @@ impl RecordedLine {
 
     /// True for a create.
     fn is_admission(&self) -> bool {
-        match self.line {
-            JournalLine::Create(_) | JournalLine::NriCreate(_) => true,
-            JournalLine::Rebind(_) | JournalLine::Refresh(_) | JournalLine::Release(_) => false,
-        }
+        matches!(
+            self.line,
+            JournalLine::Create(_) | JournalLine::NriCreate(_)
+        )
     }
 
-    /// The problems and the binds of a create or a re-bind.
+    /// The problems, and the binds of a create or a re-bind.
     fn checked(&self) -> (&[String], &[BindRecord]) {
         match &self.line {
             JournalLine::Create(CreateLine { report, .. })
@@ -302,7 +302,8 @@ impl RecordedLine {
                 (&report.problems, &report.binds)
             }
             JournalLine::Rebind(line) => (&line.problems, &line.binds),
-            JournalLine::Refresh(_) | JournalLine::Release(_) => (&[], &[]),
+            JournalLine::Refresh(line) => (&line.problems, &[]),
+            JournalLine::Release(_) => (&[], &[]),
         }
     }
 
@@ -315,34 +316,34 @@ impl RecordedLine {
     /// True if it has a problem, or a finding that was not repaired.
     fn has_unrepaired(&self) -> bool {
         let (problems, binds) = self.checked();
-        match &self.line {
-            JournalLine::Refresh(line) => line.has_unrepaired(),
-            JournalLine::Release(line) => line.has_unrepaired(),
-            JournalLine::Create(_) | JournalLine::NriCreate(_) | JournalLine::Rebind(_) => {
-                let mut binds = binds.iter();
-                !problems.is_empty() || binds.any(|bind| bind.is_finding() && !bind.is_repaired())
+        let mut binds = binds.iter();
+        !problems.is_empty()
+            || binds.any(|bind| bind.is_finding() && !bind.is_repaired())
+            || match &self.line {
+                JournalLine::Refresh(line) => line.has_unrepaired(),
+                JournalLine::Release(line) => line.has_unrepaired(),
+                JournalLine::Create(_) | JournalLine::NriCreate(_) | JournalLine::Rebind(_) => {
+                    false
+                }
             }
-        }
     }
 
     /// The time, the pod, the container and the event.
     fn headline(&self) -> String {
-        let mut headline = match self.line.time() {
-            Some(time) => seconds(time),
-            None => "at some time".to_owned(),
-        };
+        let time = self.line.time().map(seconds);
+        let mut headline = time.unwrap_or_else(|| "at some time".to_owned());
         let container = self.line.container().container.clone();
         for name in [self.pod.display_name(), container].into_iter().flatten() {
             headline += &format!(" {name}");
         }
-        let short = |id: Option<&str>| id.unwrap_or("?").chars().take(12).collect::<String>();
+        let short = |id: &str| id.chars().take(12).collect::<String>();
         let event = match &self.line {
             JournalLine::Create(line) => {
-                let mut event = short(line.id.as_deref());
-                match (line.pid, line.attempt) {
-                    (Some(_), _) => event += ", after its create",
-                    (None, 0) => {}
-                    (None, attempt) => event += &format!(", create {}", attempt + 1),
+                let mut event = short(line.id.as_deref().unwrap_or("?"));
+                if line.pid.is_some() {
+                    event += ", after its create";
+                } else if line.attempt > 0 {
+                    event += &format!(", create {}", line.attempt + 1);
                 }
                 if let Some(version) = &line.bindguard {
                     event += &format!(", bindguard {version}");
@@ -350,18 +351,19 @@ impl RecordedLine {
                 event
             }
             JournalLine::NriCreate(line) => {
-                format!("{}, by the NRI plugin", short(line.id.as_deref()))
+                let id = short(line.id.as_deref().unwrap_or("?"));
+                format!("{id}, by the NRI plugin")
             }
             JournalLine::Rebind(line) => {
                 format!("volume {} on the host, by {}", line.volume, actor(line.by))
             }
             JournalLine::Refresh(line) => {
-                let id = short(Some(&line.id));
-                format!("{id}, refreshed while it runs, by {}", actor(line.by))
+                let (id, by) = (short(&line.id), actor(line.by));
+                format!("{id}, refreshed while it runs, by {by}")
             }
             JournalLine::Release(line) => {
-                let id = short(Some(&line.id));
-                format!("{id}, copies of unmounted mounts, by {}", actor(line.by))
+                let (id, by) = (short(&line.id), actor(line.by));
+                format!("{id}, copies of unmounted mounts, by {by}")
             }
         };
         format!("{headline} ({event})")
@@ -378,29 +380,19 @@ impl RecordedLine {
         match &self.line {
             JournalLine::Create(_) | JournalLine::NriCreate(_) | JournalLine::Rebind(_) => {}
             JournalLine::Refresh(line) => {
-                lines.problems(&line.problems);
                 for mount in &line.mounts {
                     let outcome = &mount.outcome;
                     lines.marked(outcome.as_str(), outcome.is_replaced(), &mount.to_string());
                 }
                 if let Some(Notification { request, error }) = &line.notification {
-                    let word = match error {
-                        None => "notified",
-                        Some(_) => "unnotified",
-                    };
-                    lines.result(
-                        word,
-                        error.is_none(),
-                        &request.to_string(),
-                        error.as_deref(),
-                    );
+                    let is_good = error.is_none();
+                    let word = if is_good { "notified" } else { "unnotified" };
+                    lines.result(word, is_good, &request.to_string(), error.as_deref());
                 }
             }
             JournalLine::Release(line) => {
                 for copy in &line.copies {
-                    let is_released = copy.result == ReleaseResult::Released;
-                    let word = copy.result.into_str();
-                    lines.result(word, is_released, &copy.to_string(), copy.error.as_deref());
+                    lines.copy(copy, &copy.to_string());
                 }
             }
         }

@@ -1,5 +1,5 @@
-//! `bindguard`: the operator's command line. Every verb is a file; text and `--json` are the same
-//! report.
+//! `bindguard`: the operator's command line. The verbs of a topic are a file; text and `--json` are
+//! the same report.
 //!
 //! Exit codes: 0 no findings, 1 findings, 2 incomplete: a part could not be checked.
 #![forbid(unsafe_code)]
@@ -8,15 +8,11 @@ mod check;
 mod config;
 mod diagnose;
 mod doctor;
-mod generate;
 mod holders;
-mod hook;
 mod journal;
 mod named_file;
 mod pods;
 mod refresh;
-mod release;
-mod repair;
 mod selftest;
 mod show;
 mod status;
@@ -70,7 +66,7 @@ enum Verb {
     Diagnose(diagnose::Diagnose),
     /// Bind the current files over stale volume-subpaths, now.
     #[command(after_help = EXIT_CODES)]
-    Repair(repair::Repair),
+    Repair(diagnose::Repair),
     /// Replace stale mounts of running containers, now: subPaths, volumes, binds of the host's root,
     /// files of the host.
     #[command(after_help = EXIT_CODES)]
@@ -82,7 +78,7 @@ enum Verb {
     /// Unmount copies of mounts that this node has unmounted, in running containers with a private
     /// bind of the host's root.
     #[command(after_help = EXIT_CODES)]
-    Release(release::ReleaseVerb),
+    Release(holders::ReleaseVerb),
     /// Check this node, point by point, and print a command for each problem. Changes nothing.
     #[command(after_help = EXIT_CODES)]
     Doctor(doctor::Doctor),
@@ -106,14 +102,14 @@ enum Verb {
     Uninstall(bindguard_installer::Uninstall),
     /// Run as an engine's hook: check and repair the spec that the engine passes.
     #[command(subcommand)]
-    Hook(hook::HookVerb),
+    Hook(check::HookVerb),
     /// Check the config file, or print the active settings, or a config with every key.
     #[command(subcommand)]
     Config(config::ConfigVerb),
     /// Print the completions for a shell.
-    Completions(generate::Completions),
+    Completions(config::Completions),
     /// Print the manual, or write a page for each verb.
-    Man(generate::Manual),
+    Man(config::Manual),
 }
 
 fn main() -> ExitCode {
@@ -126,15 +122,13 @@ fn main() -> ExitCode {
             code
         }
         Err(error) => {
-            let line = format!("{error:#}");
+            let mut line = format!("{error:#}");
             // EPERM and EACCES, by number: their text depends on the locale.
             let is_denied = line.contains("(os error 1)") || line.contains("(os error 13)");
-            let advice = if is_denied && !is_root() {
-                ": run it as root"
-            } else {
-                ""
-            };
-            show::print_remark(format_args!("{line}{advice}"));
+            if is_denied && !is_root() {
+                line += ": run it as root";
+            }
+            show::print_remark(line);
             ExitCode::from(show::COULD_NOT_TELL)
         }
     }
@@ -156,33 +150,31 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         let _ = show::NODE_ROOT.set(root);
     }
     let named = arguments.config;
-    let config = || config_in_force(named.clone());
+    // A config that `--config` names must be valid. An invalid config of the node is not used, as
+    // in an admission.
+    let config = || -> anyhow::Result<Config> {
+        let loaded = loaded(named.clone())?;
+        loaded.remarks().iter().for_each(show::print_remark);
+        Ok(loaded.config)
+    };
     match arguments.verb {
-        Verb::Check(check) => check.run(&config()?),
-        Verb::Diagnose(diagnose) => diagnose.run(&config()?),
-        Verb::Repair(repair) => repair.run(&config()?),
-        Verb::Refresh(refresh) => refresh.run(&config()?),
-        Verb::Holders(holders) => holders.run(&config()?),
-        Verb::Release(release) => release.run(&config()?),
-        Verb::Doctor(doctor) => doctor.run(&loaded(named)?),
-        Verb::Selftest(selftest) => selftest.run(),
-        Verb::Status(status) => status.run(&loaded(named)?),
-        Verb::Journal(journal) => journal.run(&config()?),
-        Verb::Install(install) => install.run(),
-        Verb::Uninstall(uninstall) => uninstall.run(),
+        Verb::Check(verb) => verb.run(&config()?),
+        Verb::Diagnose(verb) => verb.run(&config()?),
+        Verb::Repair(verb) => verb.run(&config()?),
+        Verb::Refresh(verb) => verb.run(&config()?),
+        Verb::Holders(verb) => verb.run(&config()?),
+        Verb::Release(verb) => verb.run(&config()?),
+        Verb::Doctor(verb) => verb.run(&loaded(named)?),
+        Verb::Selftest(verb) => verb.run(),
+        Verb::Status(verb) => verb.run(&loaded(named)?),
+        Verb::Journal(verb) => verb.run(&config()?),
+        Verb::Install(verb) => verb.run(),
+        Verb::Uninstall(verb) => verb.run(),
         Verb::Hook(verb) => verb.run(&config()?),
         Verb::Config(verb) => verb.run(named),
-        Verb::Completions(completions) => completions.run(Arguments::command()),
-        Verb::Man(man) => man.run(Arguments::command()),
+        Verb::Completions(verb) => verb.run(Arguments::command()),
+        Verb::Man(verb) => verb.run(Arguments::command()),
     }
-}
-
-/// A config that `--config` names must be valid. An invalid config of the node is not used, as in
-/// an admission.
-fn config_in_force(named: Option<PathBuf>) -> anyhow::Result<Config> {
-    let loaded = loaded(named)?;
-    loaded.remarks().iter().for_each(show::print_remark);
-    Ok(loaded.config)
 }
 
 fn loaded(named: Option<PathBuf>) -> anyhow::Result<Loaded> {

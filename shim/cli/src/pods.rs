@@ -12,7 +12,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{anyhow, bail};
+use anyhow::{bail, ensure};
 use bindguard_config::{Config, RefreshMode};
 use bindguard_core::handover::VERSION_FILE;
 use bindguard_core::identity::{Identity, PodName};
@@ -48,11 +48,8 @@ impl PodsFrom {
             Pods::default()
         });
         for bundle in bundled_containers(Path::new("/")) {
-            match pods
-                .containers
-                .iter_mut()
-                .find(|known| known.id == bundle.id)
-            {
+            let mut known = pods.containers.iter_mut();
+            match known.find(|known| known.id == bundle.id) {
                 Some(known) => {
                     known.guarded = bundle.guarded;
                     known.shim_version = bundle.shim_version;
@@ -62,8 +59,8 @@ impl PodsFrom {
         }
         let supervised = guarded();
         for container in &mut pods.containers {
-            let by_supervisor = || supervised.get(&container.id).copied();
-            container.guarded = container.guarded.or_else(by_supervisor);
+            let supervised = supervised.get(&container.id);
+            container.guarded = container.guarded.or(supervised.copied());
         }
         pods
     }
@@ -115,14 +112,16 @@ pub fn running_pods(pods: &Pods) -> RunningPods {
     RunningPods { all, unguarded }
 }
 
-/// The error about a pod that neither a runtime nor the kubelet's folders know: the operator
-/// expects it here, and an empty report would mislead.
-pub fn unknown_pod(pods: &Pods, pod: &str) -> Option<anyhow::Error> {
+/// Fails for a pod that neither a runtime nor the kubelet's folders know: the operator expects it
+/// here, and an empty report would mislead.
+pub fn check_known(pods: &Pods, pod: Option<&str>) -> anyhow::Result<()> {
+    let Some(pod) = pod else { return Ok(()) };
     let mut containers = pods.containers.iter();
-    let is_known = containers.any(|container| is_called(&container.pod, pod));
-    (!is_known).then(|| {
-        anyhow!("this node has no subpath and no volume of a pod {pod}: is it another node's?")
-    })
+    ensure!(
+        containers.any(|container| is_called(&container.pod, pod)),
+        "this node has no subpath and no volume of a pod {pod}: is it another node's?"
+    );
+    Ok(())
 }
 
 /// The uids of the pod that the operator names: several if the pod was created again under its
@@ -130,10 +129,11 @@ pub fn unknown_pod(pods: &Pods, pod: &str) -> Option<anyhow::Error> {
 ///
 /// # Errors
 /// If pods of several namespaces have this name.
-pub fn uids(pods: &Pods, pod: &str) -> anyhow::Result<Vec<String>> {
+pub fn uids_of(pods: &Pods, pod: Option<&str>) -> anyhow::Result<BTreeSet<String>> {
+    let mut uids = BTreeSet::new();
+    let Some(pod) = pod else { return Ok(uids) };
     let mut namespaces = BTreeSet::new();
     let mut names = BTreeSet::new();
-    let mut uids = BTreeSet::new();
     for PodContainer { pod: known, .. } in &pods.containers {
         if is_called(known, pod) {
             namespaces.insert(&known.namespace);
@@ -150,7 +150,7 @@ pub fn uids(pods: &Pods, pod: &str) -> anyhow::Result<Vec<String>> {
     if uids.is_empty() && is_called(&PodName::of_uid(pod), pod) {
         uids.insert(pod.to_owned());
     }
-    Ok(uids.into_iter().collect())
+    Ok(uids)
 }
 
 // The running containers, from the annotations of containerd's bundles.
@@ -169,7 +169,7 @@ fn container(bundle: &Path) -> Option<PodContainer> {
     // A shim writes the name of its OCI runtime into the bundle, and calls it until the container
     // is deleted.
     let runtime = fs::read_to_string(bundle.join("runtime"));
-    let is_guarded = runtime.is_ok_and(|runtime| is_wrapper(runtime.trim()));
+    let is_guarded = runtime.is_ok_and(|runtime| is_named(runtime.trim(), WRAPPER));
     // The shim writes its version into the bundle of the pod's first container alone.
     let version = fs::read_to_string(bundle.join(VERSION_FILE)).unwrap_or_default();
     let version = version.trim();
@@ -209,11 +209,6 @@ fn guarded() -> HashMap<String, bool> {
     guarded
 }
 
-/// True if a runtime's path or name is that of the wrapper.
-fn is_wrapper(runtime: &str) -> bool {
-    is_named(runtime, WRAPPER)
-}
-
 fn of_shim(words: &[String]) -> Option<(String, bool)> {
     Some((
         value(words, &["-id", "--id"])?,
@@ -223,7 +218,7 @@ fn of_shim(words: &[String]) -> Option<(String, bool)> {
 
 fn of_conmon(words: &[String]) -> Option<(String, bool)> {
     let id = value(words, &["-c", "--cid"])?;
-    is_wrapper(&value(words, &["-r", "--runtime"])?).then_some((id, true))
+    is_named(&value(words, &["-r", "--runtime"])?, WRAPPER).then_some((id, true))
 }
 
 fn is_named(path: &str, name: &str) -> bool {

@@ -10,7 +10,6 @@ use anyhow::{Context, Result, bail, ensure};
 use bindguard_config::Config;
 use bindguard_core::error_chain;
 use bindguard_core::identity::Identity;
-use bindguard_core::policy::Policy;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{Actor, RebindLine, RefreshLine, RefreshedMount};
 use bindguard_core::spec::{SpecUsers, SpecView};
@@ -33,8 +32,8 @@ use clap::builder::NonEmptyStringValueParser;
 use clap::{ArgGroup, Args, ValueEnum};
 use serde::Serialize;
 
-use crate::pods::{PodsFrom, uids};
-use crate::show::{self, Lines, counted, joined_names};
+use crate::pods::{PodsFrom, uids_of};
+use crate::show::{self, Lines, counted, joined_names, unrecorded};
 
 /// Arguments of `refresh`.
 #[derive(Debug, Args)]
@@ -115,40 +114,47 @@ impl Refresh {
             is_root(),
             "refresh containers: this needs root, also with --dry-run"
         );
-        let helper = HelperProcess::start().context("start the helper process")?;
-        let mut report = RefreshReport::default();
+        let mut run = Run {
+            verb: &self,
+            config,
+            helper: HelperProcess::start().context("start the helper process")?,
+            running: &ContainersOfNode::at(Path::new("/")),
+            report: RefreshReport::default(),
+        };
         let of_engine = match &self.container {
             Some(id) => container_with_id(id)?,
             None => None,
         };
         if let Some(container) = of_engine {
             let name = format!("{} container {}", container.engine.name(), container.id);
-            self.refresh_of_engine(&helper, &container, &name, config, &mut report)
+            run.refresh_of_engine(&container, &name)
                 .with_context(|| format!("refresh {name}"))?;
         } else {
             let pods = self.pods.pods();
             for container in self.containers(&pods)? {
                 let name = joined_names(container, "/");
-                let refreshed = self
-                    .refresh_of_pod(&helper, container, &name, config, &mut report)
-                    .with_context(|| format!("refresh {name}"));
-                if let Err(error) = refreshed {
-                    report.problems.push(format!("{error:#}"));
+                if let Err(error) = run.refresh_of_pod(container, &name) {
+                    run.report
+                        .problems
+                        .push(format!("refresh {name}: {error:#}"));
                 }
             }
         }
+        let report = run.report;
         let mut mounts = report.files.iter().map(|file| &file.mount);
         let is_left = mounts.any(|mount| !mount.outcome.is_replaced());
-        let is_incomplete = !report.problems.is_empty();
-        show::finish(&report, self.json, text, is_incomplete, is_left)
+        show::finish(
+            &report,
+            self.json,
+            text(&report),
+            !report.problems.is_empty(),
+            is_left,
+        )
     }
 
     /// The running containers that are meant, without sandboxes.
     fn containers<'p>(&self, pods: &'p Pods) -> Result<Vec<&'p PodContainer>> {
-        let uids = match &self.pod {
-            Some(pod) => uids(pods, pod)?,
-            None => Vec::new(),
-        };
+        let uids = uids_of(pods, self.pod.as_deref())?;
         let mut found = Vec::new();
         for container in pods.running() {
             let is_meant = match (&self.container, &container.pod.uid) {
@@ -164,35 +170,38 @@ impl Refresh {
             !found.is_empty(),
             "nothing to refresh: this node has no such running container"
         );
-        ensure!(
-            self.pod.is_some() || found.len() == 1,
-            "more than one container has an id that begins with {}",
-            self.container.as_deref().unwrap_or_default()
-        );
+        if let Some(id) = self.container.as_ref().filter(|_| found.len() > 1) {
+            bail!("more than one container has an id that begins with {id}");
+        }
         Ok(found)
     }
+}
 
-    fn refresh_of_pod(
-        &self,
-        helper: &HelperProcess,
-        container: &PodContainer,
-        name: &str,
-        config: &Config,
-        report: &mut RefreshReport,
-    ) -> Result<()> {
-        let (node, id, places) = (Path::new("/"), &container.id, config.places());
+/// A call of `refresh`, and its results so far.
+struct Run<'a> {
+    verb: &'a Refresh,
+    config: &'a Config,
+    helper: HelperProcess,
+    running: &'a ContainersOfNode,
+    report: RefreshReport,
+}
+
+impl<'a> Run<'a> {
+    fn refresh_of_pod(&mut self, container: &PodContainer, name: &str) -> Result<()> {
+        let (verb, policy, places) = (self.verb, self.config.policy(), self.config.places());
+        let (node, id) = (Path::new("/"), &container.id);
         let uid = container.pod.uid.as_deref();
         let uid = uid.context("its pod's uid is unknown")?;
-        let pid = self.pods.init_of(id).context(
+        let pid = verb.pods.init_of(id).context(
             "neither its runtime's record nor the CRI names its process; name the socket with --cri",
         )?;
         let process = hold_init(id, pid)?;
         // The files of a kubelet's volume are the same in every mount namespace.
-        if self.what != What::Subpaths {
+        if verb.what != What::Subpaths {
             refuse_other_mounts(&process)?;
         }
         let (roots, problems) = kubelets_here(places);
-        report.problems.extend(problems);
+        self.report.problems.extend(problems);
         let pod_below = |root: &PathBuf| root.join("pods").join(uid);
         let root = roots
             .into_iter()
@@ -201,159 +210,130 @@ impl Refresh {
                 format!("no kubelet root has the pod {uid}; see [kubelet] roots in config.toml")
             })?;
         let pod = pod_below(&root);
-        let journal = config.journal().filter(|_| !self.dry_run);
-        if !self.dry_run && matches!(self.what, What::Subpaths | What::Volumes) {
-            rebind_host(root, uid, config.policy(), journal, report);
+        if !verb.dry_run && matches!(verb.what, What::Subpaths | What::Volumes) {
+            self.rebind_host(root, uid);
         }
         let bundle = || bundle_of_container(node, id).context("its bundle is not found");
         const NO_SPEC: &str = "read the spec in its bundle";
-        let running = ContainersOfNode::at(node);
         let volumes = PodVolumes::open(&pod)?;
-        let volumes = volumes.with_drivers(&pod, || self.pods.writable_mounts(uid))?;
-        let files: Box<dyn CurrentFiles + '_> = match self.what {
+        let volumes = volumes.with_drivers(&pod, || verb.pods.writable_mounts(uid))?;
+        let files: Box<dyn CurrentFiles + '_> = match verb.what {
             What::Subpaths => Box::new(volumes.for_container(binds_of_container(node, id))),
             What::Volumes => Box::new(BoundMounts::open(&bundle()?, &pod).context(NO_SPEC)?),
             What::HostRoot => {
-                let roots = HostRoots::open(&bundle()?, config.policy(), places);
-                Box::new(roots.context(NO_SPEC)?)
+                Box::new(HostRoots::open(&bundle()?, policy, places).context(NO_SPEC)?)
             }
             What::HostFiles => {
                 let binds = host_files_of_container(node, id, places).context(NO_SPEC)?;
-                Box::new(report.files_of(name, binds, pid, &running))
+                Box::new(self.host_files(name, binds, pid))
             }
         };
-        let identity = Identity {
-            container: container.name.clone(),
-            pod: container.pod.clone(),
-        };
-        let line = RefreshLine::new(Actor::Operator, id, identity);
-        let spec = self.pods.spec_of(id);
-        let (line, checked) = self.replace(helper, &process, spec.as_ref(), &*files, line)?;
-        report.add(name, line, checked, journal);
-        Ok(())
+        let line = RefreshLine::new(Actor::Operator, id, container.identity());
+        self.replace(name, &process, verb.pods.spec_of(id), &*files, line)
     }
 
     /// Refreshes the binds that `--what` names; by default, the single files that the container
     /// binds. The container's spec has the host path of each bind.
-    fn refresh_of_engine(
-        &self,
-        helper: &HelperProcess,
-        container: &EngineContainer,
-        name: &str,
-        config: &Config,
-        report: &mut RefreshReport,
-    ) -> Result<()> {
+    fn refresh_of_engine(&mut self, container: &EngineContainer, name: &str) -> Result<()> {
         let EngineContainer {
             id, bundle, pid, ..
         } = container;
+        let (policy, places) = (self.config.policy(), self.config.places());
         // Since the read of the state, the kernel may have reused the pid.
         let process = hold_init(id, *pid)?;
         let bytes = read_spec(bundle)?;
-        let spec = SpecView::from_bytes(&bytes)?;
-        let running = ContainersOfNode::at(Path::new("/"));
-        let places = config.places();
-        let files: Box<dyn CurrentFiles + '_> = match self.what {
+        let files: Box<dyn CurrentFiles + '_> = match self.verb.what {
             // An engine has no subPaths.
             What::Subpaths | What::HostFiles => {
-                Box::new(report.files_of(name, FileBind::of_spec(&spec), *pid, &running))
+                let binds = FileBind::of_spec(&SpecView::from_bytes(&bytes)?);
+                Box::new(self.host_files(name, binds, *pid))
             }
-            What::Volumes => Box::new(BoundMounts::of_engine(bundle, &running, places, None)?),
-            What::HostRoot => Box::new(HostRoots::open(bundle, config.policy(), places)?),
+            What::Volumes => Box::new(BoundMounts::of_engine(bundle, self.running, places, None)?),
+            What::HostRoot => Box::new(HostRoots::open(bundle, policy, places)?),
         };
         let line = RefreshLine::new(Actor::Operator, id, Identity::without_pod(name));
         let users = SpecUsers::from_spec(&bytes).ok();
-        let (line, checked) = self.replace(helper, &process, users.as_ref(), &*files, line)?;
-        report.add(
-            name,
-            line,
-            checked,
-            config.journal().filter(|_| !self.dry_run),
-        );
-        Ok(())
+        self.replace(name, &process, users, &*files, line)
     }
 
-    /// Replaces the stale mounts of a container. Returns its line with the results, and the number
-    /// of all mounts.
+    /// The single files of the host that a container binds.
+    fn host_files(&mut self, name: &str, binds: Vec<FileBind>, init: u32) -> BoundFiles<'a> {
+        let (files, errors) = BoundFiles::open(binds, init, self.running);
+        for error in errors {
+            let problem = format!("{name}: {}", error_chain(&error));
+            self.report.problems.push(problem);
+        }
+        files
+    }
+
+    /// Replaces the stale mounts of a container, and records the results.
     fn replace(
-        &self,
-        helper: &HelperProcess,
+        &mut self,
+        name: &str,
         process: &HeldProcess,
-        spec: Option<&SpecUsers>,
+        spec: Option<SpecUsers>,
         files: &dyn CurrentFiles,
         mut line: RefreshLine,
-    ) -> Result<(RefreshLine, usize)> {
-        let act = if self.dry_run {
-            RefreshAct::Look
-        } else {
-            RefreshAct::Replace(self.notify.clone())
+    ) -> Result<()> {
+        let act = match self.verb.dry_run {
+            true => RefreshAct::Look,
+            false => RefreshAct::Replace(self.verb.notify.clone()),
         };
-        let (start, tucks) = (Instant::now(), TuckRecords::default());
+        let start = Instant::now();
         let refreshed = refresh_container(
-            helper,
+            &self.helper,
             REPLACE_TIMEOUT,
             process,
-            spec,
+            spec.as_ref(),
             &[files],
             act,
-            &tucks,
+            &TuckRecords::default(),
         )?;
         line.mounts = refreshed.mounts;
         line.notification = refreshed.notification;
         line.set_duration(start.elapsed());
-        Ok((line, refreshed.subpaths))
+        self.report.add(name, &line, refreshed.subpaths);
+        if let Some(journal) = self.journal().filter(|_| !line.mounts.is_empty()) {
+            let recorded = record_refresh(journal, line);
+            self.report
+                .problems
+                .extend(unrecorded("the refresh", recorded));
+        }
+        Ok(())
     }
-}
 
-/// The host's subpaths first: a container that restarts meanwhile starts with the current file.
-fn rebind_host(
-    kubelet_root: PathBuf,
-    uid: &str,
-    policy: &Policy,
-    journal: Option<&Path>,
-    report: &mut RefreshReport,
-) {
-    let subpaths = kubelet_root.join("pods").join(uid).join("volume-subpaths");
-    for entry in std::fs::read_dir(subpaths).into_iter().flatten().flatten() {
-        let Ok(name) = entry.file_name().into_string() else {
-            continue;
-        };
-        let volume = VolumeOfPod {
-            kubelet_root: kubelet_root.clone(),
-            pod_uid: uid.to_owned(),
-            volume: name.clone(),
-        };
-        let rebound = rebind_volume(&volume, policy);
-        let line = RebindLine::new(Actor::Operator, uid, &name, &rebound);
-        report.problems.extend(rebound.problems);
-        if let Some(journal) = journal
-            && !(line.binds.is_empty() && line.problems.is_empty())
-            && let Err(error) = record_rebind(journal, line)
-        {
-            let why = error_chain(&error);
-            let problem = format!("journal the re-bind of volume {name}: {why}");
-            report.problems.push(problem);
+    fn journal(&self) -> Option<&'a Path> {
+        self.config.journal().filter(|_| !self.verb.dry_run)
+    }
+
+    /// The host's subpaths first: a container that restarts meanwhile starts with the current file.
+    fn rebind_host(&mut self, kubelet_root: PathBuf, uid: &str) {
+        let subpaths = kubelet_root.join("pods").join(uid).join("volume-subpaths");
+        for entry in std::fs::read_dir(subpaths).into_iter().flatten().flatten() {
+            let Ok(name) = entry.file_name().into_string() else {
+                continue;
+            };
+            let volume = VolumeOfPod {
+                kubelet_root: kubelet_root.clone(),
+                pod_uid: uid.to_owned(),
+                volume: name.clone(),
+            };
+            let rebound = rebind_volume(&volume, self.config.policy());
+            let line = RebindLine::new(Actor::Operator, uid, &name, &rebound);
+            let problems = &mut self.report.problems;
+            problems.extend(rebound.problems);
+            if let Some(journal) = self.config.journal()
+                && !(line.binds.is_empty() && line.problems.is_empty())
+            {
+                let what = format!("the re-bind of volume {name}");
+                problems.extend(unrecorded(&what, record_rebind(journal, line)));
+            }
         }
     }
 }
 
 impl RefreshReport {
-    /// The single files of the host that a container binds.
-    fn files_of<'r>(
-        &mut self,
-        name: &str,
-        binds: Vec<FileBind>,
-        init: u32,
-        running: &'r ContainersOfNode,
-    ) -> BoundFiles<'r> {
-        let (files, errors) = BoundFiles::open(binds, init, running);
-        for error in errors {
-            let problem = format!("{name}: {}", error_chain(&error));
-            self.problems.push(problem);
-        }
-        files
-    }
-
-    fn add(&mut self, container: &str, line: RefreshLine, checked: usize, journal: Option<&Path>) {
+    fn add(&mut self, container: &str, line: &RefreshLine, checked: usize) {
         self.subpaths += checked;
         for mount in &line.mounts {
             self.files.push(RefreshedFile {
@@ -366,25 +346,17 @@ impl RefreshReport {
         {
             self.problems.push(format!("notify {container}: {error}"));
         }
-        if let Some(journal) = journal
-            && !line.mounts.is_empty()
-            && let Err(error) = record_refresh(journal, line)
-        {
-            let why = error_chain(&error);
-            self.problems.push(format!("journal the refresh: {why}"));
-        }
     }
 }
 
 fn text(report: &RefreshReport) -> Lines {
     let mut lines = Lines::of_problems(&report.problems);
     for RefreshedFile { container, mount } in &report.files {
-        let place = format!("{} of {container}", mount.destination);
         let (outcome, why) = (&mount.outcome, mount.reason());
         lines.result(
             outcome.as_str(),
             outcome.is_replaced(),
-            &place,
+            &format!("{} of {container}", mount.destination),
             why.as_deref(),
         );
     }
@@ -409,7 +381,8 @@ fn container_with_id(id: &str) -> Result<Option<EngineContainer>> {
         found.len() < 2,
         "more than one container has an id that begins with {id}"
     );
-    if found.is_empty()
+    let container = found.pop();
+    if container.is_none()
         && let Some(user) = rootless_owner(node, id)
     {
         bail!(
@@ -417,7 +390,7 @@ fn container_with_id(id: &str) -> Result<Option<EngineContainer>> {
              that user; restart it to use the new files"
         );
     }
-    Ok(found.pop())
+    Ok(container)
 }
 
 #[cfg(test)]
@@ -439,7 +412,7 @@ mod tests {
             outcome,
         ));
         let mut report = RefreshReport::default();
-        report.add("default/web/app", line, 3, None);
+        report.add("default/web/app", &line, 3);
         let shown = documented("`refresh`");
         assert_eq!(
             serde_json::to_string_pretty(&report).unwrap(),

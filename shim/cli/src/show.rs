@@ -9,9 +9,11 @@ use std::process::ExitCode;
 use std::sync::OnceLock;
 
 use anstyle::{AnsiColor, Style};
+use bindguard_core::error_chain;
 use bindguard_core::judge::VerdictName;
-use bindguard_core::report::BindRecord;
+use bindguard_core::report::{BindRecord, ReleaseResult, ReleasedCopy};
 use bindguard_core::text::{one_line, shell_word};
+use bindguard_guard::RecordError;
 use bindguard_operator::node_report::{NodeBind, NodeReport};
 use bindguard_operator::old_binds::{BindKind, OldBinds};
 use bindguard_operator::pods::{ContainerState, PodContainer};
@@ -20,33 +22,39 @@ use serde::Serialize;
 pub use bindguard_operator::terminal::{print_bytes, print_json, print_remark, print_text};
 
 /// Prints a report, as text or as one JSON object, and returns the exit code.
-pub fn finish<R: Serialize>(
-    report: &R,
+pub fn finish(
+    report: &impl Serialize,
     json: bool,
-    text: impl FnOnce(&R) -> Lines,
+    text: Lines,
     is_incomplete: bool,
     has_findings: bool,
 ) -> anyhow::Result<ExitCode> {
     if json {
         print_json(report)?;
     } else {
-        print_text(&text(report).0)?;
+        print_text(&text.0)?;
     }
     Ok(code(is_incomplete, has_findings))
 }
 
 /// 2 if the check is incomplete, else 1 if there are findings, else 0.
 pub fn code(is_incomplete: bool, has_findings: bool) -> ExitCode {
-    ExitCode::from(match is_incomplete {
-        true => COULD_NOT_TELL,
-        false => u8::from(has_findings),
-    })
+    if is_incomplete {
+        return ExitCode::from(COULD_NOT_TELL);
+    }
+    u8::from(has_findings).into()
 }
 
 /// The known names of a container's pod and of the container.
 pub fn joined_names(container: &PodContainer, separator: &str) -> String {
     let names = [container.pod.display_name(), container.name.clone()];
     Vec::from_iter(names.into_iter().flatten()).join(separator)
+}
+
+/// The problem of a line that the journal did not get.
+pub fn unrecorded(what: &str, recorded: Result<(), RecordError>) -> Option<String> {
+    let error = recorded.err()?;
+    Some(format!("journal {what}: {}", error_chain(&error)))
 }
 
 /// A number and its noun.
@@ -96,6 +104,13 @@ impl Lines {
         }
     }
 
+    /// A line about a copy of an unmounted mount.
+    pub fn copy(&mut self, copy: &ReleasedCopy, place: &str) {
+        let is_released = copy.result == ReleaseResult::Released;
+        let why = copy.error.as_deref();
+        self.result(copy.result.into_str(), is_released, place, why);
+    }
+
     pub fn problems(&mut self, problems: &[String]) {
         for problem in problems {
             self.headed("problem", UNCHECKED, problem);
@@ -105,6 +120,20 @@ impl Lines {
     /// A line below a line that began with a word.
     pub fn below(&mut self, text: &str) {
         let _ = writeln!(self.0, "{:WIDTH$}{}", "", one_line(text));
+    }
+
+    /// Lines below a line that began with a word, and a command for the operator.
+    fn all_below(
+        &mut self,
+        texts: impl IntoIterator<Item = impl Display>,
+        command: Option<&String>,
+    ) {
+        for text in texts {
+            self.below(&text.to_string());
+        }
+        if let Some(command) = command {
+            self.run(command);
+        }
     }
 
     /// Adds a command for the operator.
@@ -202,50 +231,40 @@ pub fn node_text(report: &NodeReport) -> Lines {
         let names = joined_names(&old.container, " container ");
         let text = format!("read by {names}: {opt_in}");
         lines.headed("old files", style_of_old(old.is_finding()), &text);
-        print_below(&old.files, old.command.as_ref(), &mut lines);
+        lines.all_below(&old.files, old.command.as_ref());
     }
     for old in &report.old_binds {
         print_old_binds(old, &mut lines);
     }
     for pinned in &report.pinned {
         let names = joined_names(&pinned.container, " container ");
-        let by = format!("by {names}, unmounted here");
-        lines.headed("pinned", FAULTY, &by);
+        lines.marked("pinned", false, &format!("by {names}, unmounted here"));
         let places = pinned.places.iter().take(MAX_PLACES);
-        print_below(
-            places.map(|place| place.display()),
-            pinned.command.as_ref(),
-            &mut lines,
-        );
+        let places = places.map(|place| place.display());
+        lines.all_below(places, pinned.command.as_ref());
     }
     for mount in &report.mounts_below_emptydir {
-        let place = mount.mount_point.display();
-        let place = format!(
-            "a mount of the host is below it: {place} ({})",
-            mount.fs_type
-        );
-        lines.headed("emptyDir", FAULTY, &place);
+        let (place, fs_type) = (mount.mount_point.display(), &mount.fs_type);
+        let text = format!("a mount of the host is below it: {place} ({fs_type})");
+        lines.marked("emptyDir", false, &text);
         if let Some(pod) = mount.pod.display_name() {
             lines.below(&format!("of pod {pod}"));
         }
-        lines.below(mount.effect());
-        lines.run(&mount.command);
+        lines.all_below([mount.effect()], Some(&mount.command));
     }
     let mut summary = format!("{} checked, {found} with findings", report.checked);
     if repaired > 0 {
         summary += &format!(", {repaired} of them repaired");
     }
     lines.line(&summary);
-    let OldFilesCount {
-        containers,
-        opted_in,
-    } = OldFilesCount::of(report);
-    if containers > 0 {
+    let old = OldFilesCount::of(report);
+    if old.containers > 0 {
         let readers = counted(
-            containers,
+            old.containers,
             "running container reads old files",
             "running containers read old files",
         );
+        let opted_in = old.opted_in;
         lines.line(&format!(
             "{readers}, {opted_in} of them opted in to live refresh"
         ));
@@ -255,19 +274,6 @@ pub fn node_text(report: &NodeReport) -> Lines {
 
 fn style_of_old(is_finding: bool) -> Style {
     if is_finding { FAULTY } else { UNCHECKED }
-}
-
-fn print_below(
-    texts: impl IntoIterator<Item = impl Display>,
-    command: Option<&String>,
-    lines: &mut Lines,
-) {
-    for text in texts {
-        lines.below(&text.to_string());
-    }
-    if let Some(command) = command {
-        lines.run(command);
-    }
 }
 
 fn print_old_binds(old: &OldBinds, lines: &mut Lines) {
@@ -292,7 +298,7 @@ fn print_old_binds(old: &OldBinds, lines: &mut Lines) {
     };
     let text = format!("in {names}, {shown}: {opt_in}");
     lines.headed(heading, style_of_old(old.is_finding()), &text);
-    print_below(&old.mounts, old.command.as_ref(), lines);
+    lines.all_below(&old.mounts, old.command.as_ref());
 }
 
 fn print_more(bind: &NodeBind, lines: &mut Lines) {
@@ -314,7 +320,7 @@ fn print_more(bind: &NodeBind, lines: &mut Lines) {
         lines.below(&format!("it was bound from {}", origin.original_source));
         lines.below(&format!("see {}", origin.issue));
     }
-    print_below(&bind.notes, bind.command.as_ref(), lines);
+    lines.all_below(&bind.notes, bind.command.as_ref());
 }
 
 #[cfg(test)]

@@ -102,7 +102,7 @@ impl StatusVerb {
             || status.findings > 0
             || status.old_files.opted_in > 0
             || matches!(status.agent, AgentState::Silent { .. });
-        let text = NodeStatus::text;
+        let text = status.text();
         show::finish(&status, self.json, text, is_incomplete, has_findings)
     }
 }
@@ -118,7 +118,7 @@ pub fn agent_state(config: &Config) -> AgentState {
     let status =
         unix_http::get(socket, STATUS_PATH).and_then(|text| Ok(serde_json::from_str(&text)?));
     match status {
-        Ok(status) => AgentState::Running(Box::new(status)),
+        Ok(status) => AgentState::Running(status),
         Err(error) => AgentState::Silent {
             problem: format!("{error:#}"),
         },
