@@ -12,19 +12,14 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use std::{fs, io, thread};
 
 use anyhow::{Context, Result, bail};
-use bindguard_kubernetes::node_name;
 use bindguard_operator::node::uid_of;
 use bindguard_operator::unix_http::refuse_server_of_user;
 use rustix::net::sockopt::socket_peercred;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use serde_json::json;
 use tokio::sync::Notify;
-
-use crate::restart_slot::{answer_lines, api_of_this_pod};
 
 const OWN_NAMESPACE: &str = "/proc/self/ns/mnt";
 
@@ -139,51 +134,6 @@ fn namespace_behind(stream: &impl AsFd, kind: &str) -> io::Result<String> {
 /// The number of a namespace: namespaces(7).
 fn number_of(namespace: &str) -> io::Result<u64> {
     Ok(fs::metadata(namespace)?.ino())
-}
-
-// `bindguard-agent node-label`: the helper of an installer that labels its node.
-// `bindguard install --node-label` runs it.
-//
-// | line on stdin | line on stdout |
-// |---|---|
-// | `set`, `remove` | `ok`, or `wait` and the reason |
-
-/// The label of a node on which pods of the handler start.
-const LABEL: &str = "bindguard.io/active";
-
-/// Answers lines until stdin ends.
-///
-/// # Errors
-/// If there is no service account, or a stream fails.
-pub fn run() -> Result<()> {
-    let mut api = api_of_this_pod()?;
-    let node = node_name(None);
-    let path = format!("/api/v1/nodes/{node}");
-    answer_lines(async |line| {
-        let value = match line {
-            "set" => json!("true"),
-            "remove" => json!(null),
-            other => bail!("read stdin: {other:?} is no request"),
-        };
-        let patch = json!({ "metadata": { "labels": { LABEL: value } } });
-        let patched = api.patch(&path, &patch).await;
-        // the next request comes in days
-        api.disconnect();
-        patched.with_context(|| format!("patch the node {node}"))?;
-        Ok("ok".to_owned())
-    })
-}
-
-// The wall clock, for time stamps alone.
-//
-// An operator or NTP can set it back or forward. Every interval, limit and cache of the agent uses
-// the monotonic clock (`Instant`), which no step changes.
-
-/// The time since 1970.
-pub fn since_epoch() -> Duration {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -7,14 +7,14 @@
 
 mod args;
 mod host;
+mod log;
+mod node;
 mod pods;
 mod restart_slot;
 mod run;
-mod say_once;
 mod sinks;
 mod sources;
 mod threads;
-mod token_bucket;
 mod work;
 
 use std::process::ExitCode;
@@ -27,10 +27,10 @@ fn main() -> ExitCode {
     let args = args::Args::parse();
     // a new socket must not be open for others until its mode is set
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
-    sinks::log_line::log_to(std::io::stderr, args.log_format, args.log_level).init();
+    log::log_to(std::io::stderr, args.log_format, args.log_level).init();
     let ended = match &args.command {
         Some(args::Verb::RestartSlot(verb)) => verb.run(),
-        Some(args::Verb::NodeLabel) => host::run(),
+        Some(args::Verb::NodeLabel) => restart_slot::label_node(),
         None => run::run(&args),
     };
     match ended {

@@ -13,14 +13,14 @@ use bindguard_core::error_chain;
 use bindguard_core::identity::{Identity, PodName};
 use bindguard_core::refresh_request::{OptIn, RefreshRequest, RequestedBinds};
 use bindguard_core::spec::SpecUsers;
-use bindguard_operator::cri::{self, Cri, CriError, POD_UID, PodSandbox};
+use bindguard_operator::cri::{self, Cri, CriError, POD_UID};
 use bindguard_operator::pods::Pods as PodsOfNode;
 use lru::LruCache;
 use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 
 use crate::host::RuntimeNamespace;
-use crate::say_once::SayOnce;
+use crate::log::SayOnce;
 
 /// Time limit of a call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
@@ -71,12 +71,9 @@ pub struct OptedIn {
 /// The pods that requested refreshes of binds other than subPaths, by uid.
 pub type PodsWithBinds = HashMap<String, RequestedBinds>;
 
-/// Finds pods, from any thread and any task. All clones share the known pods and names.
-#[derive(Debug, Clone)]
-pub struct PodLookup(Arc<Shared>);
-
+/// Finds pods, from any thread and any task.
 #[derive(Debug)]
-struct Shared {
+pub struct PodLookup {
     cri: Cri,
     mode: RefreshMode,
     runtime: Handle,
@@ -129,20 +126,24 @@ struct PodNames {
     said: SayOnce<String>,
 }
 
-/// A client of this socket, which connects at the first call. With `entered`, the runtime must be in
-/// the mount namespace that this process entered.
-pub fn client(socket: &Path, entered: Option<RuntimeNamespace>) -> Cri {
-    match entered {
-        None => Cri::of(socket, CALL_TIMEOUT),
-        Some(namespace) => {
-            Cri::of_accepted(socket, CALL_TIMEOUT, move |stream| namespace.accept(stream))
-        }
-    }
-}
-
 impl PodLookup {
-    /// A lookup at this CRI, for the threads beside the running runtime of tokio.
-    pub fn new(cri: Cri, mode: RefreshMode) -> Self {
+    /// A lookup at the CRI of this socket, for as long as the process lives. It connects at the first
+    /// query. With `entered`, the runtime must be in the mount namespace that this process entered.
+    pub fn new(
+        socket: &Path,
+        entered: Option<RuntimeNamespace>,
+        mode: RefreshMode,
+    ) -> &'static Self {
+        let cri = match entered {
+            None => Cri::of(socket, CALL_TIMEOUT),
+            Some(namespace) => {
+                Cri::of_accepted(socket, CALL_TIMEOUT, move |stream| namespace.accept(stream))
+            }
+        };
+        Self::of(cri, mode)
+    }
+
+    fn of(cri: Cri, mode: RefreshMode) -> &'static Self {
         let known = KnownPods {
             without_request: HashMap::new(),
             listing: None,
@@ -154,9 +155,10 @@ impl PodLookup {
             silent_until: None,
             said: SayOnce::default(),
         };
-        Self(Arc::new(Shared {
+        Box::leak(Box::new(Self {
             cri,
             mode,
+            // For the threads beside the running runtime of tokio.
             runtime: Handle::current(),
             known: known.into(),
             names: names.into(),
@@ -165,20 +167,20 @@ impl PodLookup {
 
     /// A lookup at a CRI that does not answer.
     #[cfg(test)]
-    pub fn unanswered() -> Self {
+    pub fn unanswered() -> &'static Self {
         Self::unanswered_at(Path::new("/nowhere.sock"))
     }
 
     /// The same, with this socket.
     #[cfg(test)]
-    pub fn unanswered_at(socket: &Path) -> Self {
+    pub fn unanswered_at(socket: &Path) -> &'static Self {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .expect("a runtime");
         let lookup = {
             let _entered = runtime.enter();
-            Self::new(client(socket, None), RefreshMode::Off)
+            Self::new(socket, None, RefreshMode::Off)
         };
         std::thread::spawn(move || runtime.block_on(std::future::pending::<()>()));
         lookup
@@ -189,8 +191,8 @@ impl PodLookup {
     /// # Errors
     /// If the CRI does not answer.
     pub fn all(&self) -> Result<PodsOfNode, CriError> {
-        let mut pods = self.wait_for(self.0.cri.pods())?;
-        if self.0.mode == RefreshMode::All {
+        let mut pods = self.wait_for(self.cri.pods())?;
+        if self.mode == RefreshMode::All {
             pods.opt_all_in();
         }
         Ok(pods)
@@ -201,7 +203,7 @@ impl PodLookup {
     /// # Errors
     /// If the CRI does not answer.
     pub fn with_binds(&self) -> Result<PodsWithBinds, CriError> {
-        let pods = self.wait_for(running_pods(&self.0.cri, HashMap::new()))?;
+        let pods = self.wait_for(running_pods(&self.cri, HashMap::new()))?;
         let mut requested = PodsWithBinds::new();
         for (uid, pod) in pods {
             if pod.request.binds.any() {
@@ -217,18 +219,18 @@ impl PodLookup {
     /// # Errors
     /// If the CRI does not answer.
     pub fn opted_in(
-        &self,
+        &'static self,
         uid: &str,
         update: Instant,
         others_wait: bool,
     ) -> Result<Option<OptedIn>, CriError> {
         self.wait_for(async {
-            let mut known = self.0.known.lock().await;
+            let mut known = self.known.lock().await;
             known.used = Instant::now();
-            if others_wait && known.list(&self.0.cri, update).await? {
-                tokio::spawn(forget_listing(Arc::clone(&self.0)));
+            if others_wait && known.list(&self.cri, update).await? {
+                tokio::spawn(self.forget_listing());
             }
-            known.opted_in(&self.0, uid, update).await
+            known.opted_in(self, uid, update).await
         })
     }
 
@@ -238,12 +240,12 @@ impl PodLookup {
     /// # Errors
     /// If the CRI does not answer.
     pub fn writable_mounts(&self, uid: &str) -> Result<Vec<PathBuf>, CriError> {
-        self.wait_for(self.0.cri.writable_mounts(uid))
+        self.wait_for(self.cri.writable_mounts(uid))
     }
 
     /// As [`PodLookup::find_names`]. Waits.
     pub fn names(&self, uid: &str) -> Option<PodName> {
-        self.0.runtime.block_on(self.find_names(uid))
+        self.runtime.block_on(self.find_names(uid))
     }
 
     /// The names of the pod with this uid. `None` if it has no sandbox any more, or the CRI does not
@@ -252,12 +254,13 @@ impl PodLookup {
         {
             let mut names = self.known_names();
             let known = names.known.get(uid).cloned();
-            if known.is_some() || names.is_silent() {
+            let silent_until = names.silent_until;
+            if known.is_some() || silent_until.is_some_and(|until| Instant::now() < until) {
                 return known;
             }
         }
         // An old listing has the right names.
-        let listed = match self.0.known.try_lock() {
+        let listed = match self.known.try_lock() {
             Ok(known) => known
                 .listing
                 .as_ref()
@@ -266,7 +269,7 @@ impl PodLookup {
         };
         let found = match listed {
             Some(pod) => Ok(Some(pod)),
-            None => running_pod(&self.0.cri, uid).await,
+            None => running_pod(&self.cri, uid).await,
         };
         let mut names = self.known_names();
         let (mut failure, mut silent_until) = (None, None);
@@ -285,27 +288,27 @@ impl PodLookup {
     }
 
     fn known_names(&self) -> MutexGuard<'_, PodNames> {
-        self.0.names.lock().unwrap_or_else(PoisonError::into_inner)
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Drops the listing once no query may use it.
+    async fn forget_listing(&self) {
+        loop {
+            sleep(LISTING_KEPT).await;
+            let mut known = self.known.lock().await;
+            if known.used.elapsed() >= LISTING_KEPT {
+                known.listing = None;
+                return;
+            }
+        }
     }
 
     /// A thread polls the query, and the main thread's tokio waits for the socket: a runtime that
     /// hangs costs the thread its time limit, and the agent nothing.
     fn wait_for<A>(&self, query: impl Future<Output = Result<A, CriError>>) -> Result<A, CriError> {
         let limited = async { timeout(LIST_TIMEOUT, query).await };
-        let answer = self.0.runtime.block_on(limited);
+        let answer = self.runtime.block_on(limited);
         answer.unwrap_or(Err(CriError::Silent))
-    }
-}
-
-/// Drops the listing once no query may use it.
-async fn forget_listing(shared: Arc<Shared>) {
-    loop {
-        sleep(LISTING_KEPT).await;
-        let mut known = shared.known.lock().await;
-        if known.used.elapsed() >= LISTING_KEPT {
-            known.listing = None;
-            return;
-        }
     }
 }
 
@@ -319,9 +322,20 @@ async fn running_pods(
     sandboxes.sort_by_key(|sandbox| sandbox.created_at);
     let mut pods = HashMap::new();
     for sandbox in sandboxes {
-        if let Some(uid) = sandbox.labels.get(POD_UID).map(str::to_owned) {
-            pods.insert(uid.clone(), Pod::of(sandbox, uid));
-        }
+        let Some(uid) = sandbox.labels.get(POD_UID).map(str::to_owned) else {
+            continue;
+        };
+        let names = PodName {
+            namespace: Some(sandbox.metadata.namespace),
+            name: Some(sandbox.metadata.name),
+            uid: Some(uid.clone()),
+        };
+        let pod = Pod {
+            request: RefreshRequest::from_annotations(|name| sandbox.annotations.get(name)),
+            sandbox: sandbox.id,
+            names,
+        };
+        pods.insert(uid, pod);
     }
     Ok(pods)
 }
@@ -331,35 +345,14 @@ async fn running_pod(cri: &Cri, uid: &str) -> Result<Option<Pod>, CriError> {
     Ok(running_pods(cri, label).await?.remove(uid))
 }
 
-impl Pod {
-    fn of(sandbox: PodSandbox, uid: String) -> Self {
-        Self {
-            names: PodName {
-                namespace: Some(sandbox.metadata.namespace),
-                name: Some(sandbox.metadata.name),
-                uid: Some(uid),
-            },
-            request: RefreshRequest::from_annotations(|name| sandbox.annotations.get(name)),
-            sandbox: sandbox.id,
-        }
-    }
-}
-
-impl PodNames {
-    fn is_silent(&self) -> bool {
-        self.silent_until
-            .is_some_and(|until| Instant::now() < until)
-    }
-}
-
 impl KnownPods {
     async fn opted_in(
         &mut self,
-        shared: &Shared,
+        lookup: &PodLookup,
         uid: &str,
         update: Instant,
     ) -> Result<Option<OptedIn>, CriError> {
-        let (cri, now) = (&shared.cri, Instant::now());
+        let (cri, now) = (&lookup.cri, Instant::now());
         self.without_request.retain(|_, until| *until > now);
         if self.without_request.contains_key(uid) {
             return Ok(None);
@@ -369,15 +362,11 @@ impl KnownPods {
             Some(listing) => listing.pods.get(uid).cloned(),
             None => running_pod(cri, uid).await?,
         };
-        let Some(Pod {
-            sandbox,
-            names,
-            mut request,
-        }) = pod
-        else {
+        let Some(pod) = pod else {
             return Ok(None);
         };
-        if shared.mode == RefreshMode::All {
+        let mut request = pod.request;
+        if lookup.mode == RefreshMode::All {
             request.containers = OptIn::All;
         }
         if request.is_none() {
@@ -386,22 +375,28 @@ impl KnownPods {
             return Ok(None);
         }
         let listed = match listing {
-            Some(listing) => listing
-                .containers
-                .get(&sandbox)
-                .cloned()
-                .unwrap_or_default(),
-            None => cri.running_containers(Some(&sandbox)).await?,
+            Some(listing) => listing.containers.get(&pod.sandbox).cloned(),
+            None => Some(cri.running_containers(Some(&pod.sandbox)).await?),
         };
-        let pod_name = names.display_name().unwrap_or_default();
+        let pod_name = pod.names.display_name().unwrap_or_default();
         let mut containers = Vec::new();
-        for listed in listed {
+        for listed in listed.unwrap_or_default() {
             let (id, name) = (listed.id, listed.metadata.name);
             if !request.binds.any() && !request.containers.includes(&name) {
                 continue;
             }
+            if !self.inits.contains(&id) {
+                let info = cri.container_info(&id).await?;
+                if let Some(info) = info
+                    && let Some(pid) = info.pid
+                {
+                    let users = info.spec.and_then(|spec| SpecUsers::from_spec(&spec).ok());
+                    let spec = users.map(Arc::new);
+                    self.inits.push(id.clone(), Init { pid, spec });
+                }
+            }
             // A container that ended meanwhile is left out.
-            let Some(init) = init_of(&mut self.inits, cri, &id).await? else {
+            let Some(init) = self.inits.get(&id).cloned() else {
                 continue;
             };
             containers.push(Container {
@@ -411,7 +406,7 @@ impl KnownPods {
                 spec: init.spec,
                 identity: Identity {
                     container: Some(name),
-                    pod: names.clone(),
+                    pod: pod.names.clone(),
                 },
             });
         }
@@ -445,36 +440,12 @@ impl KnownPods {
     }
 }
 
-/// `None` if the container ended, or the runtime has no such process.
-async fn init_of(
-    inits: &mut LruCache<String, Init>,
-    cri: &Cri,
-    id: &str,
-) -> Result<Option<Init>, CriError> {
-    if let Some(init) = inits.get(id) {
-        return Ok(Some(init.clone()));
-    }
-    let Some(info) = cri.container_info(id).await? else {
-        return Ok(None);
-    };
-    let Some(pid) = info.pid else {
-        return Ok(None);
-    };
-    let users = info.spec.and_then(|spec| SpecUsers::from_spec(&spec).ok());
-    let spec = users.map(Arc::new);
-    let init = Init { pid, spec };
-    inits.push(id.to_owned(), init.clone());
-    Ok(Some(init))
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
     use std::os::unix::net::UnixListener;
     use std::thread;
-
-    use bindguard_operator::cri::Cri;
 
     use super::*;
 
@@ -491,7 +462,7 @@ mod tests {
         let lookup = {
             let _entered = runtime.enter();
             let cri = Cri::of(&socket, Duration::from_millis(50));
-            PodLookup::new(cri, RefreshMode::Off)
+            PodLookup::of(cri, RefreshMode::Off)
         };
         thread::spawn(move || runtime.block_on(std::future::pending::<()>()));
         let now = Instant::now();
@@ -501,8 +472,8 @@ mod tests {
                 scope.spawn(move || lookup.opted_in(&pod.to_string(), now, true).unwrap_err());
             }
         });
-        assert!(lookup.0.known.try_lock().is_ok());
+        assert!(lookup.known.try_lock().is_ok());
         assert_eq!(lookup.names("u-1"), None);
-        assert!(lookup.known_names().is_silent());
+        assert!(lookup.known_names().silent_until.unwrap() > Instant::now());
     }
 }

@@ -9,14 +9,14 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
-use std::thread;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use bindguard_config::{Config, DEFAULT_PATH, Loaded, RefreshMode, keep_valid, load};
+use bindguard_config::{DEFAULT_PATH, Loaded, RefreshMode, keep_valid, load};
 use bindguard_core::error_chain;
 use bindguard_guard::refresh::HelperProcess;
+use bindguard_kubernetes::{Access, AccessError, ServiceAccount};
 use bindguard_sys::require_calls;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
@@ -24,20 +24,16 @@ use tracing::{info, warn};
 
 use crate::args::Args;
 use crate::host::{self, RuntimeNamespace};
-use crate::pods::{self, PodLookup};
-use crate::sinks::journal::JournalWriter;
-use crate::sinks::kubernetes;
+use crate::node::Node;
+use crate::pods::PodLookup;
+use crate::sinks::Reporting;
 use crate::sinks::metrics::Metrics;
-use crate::sinks::status::StatusSource;
 use crate::sources::http::{self, Audience, BoundSocket, Served};
 use crate::sources::journal::{JournalReader, follow_journal};
-use crate::sources::kubediag::{Kubediag, PodReader};
-use crate::sources::nri;
-use crate::sources::roots::KubeletRoots;
-use crate::threads::IdleMemory;
-use crate::threads::{Backoff, retry_with_backoff, spawn};
+use crate::sources::kubediag::Kubediag;
+use crate::sources::{nri, roots};
+use crate::threads::{since_epoch, spawn, survey_for_ever};
 use crate::work::survey::Surveyor;
-use bindguard_kubernetes::{Access, AccessError, ServiceAccount, node_name};
 
 /// Runs the agent until a signal ends it.
 ///
@@ -66,42 +62,51 @@ pub fn run(args: &Args) -> Result<()> {
         }
         Some(named) => named,
     };
-    let config = reported(loaded);
+    // An invalid file is not used, as in an admission.
+    loaded.remarks().iter().for_each(|remark| warn!("{remark}"));
+    let config = loaded.config;
     if let Err(old) = require_calls() {
         warn!("{old}");
     }
     let settings = args.over(config.agent());
     let config = config.with_agent(settings);
-    let cri = host::cri_socket(args.cri.as_deref(), Path::new("/"))
-        .unwrap_or_else(|| host::USUAL_SOCKET.into());
     // Before the first thread and the first socket.
     let enters_containers =
         config.agent().refresh != RefreshMode::Off || config.agent().nri.is_some();
-    let helper = enters_containers
-        .then(|| HelperProcess::start().context("start the helper process"))
-        .transpose()?
-        .map(Arc::new);
+    let mut helper = None;
+    if enters_containers {
+        let started = HelperProcess::start().context("start the helper process")?;
+        helper = Some(&*Box::leak(Box::new(started)));
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("start tokio")?;
-    let ended = runtime.block_on(serve(
-        config,
-        ignored_config,
-        service_account,
-        &cri,
-        entered,
-        helper,
-    ));
+    let cri = host::cri_socket(args.cri.as_deref(), Path::new("/"));
+    let ended = runtime.block_on(async {
+        let settings = config.agent();
+        let kubeconfig = settings.kubernetes.kubeconfig.clone();
+        let access = Access::choose(kubeconfig, service_account).map(Arc::new);
+        let cri = cri.unwrap_or_else(|| host::USUAL_SOCKET.into());
+        let metrics = Metrics::new();
+        let pods = PodLookup::new(&cri, entered.clone(), settings.refresh);
+        let node = Node {
+            reporting: Reporting::start(&config, &access, pods, metrics),
+            config,
+            ignored_config,
+            cri,
+            started: since_epoch(),
+            metrics,
+            pods,
+            helper,
+            ready: AtomicBool::new(false),
+            unserved: Mutex::default(),
+        };
+        serve(Box::leak(Box::new(node)), access, entered).await
+    });
     // The process ends. A destructor would wait for a task that waits for a server.
     std::mem::forget(runtime);
     ended
-}
-
-/// The active config. An invalid file is not used, as in an admission.
-fn reported(loaded: Loaded) -> Config {
-    loaded.remarks().iter().for_each(|remark| warn!("{remark}"));
-    loaded.config
 }
 
 /// The config of an agent in a pod, and why the pod is not ready. `named`: the config of the fleet.
@@ -127,136 +132,75 @@ fn config_in_a_pod(named: Loaded, node: Option<Loaded>) -> (Loaded, Option<Strin
 }
 
 async fn serve(
-    config: Config,
-    ignored_config: Option<String>,
-    account: Option<Result<ServiceAccount, AccessError>>,
-    cri: &Path,
+    node: &'static Node,
+    access: Result<Arc<Access>, AccessError>,
     entered: Option<RuntimeNamespace>,
-    helper: Option<Arc<HelperProcess>>,
 ) -> Result<()> {
-    let metrics = Metrics::new();
-    let client = pods::client(cri, entered.clone());
-    let pods = PodLookup::new(client, config.agent().refresh);
-    let writer = match config.journal() {
-        Some(journal) => JournalWriter::start(journal, pods.clone(), Arc::clone(&metrics)),
-        None => JournalWriter::off(Arc::clone(&metrics)),
-    };
-    let to_api = &config.agent().kubernetes;
-    let access = Access::choose(to_api.kubeconfig.clone(), account).map(Arc::new);
-    let memory = IdleMemory::default();
-    tokio::spawn(memory.clone().run());
-    let reporting = kubernetes::start(
-        to_api,
-        &access,
-        pods.clone(),
-        &metrics,
-        writer.clone(),
-        memory,
-    );
-    let pods_of_node = PodReader::new(access.ok(), node_name(to_api.node.as_deref()));
-    let kubediag = Kubediag::new(
-        &config,
-        pods_of_node,
-        Arc::clone(&metrics),
-        reporting.clone(),
-    );
-    let surveyor = Arc::new(Surveyor::new(
-        &config,
-        Arc::clone(&metrics),
-        reporting.clone(),
-        pods.clone(),
-        cri,
-    ));
-    let position = config.agent().socket.with_extension("position");
-    let journal = config
-        .journal()
-        .map(|journal| Arc::new(JournalReader::new(journal.to_owned(), position)));
-    let status = StatusSource::new(&config);
-    let ready = AtomicBool::new(false);
-    let served = Arc::new(Served {
-        metrics,
-        journal,
-        reporting,
-        surveyor,
-        status,
-        kubediag,
-        ignored_config,
-        ready,
-    });
-    let settings = config.agent().clone();
-    let socket = http::serve_socket(&settings.socket, Arc::clone(&served))
+    let settings = node.config.agent();
+    let position = settings.socket.with_extension("position");
+    let journal = node.config.journal();
+    let served: &Served = Box::leak(Box::new(Served {
+        node,
+        journal: journal.map(|journal| JournalReader::new(journal.to_owned(), position)),
+        surveyor: Surveyor::new(node),
+        kubediag: Kubediag::new(node, access.ok()),
+    }));
+    let socket = http::serve_socket(&settings.socket, served)
         .await
         .with_context(|| format!("serve on {}", settings.socket.display()))?;
     if let Some(address) = settings.metrics {
-        let served = Arc::clone(&served);
         tokio::spawn(http::serve_address(address, None, served, Audience::Public));
     }
     if let Some(address) = settings.kubediag {
         // kubediag's agent calls the loopback address of the node.
-        let node = entered.as_ref().map(|_| cri.to_owned());
-        let served = Arc::clone(&served);
+        let cri = entered.as_ref().map(|_| node.cri.as_path());
         tokio::spawn(http::serve_address(
             address,
-            node,
+            cri,
             served,
             Audience::Kubediag,
         ));
     }
-    let survey = Arc::clone(&served);
     spawn("survey", move || {
-        retry_with_backoff("survey the node", &survey.metrics.restarts, || {
-            survey_for_ever(&survey, settings.survey)
-        })
-    })?;
-    follow_journal_if_needed(&config, &served)?;
-    info!(
-        "watching the kubelet's volumes, stale-subpaths = {}",
-        config.policy().stale_subpaths
-    );
-    if let Some(socket) = &settings.nri {
-        let metrics = Arc::clone(&served.metrics);
-        let plugin = nri::NriPlugin::new(socket, &config, metrics, writer, helper.clone());
-        spawn("nri", move || plugin.run_for_ever())?;
-    }
-    let roots = Arc::new(KubeletRoots {
-        config,
-        served,
-        pods,
-        helper: helper
-            .clone()
-            .filter(|_| settings.refresh != RefreshMode::Off),
-    });
-    let engines = Arc::clone(&roots);
-    spawn("engines", move || engines.follow_engines_for_ever())?;
-    let finding = Arc::clone(&roots);
-    spawn("roots", move || finding.find_for_ever())?;
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
-    let (helper_ended, end_of_helper) = oneshot::channel();
-    if let Some(helper) = helper {
-        watch_helper(helper, helper_ended)?;
-    }
-    ended(&socket, entered.unwrap_or_default(), end_of_helper).await
-}
-
-/// Follows the journal for those who do not wait for a request for figures.
-fn follow_journal_if_needed(config: &Config, served: &Arc<Served>) -> Result<()> {
-    let (Some(journal), Some(path)) =
-        (served.journal.clone(), config.journal().map(Path::to_owned))
-    else {
-        return Ok(());
-    };
-    if !served.reporting.is_on() {
-        return Ok(());
-    }
-    let (served, interval) = (Arc::clone(served), config.agent().survey);
-    spawn("journal", move || {
-        let what = format!("follow {}", path.display());
-        retry_with_backoff(&what, &served.metrics.restarts, || {
-            follow_journal(&path, interval, || {
-                journal.read_new(|line| served.journaled(line))
+        node.retry_with_backoff("survey the node", || {
+            survey_for_ever(settings.survey, || {
+                // An invalid file was reported at the start, and each create reports it.
+                let _ = keep_valid();
+                served.surveyor.survey()
             })
         })
-    })
+    })?;
+    // For those who do not wait for a request for figures.
+    if let (Some(path), Some(reader)) = (journal, &served.journal)
+        && node.reporting.writes_events()
+    {
+        spawn("journal", move || {
+            node.retry_with_backoff(&format!("follow {}", path.display()), || {
+                follow_journal(path, settings.survey, || {
+                    reader.read_new(|line| node.journaled(line))
+                })
+            })
+        })?;
+    }
+    info!(
+        "watching the kubelet's volumes, stale-subpaths = {}",
+        node.config.policy().stale_subpaths
+    );
+    if let Some(socket) = &settings.nri {
+        spawn("nri", move || nri::serve_for_ever(node, socket))?;
+    }
+    spawn("engines", || roots::follow_engines_for_ever(node))?;
+    spawn("roots", || roots::find_for_ever(node))?;
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    let (helper_ended, end_of_helper) = oneshot::channel();
+    if let Some(helper) = node.helper {
+        // The helper process ends only by a kill.
+        spawn("helper", move || {
+            helper.wait();
+            let _ = helper_ended.send(());
+        })?;
+    }
+    ended(&socket, entered.unwrap_or_default(), end_of_helper).await
 }
 
 async fn ended(
@@ -287,26 +231,4 @@ async fn ended(
     // A re-bind that ends half way leaves whole content; the next re-bind completes the work. So
     // exit without a join of threads: a thread may hang on a file server.
     std::process::exit(0)
-}
-
-/// Waits in a thread for the end of the helper process, which ends only by a kill.
-fn watch_helper(helper: Arc<HelperProcess>, ended: oneshot::Sender<()>) -> Result<()> {
-    spawn("helper", move || {
-        helper.wait();
-        let _ = ended.send(());
-    })
-}
-
-fn survey_for_ever(served: &Served, interval: Duration) -> ! {
-    let mut pauses = Backoff::of_surveys(interval);
-    loop {
-        // An invalid file was reported at the start, and each create reports it.
-        let _ = keep_valid();
-        if served.surveyor.survey() {
-            pauses.reset();
-            thread::sleep(interval);
-        } else {
-            thread::sleep(pauses.after(Duration::ZERO));
-        }
-    }
 }

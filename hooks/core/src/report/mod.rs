@@ -245,8 +245,9 @@ impl Serialize for BindReport {
 // The outcome of a finding.
 
 /// The outcome of a finding.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, strum::IntoStaticStr, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "kebab-case", deny_unknown_fields)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Outcome {
     /// The current target is bound in place of the stale target.
     Rebound {

@@ -1,8 +1,8 @@
-//! Writes the agent's own lines of the journal.
+//! Writes the agent's own lines of the journal, in a thread of its own: a repair does not wait for
+//! the journal's disk.
 
 use std::num::NonZeroUsize;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -13,109 +13,41 @@ use lru::LruCache;
 use tracing::warn;
 
 use crate::pods::PodLookup;
-use crate::sinks::metrics::Metrics;
-use crate::threads::{retry_with_backoff, spawn};
-use crate::token_bucket::TokenBucket;
-
-// Writes the agent's own lines of the journal, in a thread of its own: a repair does not wait for
-// the journal's disk.
+use crate::sinks::metrics::{Metrics, Total};
+use crate::threads::{TokenBucket, retry_with_backoff, spawn};
 
 /// Limit of lines that wait for the disk. Further lines are counted and dropped.
 const WAITING: usize = 1024;
 
-/// Takes lines from any thread, without waiting.
-#[derive(Debug, Clone)]
-pub struct JournalWriter {
-    /// `None` if there is no journal. Boxed: the channel reserves memory for all lines that may
-    /// wait.
-    lines: Option<SyncSender<Box<AgentLine>>>,
-    metrics: Arc<Metrics>,
-}
-
 #[derive(Debug)]
-enum AgentLine {
+pub enum AgentLine {
     /// With the id of the container, and its init after the create.
     NriCreate(String, Option<u32>, Report),
+    /// The subpaths of a volume that are not healthy, or were not.
     Rebind(RebindLine),
     Refresh(RefreshLine),
 }
 
-impl AgentLine {
-    /// The container or the volume whose share it takes.
-    fn about(&self) -> String {
-        match self {
-            Self::NriCreate(id, ..) => id.clone(),
-            Self::Rebind(line) => line.about(),
-            Self::Refresh(line) => line.id.clone(),
-        }
+/// Starts the thread. `None` if it cannot be started.
+pub fn start(
+    journal: &Path,
+    pods: &'static PodLookup,
+    metrics: &'static Metrics,
+) -> Option<SyncSender<Box<AgentLine>>> {
+    let (lines, waiting) = sync_channel(WAITING);
+    let journal = journal.to_owned();
+    let started = spawn("journal", move || {
+        let what = format!("write {}", journal.display());
+        retry_with_backoff(&what, &metrics[Total::AgentThreadRestarts], || {
+            write_lines(&journal, &waiting, pods, metrics);
+            Ok(())
+        })
+    });
+    if let Err(error) = started {
+        warn!("the agent's repairs are not journaled: {error:#}");
+        return None;
     }
-
-    fn add_problem(&mut self, problem: String) {
-        match self {
-            Self::NriCreate(.., report) => report.problems.push(problem),
-            Self::Rebind(line) => line.problems.push(problem),
-            Self::Refresh(line) => line.problems.push(problem),
-        }
-    }
-}
-
-impl JournalWriter {
-    /// Takes lines and drops them: there is no journal.
-    pub fn off(metrics: Arc<Metrics>) -> Self {
-        Self {
-            lines: None,
-            metrics,
-        }
-    }
-
-    /// Starts the thread.
-    pub fn start(journal: &Path, pods: PodLookup, metrics: Arc<Metrics>) -> Self {
-        let (lines, waiting) = sync_channel(WAITING);
-        let journal = journal.to_owned();
-        let counted = Arc::clone(&metrics);
-        match spawn("journal", move || {
-            let what = format!("write {}", journal.display());
-            retry_with_backoff(&what, &counted.restarts, || {
-                write_lines(&journal, &waiting, &pods, &counted);
-                Ok(())
-            })
-        }) {
-            Ok(()) => Self {
-                lines: Some(lines),
-                metrics,
-            },
-            Err(error) => {
-                warn!("the agent's repairs are not journaled: {error:#}");
-                Self::off(metrics)
-            }
-        }
-    }
-
-    /// The plugin's report on the create of a container; with its init, on its mounts after the
-    /// create.
-    pub fn nri_create(&self, id: &str, init: Option<u32>, report: Report) {
-        self.write(AgentLine::NriCreate(id.to_owned(), init, report));
-    }
-
-    /// The subpaths of a volume that are not healthy, or were not.
-    pub fn rebound(&self, line: RebindLine) {
-        self.write(AgentLine::Rebind(line));
-    }
-
-    /// The refresh of a container.
-    pub fn refreshed(&self, line: RefreshLine) {
-        self.write(AgentLine::Refresh(line));
-    }
-
-    fn write(&self, line: AgentLine) {
-        if self
-            .lines
-            .as_ref()
-            .is_some_and(|lines| lines.try_send(Box::new(line)).is_err())
-        {
-            self.metrics.unwritten_lines.inc();
-        }
-    }
+    Some(lines)
 }
 
 fn write_lines(
@@ -127,13 +59,19 @@ fn write_lines(
     let mut failed: Option<String> = None;
     let (mut shares, start) = (Shares::default(), Instant::now());
     for mut line in waiting {
-        match shares.admit(&line.about(), start.elapsed()) {
+        // The container or the volume whose share the line takes.
+        let (about, problems) = match &mut *line {
+            AgentLine::NriCreate(id, _, report) => (id.clone(), &mut report.problems),
+            AgentLine::Rebind(line) => (line.about(), &mut line.problems),
+            AgentLine::Refresh(line) => (line.id.clone(), &mut line.problems),
+        };
+        match shares.admit(&about, start.elapsed()) {
             Some(0) => {}
-            Some(left_out) => line.add_problem(format!(
+            Some(left_out) => problems.push(format!(
                 "{left_out} earlier lines about it were left out: its files change too often"
             )),
             None => {
-                metrics.unwritten_lines.inc();
+                metrics[Total::JournalUnwrittenLines].inc();
                 continue;
             }
         }
@@ -232,11 +170,11 @@ mod writer_tests {
             lines.send(Box::new(AgentLine::Refresh(line))).unwrap();
         }
         drop(lines);
-        write_lines(&journal, &waiting, &PodLookup::unanswered(), &metrics);
+        write_lines(&journal, &waiting, PodLookup::unanswered(), metrics);
         let written = fs::read_to_string(&journal).unwrap();
         let about = |id: &str| written.matches(&format!(r#""id":"{id}""#)).count();
         assert_eq!(about("quiet"), 1);
-        let left_out = metrics.unwritten_lines.get();
+        let left_out = metrics[Total::JournalUnwrittenLines].get();
         assert!(left_out > 400, "{left_out}");
         assert_eq!(about("loud") as u64 + left_out, 500);
     }

@@ -1,18 +1,19 @@
 //! The agent's figures in OpenMetrics: base units, few labels, none that grows with pods.
+//!
+//! The name of a variant is the name of a figure, and its comment is the figure's help text.
 
-use std::collections::HashSet;
-use std::hash::Hash;
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Index;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bindguard_core::judge::VerdictName;
 use bindguard_core::report::{
     Actor, CreateLine, JournalLine, MountResult, Outcome, RebindLine, ReleaseResult, Report,
     Unchecked, UnreadLine,
 };
-use bindguard_guard::refresh::RefreshError;
-use prometheus_client::encoding::EncodeLabelValue;
+use bindguard_guard::refresh::{Abandoned, RefreshError};
+use bindguard_operator::agent_status::HangingChild;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -20,15 +21,156 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry, Unit};
+use strum::{EnumIter, EnumMessage, IntoEnumIterator, IntoStaticStr, VariantNames};
 
-use crate::sinks::reporting::HangingChildren;
+/// Counters without a label.
+#[derive(Debug, Clone, Copy, EnumIter, EnumMessage, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+pub enum Total {
+    /// Updates of volumes with subpaths
+    AgentVolumeUpdates,
+    /// Surveys because events were lost
+    AgentWatchInterruptions,
+    /// Directories that could not be watched
+    AgentWatchErrors,
+    /// Surveys of the node
+    AgentSurveys,
+    /// Restarts of a thread that failed
+    AgentThreadRestarts,
+    /// Creates that the shim tried again
+    AdmissionRetries,
+    /// Errors of the guard itself
+    AdmissionProblems,
+    /// Creates that policy refused
+    AdmissionRefused,
+    /// Binds whose mounts in the container were not compared with the spec
+    UnprovenBinds,
+    /// Requests for events that failed
+    EventRequestFailures,
+    /// Accepted registrations of the plugin
+    NriRegistrations,
+    /// Lines of the agent that were dropped
+    JournalUnwrittenLines,
+}
 
-/// Upper bounds of the buckets for a re-bind or a refresh, in seconds.
-const BUCKETS: [f64; 10] = [
-    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0,
-];
-/// Upper bounds of the buckets for an admission, in seconds.
-const ADMISSION_BUCKETS: [f64; 9] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 2.5];
+/// A counter for each value of a label.
+#[derive(Debug, Clone, Copy, EnumIter, EnumMessage, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+pub enum TotalBy {
+    /// Stale subpaths on the host, by outcome
+    SubpathRebinds,
+    /// Stale mounts of running containers, by outcome
+    Refreshes,
+    /// Copies for `bindguard release`, by outcome
+    Releases,
+    /// Creates that no guard checked, by reason
+    UncheckedCreates,
+    /// Checked binds, by verdict and outcome
+    AdmissionBinds,
+    /// Lines that are not counted
+    JournalUnreadLines,
+    /// Kubernetes events, by result
+    Events,
+    // The creates of the plugin are counted here and not from the journal: the shim may count the
+    // same create there.
+    /// Creates that the plugin answered, by answer
+    NriCreates,
+    /// Starts that the plugin answered, by answer
+    NriStarts,
+    /// Binds that the plugin checked, by outcome
+    NriBinds,
+}
+
+/// Gauges without a label.
+#[derive(Debug, Clone, Copy, EnumIter, EnumMessage, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+pub enum Level {
+    /// Kubelet roots that do not answer
+    AgentSilentRoots,
+    /// Children that a server or daemon of a container keeps waiting; `doctor` names process and container
+    AgentHangingChildren,
+    /// 1 while the runtime accepts the NRI plugin
+    NriConnected,
+    /// Mounts that the host has unmounted and containers keep
+    PinnedMounts,
+    /// Mounts of the host whose files the kubelet removes, or which keep pods Terminating
+    MountsBelowEmptydir,
+    /// Pods whose annotations for refreshes have no effect
+    RefreshRequestsIgnored,
+    /// Pods for which an uninstall left the handler
+    HandlerKeptForPods,
+    /// Pods for which an uninstall left the programs
+    ProgramsKeptForPods,
+    /// Runtimes of the running containerd that call the guard; 0: the node is not guarded
+    GuardedRuntimes,
+    /// Daemons that have not read their changed files
+    RestartsOwed,
+    /// Files of the installation that are gone
+    MissingFiles,
+    /// Mistakes in the node's config.toml
+    ConfigMistakes,
+}
+
+/// A gauge for each set of labels. A gauge that is not set is absent.
+#[derive(Debug, Clone, Copy, EnumIter, EnumMessage, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+pub enum LevelBy {
+    /// Volumes with a watch
+    AgentWatchedVolumes,
+    /// Subpaths, volumes and host-root binds of the last survey, by verdict
+    Sources,
+    /// The installed version
+    Installed,
+    /// Parts of the installation that other tools changed; none: no installer's pod checks the node
+    NodeDrift,
+}
+
+/// The result of an event, as a label.
+#[derive(Debug, Clone, Copy, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "snake_case")]
+pub enum EventResult {
+    /// The API server has it.
+    Written,
+    /// The API server refuses it.
+    Refused,
+    /// Too many events waited.
+    QueueFull,
+    /// It waited too long.
+    Expired,
+    /// Its pod has no sandbox, or the CRI did not answer.
+    NoPod,
+}
+
+/// The answer to the create of a container, as a label.
+#[derive(Debug, Clone, Copy, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "snake_case")]
+pub enum NriAnswer {
+    /// No change of the spec; stale subpaths may have been re-bound on the host.
+    Unchanged,
+    Adjusted,
+    /// Policy refused the container.
+    Refused,
+    /// No change: the check took too long, or earlier checks still hang.
+    TimedOut,
+    /// No change: the check panicked, or the request could not be read.
+    Failed,
+}
+
+/// The answer to the start of a container, as a label.
+#[derive(Debug, Clone, Copy, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "snake_case")]
+pub enum StartAnswer {
+    /// It shows no old file.
+    Current,
+    /// The plugin replaced all old files of the container.
+    Refreshed,
+    /// Policy refused the container: a mount differs from its spec.
+    Refused,
+    /// It starts as it is: the check took too long, or earlier checks still hang.
+    TimedOut,
+    /// It starts as it is: an old file could not be replaced, or the check failed.
+    Failed,
+}
 
 /// The counted results of releases: a dry run keeps each mount.
 const RELEASES: [ReleaseResult; 3] = [
@@ -36,11 +178,11 @@ const RELEASES: [ReleaseResult; 3] = [
     ReleaseResult::Busy,
     ReleaseResult::Refused,
 ];
-const REBINDS: [&str; 4] = ["rebound", "already_current", "reported", "failed"];
+const REBINDS: [&str; 4] = ["rebound", "already-current", REPORTED, "failed"];
 const REFRESHES: [&str; 10] = [
     "replaced",
-    "reported",
-    "key_gone",
+    REPORTED,
+    "key-gone",
     "hidden",
     "occupied",
     "missing",
@@ -49,438 +191,187 @@ const REFRESHES: [&str; 10] = [
     "failed",
     NOT_NOTIFIED,
 ];
-const NOT_NOTIFIED: &str = "not_notified";
+const REPORTED: &str = "reported";
+pub const NOT_NOTIFIED: &str = "not-notified";
 
-/// A counter for each value of a label.
-#[derive(Debug)]
-pub struct Counters<V: Clone + Hash + Eq> {
-    label: &'static str,
-    family: Family<[(&'static str, V); 1], Counter>,
+impl TotalBy {
+    /// The label, and its first values: an alert on an increase needs the zero before the first
+    /// event.
+    fn label(self) -> (&'static str, Vec<&'static str>) {
+        match self {
+            Self::SubpathRebinds => ("outcome", REBINDS.into()),
+            Self::Refreshes => ("outcome", REFRESHES.into()),
+            Self::Releases => ("outcome", RELEASES.map(|result| result.into_str()).into()),
+            Self::UncheckedCreates => {
+                let reasons = Unchecked::ALL.iter().map(|reason| reason.into_str());
+                ("reason", reasons.collect())
+            }
+            Self::JournalUnreadLines => ("reason", Vec::new()),
+            Self::Events => ("result", EventResult::VARIANTS.into()),
+            Self::NriCreates => ("answer", NriAnswer::VARIANTS.into()),
+            Self::NriStarts => ("answer", StartAnswer::VARIANTS.into()),
+            Self::AdmissionBinds | Self::NriBinds => ("outcome", Vec::new()),
+        }
+    }
 }
 
-/// A counter for each verdict and outcome.
-type BindCounters = Family<[(&'static str, &'static str); 2], Counter>;
+type Labels = Vec<(&'static str, String)>;
+
+/// Upper bounds of the buckets for a re-bind or a refresh, in seconds.
+const BUCKETS: [f64; 10] = [
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0,
+];
+/// Upper bounds of the buckets for an admission, in seconds.
+const ADMISSION_BUCKETS: [f64; 9] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 2.5];
 
 /// All figures of the agent. Shared by all threads that count.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
-    /// Updates of kubelet-written volumes with subpaths.
-    pub volume_updates: Counter,
-    /// Watched volumes of each kubelet `root`; roots are few.
-    pub watched_volumes: Family<[(&'static str, String); 1], Gauge>,
-    /// Surveys because events were lost, or the folder of the pods came or went.
-    pub interruptions: Counter,
-    /// Directories that could not be watched.
-    pub watch_errors: Counter,
-    pub surveys: Counter,
-    /// The time of the last survey, in seconds since 1970.
+    totals: Vec<Counter>,
+    totals_by: Vec<Family<Labels, Counter>>,
+    levels: Vec<Gauge>,
+    levels_by: Vec<Family<Labels, Gauge>>,
+    /// In seconds since 1970.
     pub last_survey: Gauge<f64, AtomicU64>,
-    /// Restarts of a thread that failed.
-    pub restarts: Counter,
-    /// Kubelet roots that do not answer.
-    pub silent_roots: Gauge,
-    /// Children that hang in containers.
-    pub hanging_children: HangingChildren,
-    hanging_count: Gauge,
-    rebinds: Counters<&'static str>,
     rebind_seconds: Histogram,
-    refreshes: Counters<&'static str>,
-    releases: Counters<&'static str>,
-    /// The time to refresh one container.
     pub refresh_seconds: Histogram,
     admission_seconds: Histogram,
-    admission_retries: Counter,
-    admission_problems: Counter,
-    admission_refused: Counter,
-    unchecked_creates: Counters<&'static str>,
-    /// Binds of new containers that were not compared with their specs.
-    pub unproven_binds: Counter,
-    admission_binds: BindCounters,
-    unread_lines: Counters<&'static str>,
-    /// Kubernetes events.
-    pub events: Counters<EventResult>,
-    /// Requests for events that failed, or were answered with a request for a pause.
-    pub event_failures: Counter,
-    pub nri: NriMetrics,
-    /// Lines that the agent left out of the journal.
-    pub unwritten_lines: Counter,
-    /// Subpaths, volumes and host-root binds of the last survey, by `kind` and `verdict`.
-    pub sources: Family<[(&'static str, &'static str); 2], Gauge>,
-    /// Mounts that the host has unmounted and containers keep.
-    pub pinned_mounts: Gauge,
-    /// Mounts of the host below emptyDirs.
-    pub mounts_below_emptydir: Gauge,
-    /// Pods whose annotations for live refresh have no effect, in the last survey.
-    pub ignored_requests: Gauge,
-    /// Pods for which an uninstall left the handler.
-    pub handler_kept: Gauge,
-    /// Pods for which an uninstall left the programs.
-    pub programs_kept: Gauge,
-    /// 1 for the installed `version`.
-    pub installed: Family<[(&'static str, String); 1], Gauge>,
-    /// Runtimes of the running containerd that call the guard.
-    pub guarded_runtimes: Gauge,
-    /// Daemons that have not read their changed files.
-    pub restarts_owed: Gauge,
-    /// Files of the installation that are gone.
-    pub missing_files: Gauge,
-    /// Parts of the installation that other tools changed, without labels. Empty if this is unknown.
-    pub drift: Family<[(&'static str, &'static str); 0], Gauge>,
-    /// Mistakes in the node's config.
-    pub config_mistakes: Gauge,
+    pub hanging_children: HangingChildren,
 }
 
-/// The figures of the NRI plugin. Its creates are counted here and not from the journal: the shim may
-/// count the same create there.
-#[derive(Debug)]
-pub struct NriMetrics {
-    /// 1 while the runtime accepts the plugin.
-    pub connected: Gauge,
-    /// Registrations that the runtime accepted.
-    pub registrations: Counter,
-    creates: Counters<NriAnswer>,
-    starts: Counters<StartAnswer>,
-    binds: BindCounters,
-}
-
-/// The result of an event, as a label.
-#[allow(non_camel_case_types, reason = "the label's values")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
-pub enum EventResult {
-    /// The API server has it.
-    written,
-    /// The API server refuses it.
-    refused,
-    /// Too many events waited.
-    queue_full,
-    /// It waited too long.
-    expired,
-    /// Its pod has no sandbox, or the CRI did not answer.
-    no_pod,
-}
-
-/// The answer to the create of a container, as a label.
-#[allow(non_camel_case_types, reason = "the label's values")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
-pub enum NriAnswer {
-    /// No change of the spec; stale subpaths may have been re-bound on the host.
-    unchanged,
-    adjusted,
-    /// Policy refused the container.
-    refused,
-    /// No change: the check took too long, or earlier checks still hang.
-    timed_out,
-    /// No change: the check panicked, or the request could not be read.
-    failed,
-}
-
-/// The answer to the start of a container, as a label.
-#[allow(non_camel_case_types, reason = "the label's values")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
-pub enum StartAnswer {
-    /// It shows no old file.
-    current,
-    /// The plugin replaced all old files of the container.
-    refreshed,
-    /// Policy refused the container: a mount differs from its spec.
-    refused,
-    /// It starts as it is: the check took too long, or earlier checks still hang.
-    timed_out,
-    /// It starts as it is: an old file could not be replaced, or the check failed.
-    failed,
-}
-
-impl<V> Counters<V>
+/// Registers all figures of a kind.
+fn registered<F, M>(registry: &mut Registry) -> Vec<M>
 where
-    V: Clone + Hash + Eq + EncodeLabelValue + std::fmt::Debug + Send + Sync + 'static,
+    F: IntoEnumIterator + EnumMessage + Into<&'static str>,
+    M: Metric + Clone + Default,
 {
-    /// An alert on an increase needs the zero before the first event, for each of these values.
-    fn new(
-        registry: &mut Registry,
-        name: &str,
-        help: &str,
-        label: &'static str,
-        values: impl IntoIterator<Item = V>,
-    ) -> Self {
-        let family = new(registry, name, help);
-        let counters = Self { label, family };
-        for value in values {
-            counters.add(value, 0);
-        }
-        counters
+    let mut metrics = Vec::new();
+    for figure in F::iter() {
+        let help = figure.get_documentation().unwrap_or_default();
+        let (name, metric): (&str, _) = (figure.into(), M::default());
+        registry.register(name, help, metric.clone());
+        metrics.push(metric);
     }
-
-    pub fn add(&self, value: V, number: usize) {
-        let counter = self.family.get_or_create(&[(self.label, value)]);
-        counter.inc_by(number as u64);
-    }
-}
-
-/// A new figure of the registry.
-fn new<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &str) -> M {
-    let metric = M::default();
-    registry.register(name, help, metric.clone());
-    metric
-}
-
-/// Adds a figure in seconds to the registry.
-fn in_seconds<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
-    registry.register_with_unit(name, help, Unit::Seconds, metric.clone());
-    metric
+    metrics
 }
 
 impl Metrics {
-    /// Registers every figure.
-    pub fn new() -> Arc<Self> {
+    /// Registers every figure, for as long as the process lives.
+    pub fn new() -> &'static Self {
         let mut registry = Registry::with_prefix("bindguard");
         let build = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("build", "The running agent", build);
-        let figures = &mut registry;
-        let metrics = Self {
-            volume_updates: new(
-                figures,
-                "agent_volume_updates",
-                "Updates of volumes with subpaths",
-            ),
-            watched_volumes: new(figures, "agent_watched_volumes", "Volumes with a watch"),
-            interruptions: new(
-                figures,
-                "agent_watch_interruptions",
-                "Surveys because events were lost",
-            ),
-            watch_errors: new(
-                figures,
-                "agent_watch_errors",
-                "Directories that could not be watched",
-            ),
-            surveys: new(figures, "agent_surveys", "Surveys of the node"),
-            last_survey: in_seconds(
-                figures,
-                "agent_last_survey_timestamp",
-                "Time of the last survey",
-                Gauge::default(),
-            ),
-            restarts: new(
-                figures,
-                "agent_thread_restarts",
-                "Restarts of a thread that failed",
-            ),
-            silent_roots: new(
-                figures,
-                "agent_silent_roots",
-                "Kubelet roots that do not answer",
-            ),
+        let mut metrics = Self {
+            totals: registered::<Total, _>(&mut registry),
+            totals_by: registered::<TotalBy, _>(&mut registry),
+            levels: registered::<Level, _>(&mut registry),
+            levels_by: registered::<LevelBy, _>(&mut registry),
+            last_survey: Gauge::default(),
+            rebind_seconds: Histogram::new(BUCKETS),
+            refresh_seconds: Histogram::new(BUCKETS),
+            admission_seconds: Histogram::new(ADMISSION_BUCKETS),
             hanging_children: HangingChildren::default(),
-            hanging_count: new(
-                figures,
-                "agent_hanging_children",
-                "Children that a server or daemon of a container keeps waiting; `doctor` names process and container",
-            ),
-            rebinds: Counters::new(
-                figures,
-                "subpath_rebinds",
-                "Stale subpaths on the host, by outcome",
-                "outcome",
-                REBINDS,
-            ),
-            rebind_seconds: in_seconds(
-                figures,
-                "subpath_rebind",
-                "Time to re-bind a volume's subpaths",
-                Histogram::new(BUCKETS),
-            ),
-            refreshes: Counters::new(
-                figures,
-                "refreshes",
-                "Stale mounts of running containers, by outcome",
-                "outcome",
-                REFRESHES,
-            ),
-            releases: Counters::new(
-                figures,
-                "releases",
-                "Copies for `bindguard release`, by outcome",
-                "outcome",
-                RELEASES.map(|result| result.into_str()),
-            ),
-            refresh_seconds: in_seconds(
-                figures,
-                "refresh",
-                "Time to refresh a running container",
-                Histogram::new(BUCKETS),
-            ),
-            admission_seconds: in_seconds(
-                figures,
-                "admission",
-                "Time of the guard in a create",
-                Histogram::new(ADMISSION_BUCKETS),
-            ),
-            admission_retries: new(
-                figures,
-                "admission_retries",
-                "Creates that the shim tried again",
-            ),
-            admission_problems: new(figures, "admission_problems", "Errors of the guard itself"),
-            admission_refused: new(figures, "admission_refused", "Creates that policy refused"),
-            unchecked_creates: Counters::new(
-                figures,
-                "unchecked_creates",
-                "Creates that no guard checked, by reason",
-                "reason",
-                Unchecked::ALL.iter().map(|reason| reason.into_str()),
-            ),
-            unproven_binds: new(
-                figures,
-                "unproven_binds",
-                "Binds whose mounts in the container were not compared with the spec",
-            ),
-            admission_binds: new(
-                figures,
-                "admission_binds",
-                "Checked binds, by verdict and outcome",
-            ),
-            unread_lines: Counters::new(
-                figures,
-                "journal_unread_lines",
-                "Lines that are not counted",
-                "reason",
-                [],
-            ),
-            events: Counters::new(
-                figures,
-                "events",
-                "Kubernetes events, by result",
-                "result",
-                [
-                    EventResult::written,
-                    EventResult::refused,
-                    EventResult::queue_full,
-                    EventResult::expired,
-                    EventResult::no_pod,
-                ],
-            ),
-            event_failures: new(
-                figures,
-                "event_request_failures",
-                "Requests for events that failed",
-            ),
-            nri: NriMetrics {
-                connected: new(
-                    figures,
-                    "nri_connected",
-                    "1 while the runtime accepts the NRI plugin",
-                ),
-                registrations: new(
-                    figures,
-                    "nri_registrations",
-                    "Accepted registrations of the plugin",
-                ),
-                creates: Counters::new(
-                    figures,
-                    "nri_creates",
-                    "Creates that the plugin answered, by answer",
-                    "answer",
-                    [
-                        NriAnswer::unchanged,
-                        NriAnswer::adjusted,
-                        NriAnswer::refused,
-                        NriAnswer::timed_out,
-                        NriAnswer::failed,
-                    ],
-                ),
-                starts: Counters::new(
-                    figures,
-                    "nri_starts",
-                    "Starts that the plugin answered, by answer",
-                    "answer",
-                    [
-                        StartAnswer::current,
-                        StartAnswer::refreshed,
-                        StartAnswer::refused,
-                        StartAnswer::timed_out,
-                        StartAnswer::failed,
-                    ],
-                ),
-                binds: new(
-                    figures,
-                    "nri_binds",
-                    "Binds that the plugin checked, by outcome",
-                ),
-            },
-            unwritten_lines: new(
-                figures,
-                "journal_unwritten_lines",
-                "Lines of the agent that were dropped",
-            ),
-            sources: new(
-                figures,
-                "sources",
-                "Subpaths, volumes and host-root binds of the last survey, by verdict",
-            ),
-            pinned_mounts: new(
-                figures,
-                "pinned_mounts",
-                "Mounts that the host has unmounted and containers keep",
-            ),
-            mounts_below_emptydir: new(
-                figures,
-                "mounts_below_emptydir",
-                "Mounts of the host whose files the kubelet removes, or which keep pods Terminating",
-            ),
-            ignored_requests: new(
-                figures,
-                "refresh_requests_ignored",
-                "Pods whose annotations for refreshes have no effect",
-            ),
-            handler_kept: new(
-                figures,
-                "handler_kept_for_pods",
-                "Pods for which an uninstall left the handler",
-            ),
-            programs_kept: new(
-                figures,
-                "programs_kept_for_pods",
-                "Pods for which an uninstall left the programs",
-            ),
-            installed: new(figures, "installed", "The installed version"),
-            guarded_runtimes: new(
-                figures,
-                "guarded_runtimes",
-                "Runtimes of the running containerd that call the guard; 0: the node is not guarded",
-            ),
-            restarts_owed: new(
-                figures,
-                "restarts_owed",
-                "Daemons that have not read their changed files",
-            ),
-            missing_files: new(
-                figures,
-                "missing_files",
-                "Files of the installation that are gone",
-            ),
-            drift: new(
-                figures,
-                "node_drift",
-                "Parts of the installation that other tools changed; none: no installer's pod checks the node",
-            ),
-            config_mistakes: new(
-                figures,
-                "config_mistakes",
-                "Mistakes in the node's config.toml",
-            ),
             registry,
         };
-        // As for the other counters, an alert needs the zero.
-        count_bind(&metrics.admission_binds, VerdictName::Wrong, None, 0);
-        Arc::new(metrics)
+        let (survey, name) = (metrics.last_survey.clone(), "agent_last_survey_timestamp");
+        let in_seconds = &mut metrics.registry;
+        in_seconds.register_with_unit(name, "Time of the last survey", Unit::Seconds, survey);
+        for (name, help, histogram) in [
+            (
+                "subpath_rebind",
+                "Time to re-bind a volume's subpaths",
+                &metrics.rebind_seconds,
+            ),
+            (
+                "refresh",
+                "Time to refresh a running container",
+                &metrics.refresh_seconds,
+            ),
+            (
+                "admission",
+                "Time of the guard in a create",
+                &metrics.admission_seconds,
+            ),
+        ] {
+            in_seconds.register_with_unit(name, help, Unit::Seconds, histogram.clone());
+        }
+        for figure in TotalBy::iter() {
+            for value in figure.label().1 {
+                metrics.count_by(figure, value, 0);
+            }
+        }
+        metrics.count_bind(TotalBy::AdmissionBinds, VerdictName::Wrong, None, 0);
+        Box::leak(Box::new(metrics))
     }
 
+    /// Counts in the counter of a label's value.
+    pub fn count_by(&self, figure: TotalBy, value: impl Into<&'static str>, number: usize) {
+        let label = (figure.label().0, value.into().replace('-', "_"));
+        let counter = self.totals_by[figure as usize].get_or_create(&vec![label]);
+        counter.inc_by(number as u64);
+    }
+
+    fn count_bind(
+        &self,
+        figure: TotalBy,
+        verdict: VerdictName,
+        outcome: Option<&Outcome>,
+        number: u64,
+    ) {
+        let outcome = outcome.map_or("none", Into::into).replace('-', "_");
+        let labels = vec![
+            ("verdict", verdict.as_str().to_owned()),
+            ("outcome", outcome),
+        ];
+        let counter = self.totals_by[figure as usize].get_or_create(&labels);
+        counter.inc_by(number);
+    }
+
+    /// The text of `/metrics`.
+    ///
+    /// # Errors
+    /// If a figure cannot be encoded.
+    pub fn text(&self) -> Result<String, std::fmt::Error> {
+        let hanging = self.hanging_children.listed().len();
+        self[Level::AgentHangingChildren].set(hanging as i64);
+        let mut text = String::new();
+        encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+}
+
+impl Index<Total> for Metrics {
+    type Output = Counter;
+
+    fn index(&self, figure: Total) -> &Counter {
+        &self.totals[figure as usize]
+    }
+}
+
+impl Index<Level> for Metrics {
+    type Output = Gauge;
+
+    fn index(&self, figure: Level) -> &Gauge {
+        &self.levels[figure as usize]
+    }
+}
+
+impl Index<LevelBy> for Metrics {
+    type Output = Family<Labels, Gauge>;
+
+    fn index(&self, figure: LevelBy) -> &Family<Labels, Gauge> {
+        &self.levels_by[figure as usize]
+    }
+}
+
+// Reports as figures.
+
+impl Metrics {
     /// Counts the outcomes of a volume's re-bind.
     pub fn rebound(&self, line: &RebindLine) {
         if self.count_rebinds(line) {
-            let took = Duration::from_micros(line.duration_us);
-            self.rebind_seconds.observe(took.as_secs_f64());
+            self.rebind_seconds.observe(line.duration_us as f64 / 1e6);
         }
     }
 
@@ -489,11 +380,11 @@ impl Metrics {
         let mut is_any = false;
         for outcome in line.binds.iter().filter_map(|bind| bind.outcome.as_ref()) {
             let label = match outcome {
-                Outcome::Planned { .. } => "reported",
-                outcome => name_of(Some(outcome)),
+                Outcome::Planned { .. } => REPORTED,
+                outcome => outcome.into(),
             };
             if REBINDS.contains(&label) {
-                self.rebinds.add(label, 1);
+                self.count_by(TotalBy::SubpathRebinds, label, 1);
                 is_any = true;
             }
         }
@@ -503,11 +394,10 @@ impl Metrics {
     /// Counts the result for a mount of a running container.
     pub fn refreshed(&self, result: &MountResult) {
         let label = match result {
-            MountResult::Stale => "reported",
-            MountResult::KeyGone => "key_gone",
+            MountResult::Stale => REPORTED,
             result => result.as_str(),
         };
-        self.refreshes.add(label, 1);
+        self.count_by(TotalBy::Refreshes, label, 1);
     }
 
     /// Counts a container that could not be refreshed at all.
@@ -519,12 +409,15 @@ impl Metrics {
             RefreshError::MountsOfNode(_) | RefreshError::Sandbox(_) => "refused",
             RefreshError::Process(_) | RefreshError::Locked(_) => "failed",
         };
-        self.refreshes.add(label, 1);
+        self.count_by(TotalBy::Refreshes, label, 1);
     }
 
-    /// Counts a refresh of which the application was not notified.
-    pub fn not_notified(&self) {
-        self.refreshes.add(NOT_NOTIFIED, 1);
+    /// Counts the binds of a create that the NRI plugin checked.
+    pub fn checked(&self, report: &Report) {
+        for bind in &report.binds {
+            let outcome = bind.outcome.as_ref();
+            self.count_bind(TotalBy::NriBinds, bind.verdict(), outcome, 1);
+        }
     }
 
     /// Counts a line of the journal. The agent counted its own repairs, and its plugin's creates,
@@ -545,96 +438,72 @@ impl Metrics {
             Ok(JournalLine::Release(line)) => {
                 for copy in &line.copies {
                     if RELEASES.contains(&copy.result) {
-                        self.releases.add(copy.result.into_str(), 1);
+                        self.count_by(TotalBy::Releases, copy.result.into_str(), 1);
                     }
                 }
             }
             Ok(JournalLine::Rebind(_) | JournalLine::Refresh(_)) => {}
-            Err(UnreadLine::Newer) => self.unread_lines.add("newer", 1),
-            Err(UnreadLine::Foreign) => self.unread_lines.add("foreign", 1),
+            Err(UnreadLine::Newer) => self.count_by(TotalBy::JournalUnreadLines, "newer", 1),
+            Err(UnreadLine::Foreign) => self.count_by(TotalBy::JournalUnreadLines, "foreign", 1),
         }
     }
 
     fn created(&self, line: &CreateLine) {
         let report = &line.report;
-        self.admission_refused
-            .inc_by(u64::from(line.refused.is_some()));
+        self[Total::AdmissionRefused].inc_by(u64::from(line.refused.is_some()));
         if let Some(unchecked) = line.unchecked {
-            self.unchecked_creates.add(unchecked.into_str(), 1);
-            return;
+            return self.count_by(TotalBy::UncheckedCreates, unchecked.into_str(), 1);
         }
         // A line with a pid is about a container after its create.
         if line.pid.is_none() {
             let took = report.duration_us as f64 / 1e6;
             self.admission_seconds.observe(took);
-            self.admission_retries.inc_by(u64::from(line.attempt > 0));
+            self[Total::AdmissionRetries].inc_by(u64::from(line.attempt > 0));
         }
-        self.unproven_binds.inc_by(report.unproven as u64);
-        self.admission_problems.inc_by(report.problems.len() as u64);
+        self[Total::UnprovenBinds].inc_by(report.unproven as u64);
+        self[Total::AdmissionProblems].inc_by(report.problems.len() as u64);
         for bind in &report.binds {
-            count_bind(
-                &self.admission_binds,
-                bind.verdict,
-                bind.outcome.as_ref(),
-                1,
-            );
-        }
-    }
-
-    /// The text of `/metrics`.
-    ///
-    /// # Errors
-    /// If a figure cannot be encoded.
-    pub fn text(&self) -> Result<String, std::fmt::Error> {
-        let hanging = self.hanging_children.listed().len();
-        self.hanging_count.set(hanging as i64);
-        let mut text = String::new();
-        encode(&mut text, &self.registry)?;
-        Ok(text)
-    }
-}
-
-impl NriMetrics {
-    /// Counts an answer to a create.
-    pub fn answered(&self, answer: NriAnswer) {
-        self.creates.add(answer, 1);
-    }
-
-    /// Counts an answer to a start.
-    pub fn started(&self, answer: StartAnswer) {
-        self.starts.add(answer, 1);
-    }
-
-    /// Counts the binds of a create.
-    pub fn checked(&self, report: &Report) {
-        for bind in &report.binds {
-            count_bind(&self.binds, bind.verdict(), bind.outcome.as_ref(), 1);
+            let outcome = bind.outcome.as_ref();
+            self.count_bind(TotalBy::AdmissionBinds, bind.verdict, outcome, 1);
         }
     }
 }
 
-fn count_bind(
-    counters: &BindCounters,
-    verdict: VerdictName,
-    outcome: Option<&Outcome>,
-    number: u64,
-) {
-    let labels = [("verdict", verdict.as_str()), ("outcome", name_of(outcome))];
-    counters.get_or_create(&labels).inc_by(number);
-}
+// The children that hang in containers. No second child enters such a container.
 
-fn name_of(outcome: Option<&Outcome>) -> &'static str {
-    match outcome {
-        None => "none",
-        Some(Outcome::Rebound { .. }) => "rebound",
-        Some(Outcome::AlreadyCurrent) => "already_current",
-        Some(Outcome::Detached) => "detached",
-        Some(Outcome::PointedAtVolume { .. }) => "pointed_at_volume",
-        Some(Outcome::MadeRslave) => "made_rslave",
-        Some(Outcome::NeedsSharedMount { .. }) => "needs_shared_mount",
-        Some(Outcome::Planned { .. }) => "planned",
-        Some(Outcome::Refused) => "refused",
-        Some(Outcome::Failed { .. }) => "failed",
+/// The children that hang, by the ids of their containers, with the names of the containers.
+#[derive(Debug, Default)]
+pub struct HangingChildren(Mutex<BTreeMap<String, (String, Abandoned)>>);
+
+impl HangingChildren {
+    /// Remembers the child of a container until the child ends.
+    pub fn add(&self, id: &str, container: &str, abandoned: Abandoned) {
+        let child = (container.to_owned(), abandoned);
+        self.alive().insert(id.to_owned(), child);
+    }
+
+    /// True if a child hangs in the container with this id.
+    pub fn are_in(&self, id: &str) -> bool {
+        self.alive().contains_key(id)
+    }
+
+    /// All of them.
+    pub fn listed(&self) -> Vec<HangingChild> {
+        let mut listed = Vec::new();
+        for (id, (container, abandoned)) in &*self.alive() {
+            listed.push(HangingChild {
+                container: container.clone(),
+                id: id.clone(),
+                pid: abandoned.pid(),
+            });
+        }
+        listed
+    }
+
+    fn alive(&self) -> MutexGuard<'_, BTreeMap<String, (String, Abandoned)>> {
+        let mut children = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        children.retain(|_, (_, abandoned)| abandoned.is_alive());
+        children
     }
 }
 
@@ -645,36 +514,27 @@ fn name_of(outcome: Option<&Outcome>) -> &'static str {
 
 /// The same figures in text format 0.0.4.
 pub fn plain_text(open_metrics: &str) -> String {
-    let samples: HashSet<&str> = open_metrics
-        .lines()
-        .filter_map(|line| line.split(['{', ' ']).next())
-        .collect();
+    let mut samples = HashSet::new();
+    for line in open_metrics.lines() {
+        samples.extend(line.split(['{', ' ']).next());
+    }
     let mut text = String::with_capacity(open_metrics.len());
     for line in open_metrics.lines() {
         if line == "# EOF" || line.starts_with("# UNIT ") {
             continue;
         }
-        match declaration(line) {
-            None => text.push_str(line),
-            Some((word, name, rest)) => {
-                let sample = ["_total", "_info"]
-                    .map(|suffix| format!("{name}{suffix}"))
-                    .into_iter()
-                    .find(|sample| samples.contains(sample.as_str()));
+        match Vec::from_iter(line.splitn(4, ' '))[..] {
+            ["#", word, name, rest] => {
+                let counter_or_info = ["_total", "_info"].map(|suffix| format!("{name}{suffix}"));
+                let mut sampled = counter_or_info.iter().map(String::as_str);
+                let sample = sampled.find(|sample| samples.contains(sample));
                 let rest = if rest == "info" { "gauge" } else { rest };
-                let name = sample.as_deref().unwrap_or(name);
-                text.push_str(&format!("# {word} {name} {rest}"));
+                text += &format!("# {word} {} {rest}\n", sample.unwrap_or(name));
             }
+            _ => text += &format!("{line}\n"),
         }
-        text.push('\n');
     }
     text
-}
-
-/// The word, the name and the rest of a line that declares a figure.
-fn declaration(line: &str) -> Option<(&str, &str, &str)> {
-    let mut words = line.strip_prefix("# ")?.splitn(3, ' ');
-    Some((words.next()?, words.next()?, words.next()?))
 }
 
 #[cfg(test)]
@@ -750,7 +610,7 @@ mod tests {
             "bindguard_releases_total{outcome=\"released\"} 0",
         ] {
             assert!(
-                is_counted(&metrics, line),
+                is_counted(metrics, line),
                 "{line} is not in\n{}",
                 metrics.text().unwrap()
             );
@@ -786,21 +646,30 @@ mod tests {
     /// The text of `/metrics` with a sample of every figure.
     fn with_every_figure() -> String {
         let metrics = Metrics::new();
-        metrics
-            .watched_volumes
-            .get_or_create(&[("root", "/k".to_owned())])
-            .set(1);
-        metrics
-            .sources
-            .get_or_create(&[("kind", "subpath"), ("verdict", "stale")])
-            .set(1);
-        let version = [("version", env!("CARGO_PKG_VERSION").to_owned())];
-        metrics.installed.get_or_create(&version).set(1);
-        metrics.drift.get_or_create(&[]).set(0);
+        let owned = |labels: &[(&'static str, &str)]| -> Labels {
+            let labels = labels.iter();
+            labels
+                .map(|(name, value)| (*name, (*value).to_owned()))
+                .collect()
+        };
+        for (figure, labels) in [
+            (LevelBy::AgentWatchedVolumes, owned(&[("root", "/k")])),
+            (
+                LevelBy::Sources,
+                owned(&[("kind", "subpath"), ("verdict", "stale")]),
+            ),
+            (
+                LevelBy::Installed,
+                owned(&[("version", env!("CARGO_PKG_VERSION"))]),
+            ),
+            (LevelBy::NodeDrift, Vec::new()),
+        ] {
+            metrics[figure].get_or_create(&labels).set(1);
+        }
         let line = r#"{"version":1,"time":null,"attempt":0,"binds":[{"source":"/s","kind":"subpath","verdict":"current"}],"foreign":0,"duration_us":1}"#;
         metrics.journaled(&JournalLine::parse(line));
         metrics.journaled(&JournalLine::parse("nonsense"));
-        metrics.nri.checked(&reported(Outcome::MadeRslave));
+        metrics.checked(&reported(Outcome::MadeRslave));
         metrics.text().unwrap()
     }
 

@@ -19,12 +19,11 @@ use bindguard_config::RefreshMode;
 use bindguard_core::error_chain;
 use bindguard_core::identity::Identity;
 use bindguard_core::paths::lies_in;
-use bindguard_core::places::Places;
 use bindguard_core::refresh_request::{
     NOTIFY_LABEL, Notify, OptIn, REFRESH_BINDS_LABEL, REFRESH_LABEL, RefreshRequest, RequestedBinds,
 };
 use bindguard_core::spec::{SpecUsers, SpecView};
-use bindguard_guard::refresh::{BoundFiles, BoundMounts, CurrentFiles, FileBind};
+use bindguard_guard::refresh::{BoundMounts, FileBind};
 use bindguard_operator::containers::{Engine, EngineContainer, engine_containers, state_folders};
 use bindguard_operator::unix_http;
 use bindguard_operator::writers::ContainersOfNode;
@@ -33,9 +32,8 @@ use serde::Deserialize;
 
 use crate::pods::Container;
 use crate::sources::watch::{self, Followed, Inotify, Rules, Schedule, WatchEvent, Watches};
-use crate::work::pod_refreshes::noted;
-use crate::work::refresher::{OF_NODE, Refresher};
-use crate::work::turns::{Planned, Turn, TurnEnd, Turns};
+use crate::work::refresher::{OF_NODE, Refresher, WantedMounts};
+use crate::work::turns::{Planned, TurnEnd, Turns};
 
 /// The times after the start of a container at which its state may be complete. The folder appears
 /// first, then the spec, then the init process.
@@ -45,9 +43,8 @@ const AFTER_START: [Duration; 3] = [
     Duration::from_secs(5),
 ];
 
-/// The time limit of a container's refresh in the first turn, and in each later turn.
-const FIRST_TURN: Duration = Duration::from_millis(300);
-const LAST_TURN: Duration = Duration::from_secs(2);
+/// The time limit of a container's refresh in a later turn.
+const LATER_TURN: Duration = Duration::from_secs(2);
 
 /// A container that opted in.
 #[derive(Debug)]
@@ -64,29 +61,20 @@ struct FollowedContainer {
 
 /// The containers that opted in, for the thread that follows them and for the workers.
 #[derive(Debug)]
-pub struct EngineContainers<'a> {
-    pub refresher: &'a Refresher<'a>,
+pub struct EngineContainers {
+    refresher: Refresher,
     /// The node's `/`.
-    pub root: PathBuf,
-    pub mode: RefreshMode,
-    pub places: &'a Places,
+    root: PathBuf,
     pub turns: Turns<String>,
     containers: Mutex<HashMap<String, Arc<FollowedContainer>>>,
 }
 
-impl<'a> EngineContainers<'a> {
+impl EngineContainers {
     /// The containers on a node whose `/` is at `root`. A survey finds them.
-    pub fn new(
-        refresher: &'a Refresher<'a>,
-        root: &Path,
-        mode: RefreshMode,
-        places: &'a Places,
-    ) -> Self {
+    pub fn new(refresher: Refresher, root: &Path) -> Self {
         Self {
             refresher,
             root: root.to_owned(),
-            mode,
-            places,
             turns: Turns::default(),
             containers: Mutex::default(),
         }
@@ -109,42 +97,28 @@ impl<'a> EngineContainers<'a> {
         let Some(opted_in) = opted_in else {
             return TurnEnd::Done;
         };
-        let (container, bundle) = (&opted_in.container, &opted_in.bundle);
-        let (name, requested) = (&container.name, opted_in.requested);
+        let (container, bundle) = (&opted_in.container, opted_in.bundle.as_path());
+        let (requested, refresher) = (opted_in.requested, &self.refresher);
         let running = ContainersOfNode::at(&self.root);
-        let (files, errors) = BoundFiles::open(opted_in.binds.clone(), container.pid, &running);
-        let mut warnings = opted_in.problems.clone();
-        for error in errors {
-            warnings.push(format!("{name}: {}", error_chain(&error)));
-        }
-        let (mut unread, mut roots, mut mounts) = (None, None, None);
+        let mut wanted = WantedMounts::default();
+        wanted.add_files(opted_in.binds.clone(), container, &running);
+        let mut roots = None;
         if requested.host_root {
-            let found = self.refresher.host_roots(bundle, self.places);
-            roots = noted(found, &mut unread).filter(|roots| !roots.is_empty());
+            roots = wanted.noted(refresher.host_roots(bundle));
+            roots = roots.filter(|roots| !roots.is_empty());
         }
         if requested.volumes {
-            let found = BoundMounts::of_engine(bundle, &running, self.places, roots.as_ref());
-            mounts = noted(found, &mut unread);
+            let places = refresher.node.config.places();
+            let mounts = BoundMounts::of_engine(bundle, &running, places, roots.as_ref());
+            wanted.add_read(mounts);
         }
-        let mut kinds: Vec<&dyn CurrentFiles> = vec![&files];
-        kinds.extend(mounts.as_ref().map(|mounts| mounts as &dyn CurrentFiles));
-        kinds.extend(roots.as_ref().map(|roots| roots as &dyn CurrentFiles));
-        let time = match planned.turn {
-            Turn::First => FIRST_TURN,
-            Turn::Last | Turn::Retry => LAST_TURN,
-        };
-        let notify = &opted_in.notify;
-        let refresher = self.refresher;
-        let mut done = refresher.refresh(planned.turn, time, container, &kinds, notify);
-        // A container that ended meanwhile has no bundle.
-        let unread = unread.filter(|_| bundle.symlink_metadata().is_ok());
-        done.note_unread(name, unread);
-        warnings.extend(done.warnings);
-        refresher.warn(id, warnings);
-        match done.is_out_of_time {
-            true => TurnEnd::OutOfTime,
-            false => TurnEnd::Done,
+        if let Some(roots) = roots {
+            wanted.add(roots);
         }
+        let (turn, notify) = (planned.turn, &opted_in.notify);
+        let done = refresher.refresh(turn, LATER_TURN, container, Some(bundle), wanted, notify);
+        let warnings = [opted_in.problems.clone(), done.warnings].concat();
+        refresher.ended(id, warnings, done.is_out_of_time)
     }
 
     fn containers(&self) -> MutexGuard<'_, HashMap<String, Arc<FollowedContainer>>> {
@@ -161,21 +135,21 @@ impl<'a> EngineContainers<'a> {
         warnings: &mut Vec<String>,
     ) -> Option<FollowedContainer> {
         let (engine, id) = (container.engine.name(), &container.id);
-        let mut unread = None;
-        let bytes = noted(read_spec(&container.bundle), &mut unread);
-        // A container that ended meanwhile has no bundle.
-        if bytes.is_none() && container.bundle.symlink_metadata().is_err() {
-            return None;
-        }
-        let bytes = bytes.unwrap_or_default();
-        let spec = match unread {
-            None => noted(SpecView::from_bytes(&bytes), &mut unread),
-            Some(_) => None,
+        let bytes = match read_spec(&container.bundle) {
+            Ok(bytes) => bytes,
+            // A container that ended meanwhile has no bundle.
+            Err(_) if container.bundle.symlink_metadata().is_err() => return None,
+            Err(error) => {
+                let why = error_chain(&error);
+                warnings.push(format!("{engine} container {id}: {why}"));
+                return None;
+            }
         };
-        if let Some(why) = unread {
+        let parsed = SpecView::from_bytes(&bytes).inspect_err(|error| {
+            let why = error_chain(error);
             warnings.push(format!("{engine} container {id}: {why}"));
-        }
-        let spec = spec?;
+        });
+        let spec = parsed.ok()?;
         let label = labels.get(&container.engine);
         let label = label.and_then(|labels| labels.get(id));
         let annotated = RefreshRequest::from_labels(|name| spec.annotation(name));
@@ -185,14 +159,10 @@ impl<'a> EngineContainers<'a> {
             }
             _ => annotated,
         };
-        let RefreshRequest {
-            containers,
-            binds: requested,
-            notify,
-            mut problems,
-        } = request;
-        let is_in = self.mode == RefreshMode::All || containers == OptIn::All;
-        if !is_in && !requested.any() && problems.is_empty() {
+        let mode = self.refresher.node.config.agent().refresh;
+        let is_in = mode == RefreshMode::All || request.containers == OptIn::All;
+        let mut problems = request.problems;
+        if !is_in && !request.binds.any() && problems.is_empty() {
             return None;
         }
         let name = label.and_then(|label| label.name.as_deref());
@@ -212,21 +182,19 @@ impl<'a> EngineContainers<'a> {
         for bind in spec.binds() {
             sources.insert(bind.source().to_owned());
         }
-        let bundle = container.bundle.clone();
-        let container = Container {
-            identity: Identity::without_pod(&name),
-            id: id.clone(),
-            name,
-            pid: container.pid,
-            spec: SpecUsers::from_spec(&bytes).ok().map(Arc::new),
-        };
         Some(FollowedContainer {
-            container,
-            bundle,
+            container: Container {
+                identity: Identity::without_pod(&name),
+                id: id.clone(),
+                name,
+                pid: container.pid,
+                spec: SpecUsers::from_spec(&bytes).ok().map(Arc::new),
+            },
+            bundle: container.bundle.clone(),
             binds,
-            requested,
+            requested: request.binds,
             sources,
-            notify,
+            notify: request.notify,
             problems,
         })
     }
@@ -235,7 +203,7 @@ impl<'a> EngineContainers<'a> {
 /// The thread that follows the containers.
 #[derive(Debug)]
 struct FollowedEngines<'a> {
-    engines: &'a EngineContainers<'a>,
+    engines: &'a EngineContainers,
     watches: Watches,
     /// The last answers of the engines. While an engine does not answer, its containers keep their
     /// requests.
@@ -243,7 +211,7 @@ struct FollowedEngines<'a> {
 }
 
 impl<'a> FollowedEngines<'a> {
-    fn new(engines: &'a EngineContainers<'a>) -> io::Result<Self> {
+    fn new(engines: &'a EngineContainers) -> io::Result<Self> {
         Ok(Self {
             engines,
             watches: Watches::new()?,
@@ -423,24 +391,12 @@ mod tests {
     use std::fs;
     use std::thread;
 
-    use bindguard_core::policy::Policy;
     use bindguard_testing::live::{self, Inside};
     use bindguard_testing::{Cgroup, helper, mount_of, own_namespace};
 
     use super::*;
-    use crate::sinks::events::Events;
-    use crate::sinks::journal::JournalWriter;
-    use crate::sinks::metrics::Metrics;
-    use crate::sinks::reporting::Reporting;
-    use crate::threads::IdleMemory;
-
-    fn silent(metrics: &Arc<Metrics>) -> Reporting {
-        Reporting {
-            events: Events::off(Arc::clone(metrics)),
-            journal: JournalWriter::off(Arc::clone(metrics)),
-            memory: IdleMemory::default(),
-        }
-    }
+    use crate::node::Node;
+    use crate::work::turns::Turn;
 
     /// A container of Docker that was busy for some seconds showed the old file until the next
     /// survey, which is minutes away.
@@ -459,15 +415,9 @@ mod tests {
         };
         let running = live::Container::start(root.path(), &[inside]);
         cgroup.add(running.process.pid());
-        let (node, metrics, policy) = (
-            tempfile::tempdir().unwrap(),
-            Metrics::new(),
-            Policy::default(),
-        );
-        let reporting = silent(&metrics);
-        let refresher = Refresher::new(helper(), &metrics, &reporting, &policy);
-        let places = Places::default();
-        let engines = EngineContainers::new(&refresher, node.path(), RefreshMode::All, &places);
+        let node = tempfile::tempdir().unwrap();
+        let refresher = Refresher::new(helper(), Node::silent("refresh.mode = 'all'"));
+        let engines = EngineContainers::new(refresher, node.path());
         let spec = serde_json::json!({"mounts": [mount_of(&file, "/app.conf", "rprivate")]});
         let spec = spec.to_string().into_bytes();
         let id = cgroup.id().to_owned();

@@ -9,11 +9,10 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 
-use bindguard_core::report::{JournalLine, UnreadLine};
-use bindguard_operator::agent_status::STATUS_PATH;
+use bindguard_operator::agent_status::{AgentStatus, NriState, STATUS_PATH, UnservedAddress};
 use bindguard_sys::make_folders;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -23,17 +22,18 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::process::geteuid;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::task::spawn_blocking;
-use tokio::time::{Duration, sleep};
+use tokio::time::{Duration, sleep, timeout};
 use tracing::{info, warn};
 
 use self::connections::accept;
 use crate::host::bind_on_node;
-use crate::sinks::metrics::{Metrics, plain_text};
-use crate::sinks::reporting::Reporting;
-use crate::sinks::status::StatusSource;
+use crate::node::Node;
+use crate::sinks::metrics::{Level, plain_text};
 use crate::sources::journal::JournalReader;
 use crate::sources::kubediag::{self, Kubediag};
 use crate::work::survey::Surveyor;
@@ -57,29 +57,12 @@ const JOURNAL_READ_TIMEOUT: Duration = Duration::from_secs(1);
 /// The state that requests read.
 #[derive(Debug)]
 pub struct Served {
-    pub metrics: Arc<Metrics>,
+    pub node: &'static Node,
     /// The journal, if the agent reads a journal.
-    pub journal: Option<Arc<JournalReader>>,
-    /// Takes what is for the API server.
-    pub reporting: Reporting,
-    pub surveyor: Arc<Surveyor>,
-    pub status: StatusSource,
+    pub journal: Option<JournalReader>,
+    pub surveyor: Surveyor,
     /// kubediag's processors.
-    pub kubediag: Arc<Kubediag>,
-    /// A mistake in the config of the fleet, which makes the agent's pod unready: the rollout stops.
-    pub ignored_config: Option<String>,
-    /// True once every kubelet root that answers is watched.
-    pub ready: AtomicBool,
-}
-
-impl Served {
-    /// Counts a line of the journal, and hands it to the events.
-    pub fn journaled(&self, line: &Result<JournalLine, UnreadLine>) {
-        self.metrics.journaled(line);
-        if let Ok(line) = line {
-            self.reporting.journaled(line);
-        }
-    }
+    pub kubediag: Kubediag,
 }
 
 /// The paths that a listener serves.
@@ -94,45 +77,51 @@ pub enum Audience {
 }
 
 /// Serves an audience on an address, in the network namespace of the runtime behind the CRI's socket
-/// `node` if it is given. Any user of the node may have the address first: the agent tries again, and
+/// `cri` if it is given. Any user of the node may have the address first: the agent tries again, and
 /// does its work meanwhile.
 pub async fn serve_address(
     address: SocketAddr,
-    node: Option<PathBuf>,
-    served: Arc<Served>,
+    cri: Option<&'static Path>,
+    served: &'static Served,
     audience: Audience,
 ) {
-    let listener = bound(address, node, &served.status).await;
-    accept(listener, move |stream| {
-        converse(stream, Arc::clone(&served), audience)
-    })
-    .await
+    let listener = bound(address, cri, served.node).await;
+    accept(listener, |stream| converse(stream, served, audience)).await
 }
 
-async fn bound(address: SocketAddr, node: Option<PathBuf>, status: &StatusSource) -> TcpListener {
+async fn bound(address: SocketAddr, cri: Option<&'static Path>, node: &Node) -> TcpListener {
     loop {
-        match bind(address, node.clone()).await {
+        let bound = bind(address, cri).await;
+        let problem = bound.as_ref().err().map(ToString::to_string);
+        let is_new = {
+            let mut unserved = node.unserved.lock().unwrap_or_else(PoisonError::into_inner);
+            let before = match &problem {
+                Some(problem) => unserved.insert(address, problem.clone()),
+                None => unserved.remove(&address),
+            };
+            before != problem
+        };
+        match bound {
             Ok(listener) => {
-                if status.note_address(address, None) {
+                if is_new {
                     info!("serving on {address}");
                 }
                 return listener;
             }
-            Err(error) => {
-                if status.note_address(address, Some(error.to_string())) {
-                    warn!("serve on {address}: {error}; trying again every {BIND_INTERVAL:?}");
-                }
+            Err(error) if is_new => {
+                warn!("serve on {address}: {error}; trying again every {BIND_INTERVAL:?}");
             }
+            Err(_) => {}
         }
         sleep(BIND_INTERVAL).await;
     }
 }
 
-async fn bind(address: SocketAddr, node: Option<PathBuf>) -> io::Result<TcpListener> {
-    let Some(cri) = node else {
+async fn bind(address: SocketAddr, cri: Option<&'static Path>) -> io::Result<TcpListener> {
+    let Some(cri) = cri else {
         return TcpListener::bind(address).await;
     };
-    let bound = spawn_blocking(move || bind_on_node(&cri, address)).await;
+    let bound = spawn_blocking(move || bind_on_node(cri, address)).await;
     let listener = bound.map_err(io::Error::other)??;
     listener.set_nonblocking(true)?;
     TcpListener::from_std(listener)
@@ -161,7 +150,7 @@ impl BoundSocket {
 ///
 /// # Errors
 /// If it cannot be bound.
-pub async fn serve_socket(socket: &Path, served: Arc<Served>) -> io::Result<BoundSocket> {
+pub async fn serve_socket(socket: &Path, served: &'static Served) -> io::Result<BoundSocket> {
     if let Some(folder) = socket.parent() {
         make_folders(folder, 0o755)?;
     }
@@ -180,11 +169,7 @@ pub async fn serve_socket(socket: &Path, served: Arc<Served>) -> io::Result<Boun
             match listener.accept().await {
                 // A connection that was made before the socket's mode was set.
                 Ok((stream, _)) if !is_of_root(&stream) => {}
-                Ok((stream, _)) => drop(tokio::spawn(converse(
-                    stream,
-                    Arc::clone(&served),
-                    Audience::Local,
-                ))),
+                Ok((stream, _)) => drop(tokio::spawn(converse(stream, served, Audience::Local))),
                 Err(_) => sleep(Duration::from_millis(100)).await,
             }
         }
@@ -199,19 +184,16 @@ fn is_of_root(stream: &UnixStream) -> bool {
 
 async fn converse(
     stream: impl AsyncRead + AsyncWrite + Unpin,
-    served: Arc<Served>,
+    served: &'static Served,
     scope: Audience,
 ) {
-    let service = service_fn(move |request| {
-        let served = Arc::clone(&served);
-        async move {
-            let (status, kind, body) = answer(request, &served, scope).await;
-            let mut response = Response::new(Full::new(body));
-            *response.status_mut() = status;
-            let kind = HeaderValue::from_static(kind);
-            response.headers_mut().insert(CONTENT_TYPE, kind);
-            Ok::<_, Infallible>(response)
-        }
+    let service = service_fn(move |request| async move {
+        let (status, kind, body) = answer(request, served, scope).await;
+        let mut response = Response::new(Full::new(body));
+        *response.status_mut() = status;
+        let kind = HeaderValue::from_static(kind);
+        response.headers_mut().insert(CONTENT_TYPE, kind);
+        Ok::<_, Infallible>(response)
     });
     // A client that goes away is no event of the agent's.
     let _ = http1::Builder::new()
@@ -237,7 +219,7 @@ fn ok_or_failed(kind: &'static str, body: Result<impl Into<Bytes>, impl Display>
     }
 }
 
-async fn answer(request: Request<Incoming>, served: &Arc<Served>, scope: Audience) -> Answer {
+async fn answer(request: Request<Incoming>, served: &'static Served, scope: Audience) -> Answer {
     if scope != Audience::Public && request.uri().path().starts_with(kubediag::FOLDER) {
         return match served.kubediag.answer(request).await {
             Some((StatusCode::OK, json)) => (StatusCode::OK, JSON, json.into()),
@@ -250,11 +232,12 @@ async fn answer(request: Request<Incoming>, served: &Arc<Served>, scope: Audienc
         let why = "only GET and HEAD are supported\n";
         return text(StatusCode::METHOD_NOT_ALLOWED, why);
     }
-    let is_ready = served.ready.load(Ordering::Relaxed);
+    let node = served.node;
+    let is_ready = node.ready.load(Ordering::Relaxed);
     match (request.uri().path(), scope) {
         ("/healthz", _) => text(StatusCode::OK, "OK\n"),
         (_, Audience::Kubediag) => text(StatusCode::NOT_FOUND, NO_SUCH_PATH),
-        ("/readyz", _) => match &served.ignored_config {
+        ("/readyz", _) => match &node.ignored_config {
             _ if !is_ready => text(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "the first survey is not done\n",
@@ -263,8 +246,12 @@ async fn answer(request: Request<Incoming>, served: &Arc<Served>, scope: Audienc
             None => text(StatusCode::OK, "OK\n"),
         },
         ("/metrics", _) => {
-            read_journal(served).await;
-            match served.metrics.text() {
+            // If the journal's filesystem hangs, only the figures of the journal are late.
+            if let Some(journal) = &served.journal {
+                let reading = spawn_blocking(|| journal.read_new(|line| node.journaled(line)));
+                let _ = timeout(JOURNAL_READ_TIMEOUT, reading).await;
+            }
+            match node.metrics.text() {
                 Ok(figures) if wants_plain_text(request.headers()) => {
                     (StatusCode::OK, PLAIN_METRICS, plain_text(&figures).into())
                 }
@@ -272,12 +259,10 @@ async fn answer(request: Request<Incoming>, served: &Arc<Served>, scope: Audienc
             }
         }
         (STATUS_PATH, Audience::Local) => {
-            let status = served.status.status(&served.metrics, is_ready);
-            ok_or_failed(JSON, serde_json::to_string(&status))
+            ok_or_failed(JSON, serde_json::to_string(&status_of(node, is_ready)))
         }
         ("/v1/report", Audience::Local) => {
-            let surveyor = Arc::clone(&served.surveyor);
-            let report = match spawn_blocking(move || surveyor.json()).await {
+            let report = match spawn_blocking(|| served.surveyor.json()).await {
                 Ok(Ok(json)) => Ok(json.to_string()),
                 Ok(Err(error)) => Err(format!("write the report: {error}")),
                 Err(error) => Err(format!("survey the node: {error}")),
@@ -301,41 +286,63 @@ fn wants_plain_text(headers: &HeaderMap) -> bool {
     takes_plain && !takes_open
 }
 
-/// Counts the new lines of the journal. If the journal's filesystem hangs, only the figures of the
-/// journal are late.
-async fn read_journal(served: &Arc<Served>) {
-    if let Some(journal) = served.journal.clone() {
-        let served = Arc::clone(served);
-        let reading = spawn_blocking(move || {
-            journal.read_new(|line| served.journaled(line));
+/// The agent's own state, for `bindguard status` and `bindguard doctor`.
+fn status_of(node: &Node, ready: bool) -> AgentStatus {
+    let (agent, metrics) = (node.config.agent(), node.metrics);
+    let last_survey = Duration::try_from_secs_f64(metrics.last_survey.get()).ok();
+    let mut unserved = Vec::new();
+    for (address, problem) in &*node.unserved.lock().unwrap_or_else(PoisonError::into_inner) {
+        unserved.push(UnservedAddress {
+            address: *address,
+            problem: problem.clone(),
         });
-        let _ = tokio::time::timeout(JOURNAL_READ_TIMEOUT, reading).await;
     }
+    AgentStatus {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        since: time_of(node.started),
+        ready,
+        last_survey: last_survey.filter(|time| !time.is_zero()).map(time_of),
+        stale_subpaths: node.config.policy().stale_subpaths,
+        refresh: agent.refresh,
+        nri: match (&agent.nri, metrics[Level::NriConnected].get()) {
+            (None, _) => NriState::Off,
+            (Some(_), 0) => NriState::Disconnected,
+            (Some(_), _) => NriState::Connected,
+        },
+        kubediag: agent.kubediag.is_some(),
+        silent_roots: metrics[Level::AgentSilentRoots].get() as u64,
+        unserved,
+        hanging_children: metrics.hanging_children.listed(),
+    }
+}
+
+fn time_of(since_epoch: Duration) -> String {
+    let time = OffsetDateTime::UNIX_EPOCH + since_epoch;
+    time.format(&Rfc3339).unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
-    use bindguard_config::Config;
-
     use super::*;
 
     /// Any user of the node can bind the address first.
     #[tokio::test(start_paused = true)]
     async fn an_address_of_another_process_is_bound_once_it_is_free() {
-        let status = StatusSource::new(&Config::default());
+        let node = Node::silent("");
         let squatter = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = squatter.local_addr().unwrap();
         let unserved = || {
-            let all = status.status(&Metrics::new(), true).unserved;
+            let all = status_of(node, true).unserved;
             all.into_iter().map(|it| it.address).collect::<Vec<_>>()
         };
-        let early = tokio::time::timeout(BIND_INTERVAL * 3, bound(address, None, &status)).await;
+        let early = timeout(BIND_INTERVAL * 3, bound(address, None, node)).await;
         assert!(early.is_err());
         assert_eq!(unserved(), [address]);
         drop(squatter);
-        let listener = bound(address, None, &status).await;
+        let listener = bound(address, None, node).await;
         assert_eq!(listener.local_addr().unwrap(), address);
         assert_eq!(unserved(), []);
     }

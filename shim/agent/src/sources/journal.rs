@@ -17,7 +17,7 @@ use bindguard_core::report::{JournalLine, UnreadLine};
 use bindguard_sys::{make_folders, write_new_file};
 use tracing::{debug, warn};
 
-use crate::sources::watch::{Inotify, WatchEvent};
+use crate::sources::watch::{Inotify, WRITES, WatchEvent};
 
 /// Limit of a read. The journal and the rotated journal have at most 4 MiB each.
 const MAX_READ: u64 = 16 << 20;
@@ -176,7 +176,7 @@ fn watch(directory: &Path, interval: Duration, changed: &mut impl FnMut()) -> io
     let inotify = Inotify::new()?;
     loop {
         // Changes nothing, unless another directory is at the path now.
-        inotify.watch_writes(directory)?;
+        inotify.watch(directory, WRITES)?;
         // A line that was written before the watch was there.
         changed();
         if !inotify.wait_with(None, interval)?.by_events {
@@ -296,26 +296,26 @@ mod tests {
         let (scene, metrics) = (Scene::new(), Metrics::new());
         scene.append(LINE);
         let reader = scene.reader();
-        count(&reader, &metrics);
+        count(&reader, metrics);
         assert_eq!(
-            admissions(&metrics),
+            admissions(metrics),
             "0",
             "what was there before the first start is not counted"
         );
         scene.append(LINE);
-        count(&reader, &metrics);
+        count(&reader, metrics);
         scene.append(LINE);
         scene.rotate();
         scene.append(LINE);
-        count(&reader, &metrics);
-        count(&reader, &metrics);
-        assert_eq!(admissions(&metrics), "3");
+        count(&reader, metrics);
+        count(&reader, metrics);
+        assert_eq!(admissions(metrics), "3");
         drop(reader);
         scene.append(LINE);
         let reader = scene.reader();
-        count(&reader, &metrics);
-        count(&reader, &metrics);
-        assert_eq!(admissions(&metrics), "4");
+        count(&reader, metrics);
+        count(&reader, metrics);
+        assert_eq!(admissions(metrics), "4");
     }
 
     /// The disk of the record was full, and has room again before the next line comes.
@@ -327,15 +327,15 @@ mod tests {
         let reader = || JournalReader::new(scene.journal(), folder.join("position"));
         let first = reader();
         scene.append(LINE);
-        count(&first, &metrics);
+        count(&first, metrics);
         fs::rename(&folder, &away).unwrap();
         scene.append(LINE);
-        count(&first, &metrics);
+        count(&first, metrics);
         fs::rename(&away, &folder).unwrap();
-        count(&first, &metrics);
-        count(&reader(), &metrics);
+        count(&first, metrics);
+        count(&reader(), metrics);
         assert_eq!(
-            admissions(&metrics),
+            admissions(metrics),
             "2",
             "the next agent counts a line again"
         );
@@ -351,11 +351,11 @@ mod tests {
             .enumerate()
         {
             scene.append(&LINE.replace("null", &format!("\"2026-11-23T{time}Z\"")));
-            count(&reader, &metrics);
-            assert_eq!(admissions(&metrics), (before + 1).to_string(), "{time}");
+            count(&reader, metrics);
+            assert_eq!(admissions(metrics), (before + 1).to_string(), "{time}");
         }
-        count(&scene.reader(), &metrics);
-        assert_eq!(admissions(&metrics), "5");
+        count(&scene.reader(), metrics);
+        assert_eq!(admissions(metrics), "5");
     }
 
     #[test]
@@ -363,11 +363,11 @@ mod tests {
         let (scene, metrics) = (Scene::new(), Metrics::new());
         let reader = scene.reader();
         scene.append(&LINE[..20]);
-        count(&reader, &metrics);
-        assert_eq!(admissions(&metrics), "0");
+        count(&reader, metrics);
+        assert_eq!(admissions(metrics), "0");
         scene.append(&LINE[20..]);
-        count(&reader, &metrics);
-        assert_eq!(admissions(&metrics), "1");
+        count(&reader, metrics);
+        assert_eq!(admissions(metrics), "1");
     }
 
     #[test]
@@ -375,14 +375,14 @@ mod tests {
         let (scene, metrics) = (Scene::new(), Metrics::new());
         fs::remove_file(scene.journal()).unwrap();
         let reader = scene.reader();
-        count(&reader, &metrics);
+        count(&reader, metrics);
         scene.append(LINE);
         scene.append(LINE);
-        count(&reader, &metrics);
-        assert_eq!(admissions(&metrics), "2");
+        count(&reader, metrics);
+        assert_eq!(admissions(metrics), "2");
         fs::write(scene.journal(), LINE).unwrap();
-        count(&reader, &metrics);
-        assert_eq!(admissions(&metrics), "3");
+        count(&reader, metrics);
+        assert_eq!(admissions(metrics), "3");
     }
 
     #[test]
@@ -391,7 +391,7 @@ mod tests {
         let reader = scene.reader();
         scene.append("nonsense\n");
         scene.append(&LINE.replace("\"version\":1", "\"version\":99"));
-        count(&reader, &metrics);
+        count(&reader, metrics);
         let text = metrics.text().unwrap();
         for line in ["{reason=\"foreign\"} 1", "{reason=\"newer\"} 1"] {
             assert!(

@@ -2,11 +2,11 @@
 //! NRI, requests over HTTP, and new lines in the journal.
 
 pub mod engines;
-pub mod host_files;
 pub mod http;
 pub mod journal;
 pub mod kubediag;
+pub mod kubelet_volumes;
 pub mod nri;
+pub mod pod_binds;
 pub mod roots;
-pub mod volumes;
 pub mod watch;

@@ -2,41 +2,63 @@
 //! stale subpaths on the host, then refreshes the running containers of pods that opted in.
 
 use std::cell::Cell;
-use std::error::Error;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bindguard_config::Config;
 use bindguard_core::error_chain;
-use bindguard_core::places::Places;
 use bindguard_core::refresh::SpecBind;
 use bindguard_core::refresh_request::RefreshRequest;
 use bindguard_core::report::{Actor, BindRecord, RebindLine, Severity};
 use bindguard_core::spec::SpecView;
-use bindguard_guard::refresh::{
-    BoundFiles, BoundMounts, CurrentFiles, FileBind, PodVolumes, VolumeOfPod, rebind_volume,
-};
+use bindguard_guard::refresh::{BoundMounts, FileBind, PodVolumes, VolumeOfPod, rebind_volume};
 use bindguard_guard::{Probes, kubelet_roots_by_all_names};
 use bindguard_operator::containers::bundle_of_container;
 use bindguard_operator::writers::ContainersOfNode;
 use bindguard_sys::bundle::read_spec;
 use tracing::{info, warn};
 
-use crate::pods::{Container, PodLookup};
-use crate::say_once::SayOnce;
+use crate::log::SayOnce;
+use crate::node::Node;
+use crate::pods::Container;
 use crate::sinks::events::Standing;
-use crate::sinks::metrics::Metrics;
-use crate::sinks::reporting::Reporting;
-use crate::work::refresher::{OF_NODE, RefreshedContainer, Refresher};
+use crate::work::refresher::{OF_NODE, RefreshedContainer, Refresher, WantedMounts};
 use crate::work::turns::{Planned, Turn, TurnEnd, Turns};
 
-/// The time limit of a container's refresh in the first turn, and in each later turn.
-const FIRST_TURN: Duration = Duration::from_millis(300);
-const LAST_TURN: Duration = Duration::from_secs(20);
+/// The time limit of a container's refresh in a later turn.
+const LATER_TURN: Duration = Duration::from_secs(20);
+
+/// A kubelet root, and the state that its threads share.
+#[derive(Debug)]
+pub struct KubeletRoot {
+    pub node: &'static Node,
+    pub path: PathBuf,
+    pub refreshes: Turns<PodOfRoot>,
+    /// True once a thread follows files of the host in pods.
+    pub are_files_followed: AtomicBool,
+}
+
+impl KubeletRoot {
+    /// A root, for as long as the process lives.
+    pub fn new(node: &'static Node, path: PathBuf) -> &'static Self {
+        Box::leak(Box::new(Self {
+            node,
+            path,
+            refreshes: Turns::default(),
+            are_files_followed: AtomicBool::new(false),
+        }))
+    }
+
+    pub fn pod(&self, uid: &str) -> PodOfRoot {
+        PodOfRoot {
+            kubelet_root: self.path.clone(),
+            uid: uid.to_owned(),
+        }
+    }
+}
 
 /// A pod of a kubelet root.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -60,13 +82,12 @@ impl fmt::Display for PodOfRoot {
 
 /// Refreshes pods.
 #[derive(Debug)]
-pub struct PodRefreshes<'a> {
-    pub pods: &'a PodLookup,
-    pub places: &'a Places,
-    pub refresher: Refresher<'a>,
+pub struct PodRefreshes {
+    pub root: &'static KubeletRoot,
+    pub refresher: Refresher,
 }
 
-impl PodRefreshes<'_> {
+impl PodRefreshes {
     /// Refreshes the containers of a pod; `others_wait` if further pods do.
     pub fn refresh(&self, planned: &Planned<PodOfRoot>, others_wait: bool) -> TurnEnd {
         let pod = &planned.subject;
@@ -79,7 +100,8 @@ impl PodRefreshes<'_> {
     }
 
     fn refresh_pod(&self, pod: &PodOfRoot, at: Instant, turn: Turn, others_wait: bool) -> TurnEnd {
-        let opted_in = match self.pods.opted_in(&pod.uid, at, others_wait) {
+        let pods = self.root.node.pods;
+        let opted_in = match pods.opted_in(&pod.uid, at, others_wait) {
             Ok(Some(opted_in)) => opted_in,
             Ok(None) => return TurnEnd::Done,
             Err(error) => {
@@ -94,7 +116,7 @@ impl PodRefreshes<'_> {
         // Without an answer the files of a driver are refused, and the refusal is reported.
         let is_unanswered = Cell::new(false);
         let writable = || {
-            let writable = self.pods.writable_mounts(&pod.uid);
+            let writable = pods.writable_mounts(&pod.uid);
             is_unanswered.set(writable.is_err());
             writable
         };
@@ -113,11 +135,8 @@ impl PodRefreshes<'_> {
                 is_out_of_time = true;
             }
         }
-        self.refresher.warn(&pod.uid, warnings);
-        match is_out_of_time || is_unanswered.get() {
-            true => TurnEnd::OutOfTime,
-            false => TurnEnd::Done,
-        }
+        let is_out_of_time = is_out_of_time || is_unanswered.get();
+        self.refresher.ended(&pod.uid, warnings, is_out_of_time)
     }
 
     fn refresh_container(
@@ -128,75 +147,41 @@ impl PodRefreshes<'_> {
         volumes: &PodVolumes,
         turn: Turn,
     ) -> RefreshedContainer {
-        let (root, name, binds) = (Path::new("/"), &container.name, request.binds);
-        let mut unread = None;
-        let bundle = bundle_of_container(root, &container.id);
+        let (host, binds) = (Path::new("/"), request.binds);
+        let running = ContainersOfNode::at(host);
+        let mut wanted = WantedMounts::default();
+        let bundle = bundle_of_container(host, &container.id);
         let bundle = bundle.as_deref();
         if binds.any() && bundle.is_none() {
             // The container ended, or bindguard does not know its runtime's folders.
-            unread = Some("its bundle is not found".to_owned());
+            wanted.unread = Some("its bundle is not found".to_owned());
         }
-        let bytes = bundle.and_then(|bundle| noted(read_spec(bundle), &mut unread));
+        let bytes = bundle.and_then(|bundle| wanted.noted(read_spec(bundle)));
         let bytes = bytes.unwrap_or_default();
-        let spec = match bytes.is_empty() {
-            true => None,
-            false => noted(SpecView::from_bytes(&bytes), &mut unread),
-        };
+        let mut spec = None;
+        if !bytes.is_empty() {
+            spec = wanted.noted(SpecView::from_bytes(&bytes));
+        }
         let in_pod = container.identity.container.as_deref().unwrap_or_default();
-        let files = request.containers.includes(in_pod).then(|| {
+        if request.containers.includes(in_pod) {
             let binds = spec.as_ref().map(SpecBind::of_spec);
-            volumes.for_container(binds.unwrap_or_default())
-        });
-        let mounts = bundle
-            .filter(|_| binds.volumes)
-            .and_then(|bundle| noted(BoundMounts::open(bundle, pod), &mut unread));
-        let roots = bundle
-            .filter(|_| binds.host_root)
-            .and_then(|bundle| noted(self.refresher.host_roots(bundle, self.places), &mut unread));
-        let running = ContainersOfNode::at(root);
-        let host_files = spec.as_ref().filter(|_| binds.host_files).map(|spec| {
-            let roots = kubelet_roots_by_all_names(self.places, &Probes::for_create());
-            BoundFiles::open(FileBind::of_pod(spec, &roots), container.pid, &running)
-        });
-        let (host_files, errors) = host_files.unzip();
-        let kinds: [Option<&dyn CurrentFiles>; 4] = [
-            files.as_ref().map(|files| files as &dyn CurrentFiles),
-            mounts.as_ref().map(|mounts| mounts as &dyn CurrentFiles),
-            roots.as_ref().map(|roots| roots as &dyn CurrentFiles),
-            host_files.as_ref().map(|files| files as &dyn CurrentFiles),
-        ];
-        let kinds: Vec<&dyn CurrentFiles> = kinds.into_iter().flatten().collect();
-        let time = match turn {
-            Turn::First => FIRST_TURN,
-            Turn::Last | Turn::Retry => LAST_TURN,
-        };
-        let refresher = &self.refresher;
-        let mut done = refresher.refresh(turn, time, container, &kinds, &request.notify);
-        done.note_unread(name, unread);
-        for error in errors.into_iter().flatten() {
-            done.warnings
-                .push(format!("{name}: {}", error_chain(&error)));
+            wanted.add(volumes.for_container(binds.unwrap_or_default()));
         }
-        done
-    }
-}
-
-impl RefreshedContainer {
-    /// Notes the reason for which binds were not refreshed.
-    pub fn note_unread(&mut self, name: &str, unread: Option<String>) {
-        if let Some(why) = unread {
-            self.is_out_of_time = true;
-            self.warnings.push(format!(
-                "binds of {name} are not refreshed: {why}; trying again"
-            ));
+        let places = self.root.node.config.places();
+        if let Some(bundle) = bundle.filter(|_| binds.volumes) {
+            wanted.add_read(BoundMounts::open(bundle, pod));
         }
+        if let Some(bundle) = bundle.filter(|_| binds.host_root) {
+            wanted.add_read(self.refresher.host_roots(bundle));
+        }
+        if let Some(spec) = spec.filter(|_| binds.host_files) {
+            let roots = kubelet_roots_by_all_names(places, &Probes::for_create());
+            wanted.add_files(FileBind::of_pod(&spec, &roots), container, &running);
+        }
+        let notify = &request.notify;
+        self.refresher
+            .refresh(turn, LATER_TURN, container, bundle, wanted, notify)
     }
-}
-
-/// The result; an error is noted as the reason for which binds are not refreshed.
-pub fn noted<T, E: Error + 'static>(read: Result<T, E>, unread: &mut Option<String>) -> Option<T> {
-    read.map_err(|error| *unread = Some(error_chain(&error)))
-        .ok()
 }
 
 // Updated volumes: makes the host's subpaths current.
@@ -209,32 +194,17 @@ const SIDE_BY_SIDE: usize = 8;
 
 /// Follows the updates of volumes.
 #[derive(Debug)]
-pub struct Updates<'a> {
-    config: &'a Config,
-    metrics: &'a Metrics,
-    reporting: &'a Reporting,
-    pods: &'a PodLookup,
-    /// `None` if no running container is refreshed.
-    refreshes: Option<&'a Turns<PodOfRoot>>,
+pub struct Updates {
+    root: &'static KubeletRoot,
     warned: SayOnce<String, VolumeOfPod>,
     standing: Standing<String>,
 }
 
-impl<'a> Updates<'a> {
+impl Updates {
     /// A follower that has seen no update.
-    pub fn new(
-        config: &'a Config,
-        metrics: &'a Metrics,
-        reporting: &'a Reporting,
-        pods: &'a PodLookup,
-        refreshes: Option<&'a Turns<PodOfRoot>>,
-    ) -> Self {
+    pub fn new(root: &'static KubeletRoot) -> Self {
         Self {
-            config,
-            metrics,
-            reporting,
-            pods,
-            refreshes,
+            root,
             warned: SayOnce::default(),
             standing: Standing::default(),
         }
@@ -259,28 +229,25 @@ impl<'a> Updates<'a> {
         }
         for (volume, line) in lines.into_inner().unwrap_or_else(PoisonError::into_inner) {
             let is_new = self.log(volume, &line);
-            self.reporting.rebound(line, is_new, &mut self.standing);
+            let reporting = &self.root.node.reporting;
+            reporting.rebound(line, is_new, &mut self.standing);
         }
     }
 
     fn rebind(&self, volume: &VolumeOfPod) -> RebindLine {
-        let plan = || {
-            if let Some(refreshes) = self.refreshes {
-                refreshes.plan(PodOfRoot {
-                    kubelet_root: volume.kubelet_root.clone(),
-                    uid: volume.pod_uid.clone(),
-                });
-            }
-        };
+        let (root, node) = (self.root, self.root.node);
+        let is_refreshed = node.refreshing().is_some();
         // A directory has no files until its refresh; the files of a volume keep their old content.
         // The plan after the re-bind finds the containers that started meanwhile.
-        if self.refreshes.is_some() && volume.has_directories() {
-            plan();
+        if is_refreshed && volume.has_directories() {
+            root.refreshes.plan(root.pod(&volume.pod_uid));
         }
-        let report = rebind_volume(volume, self.config.policy());
+        let report = rebind_volume(volume, node.config.policy());
         let line = RebindLine::new(Actor::Agent, &volume.pod_uid, &volume.volume, &report);
-        self.metrics.rebound(&line);
-        plan();
+        node.metrics.rebound(&line);
+        if is_refreshed {
+            root.refreshes.plan(root.pod(&volume.pod_uid));
+        }
         line
     }
 
@@ -301,7 +268,12 @@ impl<'a> Updates<'a> {
         // `namespace/name`, or the uid if the CRI does not answer. The query comes after the re-binds,
         // and so delays no re-bind.
         let uid = &volume.pod_uid;
-        let pod = self.pods.names(uid).and_then(|pod| pod.display_name());
+        let pod = self
+            .root
+            .node
+            .pods
+            .names(uid)
+            .and_then(|pod| pod.display_name());
         let pod = pod.unwrap_or_else(|| uid.clone());
         for repair in repairs {
             info!("pod {pod}: {repair}");
@@ -318,36 +290,22 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
     use std::fs;
-    use std::sync::Arc;
 
-    use bindguard_core::policy::Policy;
     use bindguard_testing::helper;
 
     use super::*;
-    use crate::sinks::events::Events;
-    use crate::sinks::journal::JournalWriter;
-    use crate::threads::IdleMemory;
 
     /// The runtime restarts at the moment of an update.
     #[test]
     fn a_pod_is_refreshed_later_if_the_runtime_does_not_answer() {
-        let (metrics, policy, places) = (Metrics::new(), Policy::default(), Places::default());
-        let reporting = Reporting {
-            events: Events::off(Arc::clone(&metrics)),
-            journal: JournalWriter::off(Arc::clone(&metrics)),
-            memory: IdleMemory::default(),
-        };
+        let (folder, node) = (tempfile::tempdir().unwrap(), Node::silent(""));
+        let root = KubeletRoot::new(node, folder.path().to_owned());
         let refreshes = PodRefreshes {
-            pods: &PodLookup::unanswered(),
-            places: &places,
-            refresher: Refresher::new(helper(), &metrics, &reporting, &policy),
+            root,
+            refresher: Refresher::new(helper(), node),
         };
-        let root = tempfile::tempdir().unwrap();
         let planned = Planned {
-            subject: PodOfRoot {
-                kubelet_root: root.path().to_owned(),
-                uid: "u-1".to_owned(),
-            },
+            subject: root.pod("u-1"),
             at: Instant::now(),
             turn: Turn::First,
             not_before: None,

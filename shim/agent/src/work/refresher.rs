@@ -3,39 +3,84 @@
 //! Several threads may use one refresher, each for a different container: a container can make its
 //! own refresh wait, and must not delay the host's re-binds.
 
+use std::error::Error;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use bindguard_core::error_chain;
-use bindguard_core::places::Places;
-use bindguard_core::policy::{Mode, Policy};
+use bindguard_core::policy::Mode;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{Actor, MountResult, RefreshLine, RefreshedMount};
 use bindguard_guard::OpenError;
 use bindguard_guard::refresh::{
-    CurrentFiles, HeldProcess, HelperProcess, HostRoots, MAX_MOUNTS_OF_FILE, ProcessError,
-    RefreshAct, TuckRecords, refresh_container,
+    BoundFiles, CurrentFiles, FileBind, HeldProcess, HelperProcess, HostRoots, MAX_MOUNTS_OF_FILE,
+    ProcessError, RefreshAct, TuckRecords, refresh_container,
 };
 use bindguard_operator::containers::{NotInit, hold_init};
+use bindguard_operator::writers::ContainersOfNode;
 use tracing::info;
 
+use crate::log::SayOnce;
+use crate::node::Node;
 use crate::pods::Container;
-use crate::say_once::SayOnce;
 use crate::sinks::events::Standing;
-use crate::sinks::metrics::Metrics;
-use crate::sinks::reporting::Reporting;
-use crate::work::turns::Turn;
+use crate::sinks::metrics::{NOT_NOTIFIED, TotalBy};
+use crate::work::turns::{Turn, TurnEnd};
 
 /// The place of a pod or a container in warnings that concern the whole node.
 pub const OF_NODE: &str = "";
+
+/// The time limit of a container's refresh in the first turn.
+const FIRST_TURN: Duration = Duration::from_millis(300);
 
 /// The pause between two checks if a child has ended.
 const CHILD_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Limit of the wait for the end of an init that cannot be read.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What the mounts of a container shall show.
+#[derive(Default)]
+pub struct WantedMounts<'f> {
+    kinds: Vec<Box<dyn CurrentFiles + 'f>>,
+    /// The reason for which some binds are not known.
+    pub unread: Option<String>,
+    /// The files that cannot be opened, and why.
+    unopened: Vec<String>,
+}
+
+impl<'f> WantedMounts<'f> {
+    pub fn add(&mut self, files: impl CurrentFiles + 'f) {
+        self.kinds.push(Box::new(files));
+    }
+
+    pub fn add_read<E: Error + 'static>(&mut self, read: Result<impl CurrentFiles + 'f, E>) {
+        if let Some(files) = self.noted(read) {
+            self.add(files);
+        }
+    }
+
+    /// Adds files of the host.
+    pub fn add_files(
+        &mut self,
+        binds: Vec<FileBind>,
+        container: &Container,
+        running: &'f ContainersOfNode,
+    ) {
+        let (files, errors) = BoundFiles::open(binds, container.pid, running);
+        self.add(files);
+        self.unopened
+            .extend(errors.iter().map(|error| error_chain(error)));
+    }
+
+    /// The result; an error is noted as the reason for which binds are not refreshed.
+    pub fn noted<T, E: Error + 'static>(&mut self, read: Result<T, E>) -> Option<T> {
+        read.map_err(|error| self.unread = Some(error_chain(&error)))
+            .ok()
+    }
+}
 
 /// The end of a container's refresh.
 #[derive(Debug, Default)]
@@ -48,11 +93,9 @@ pub struct RefreshedContainer {
 
 /// Refreshes containers, and remembers what was said of each.
 #[derive(Debug)]
-pub struct Refresher<'a> {
-    helper: &'a HelperProcess,
-    metrics: &'a Metrics,
-    reporting: &'a Reporting,
-    policy: &'a Policy,
+pub struct Refresher {
+    pub node: &'static Node,
+    helper: &'static HelperProcess,
     records: TuckRecords,
     /// Locked for a look-up, never during a refresh.
     said: Mutex<Said>,
@@ -69,19 +112,12 @@ struct Said {
     problems: SayOnce<String, String>,
 }
 
-impl<'a> Refresher<'a> {
+impl Refresher {
     /// A refresher that has done nothing.
-    pub fn new(
-        helper: &'a HelperProcess,
-        metrics: &'a Metrics,
-        reporting: &'a Reporting,
-        policy: &'a Policy,
-    ) -> Self {
+    pub fn new(helper: &'static HelperProcess, node: &'static Node) -> Self {
         Self {
+            node,
             helper,
-            metrics,
-            reporting,
-            policy,
             records: TuckRecords::default(),
             said: Mutex::default(),
         }
@@ -91,14 +127,46 @@ impl<'a> Refresher<'a> {
     ///
     /// # Errors
     /// If the bundle has no spec.
-    pub fn host_roots(&self, bundle: &Path, places: &Places) -> Result<HostRoots, OpenError> {
-        HostRoots::open(bundle, self.policy, places)
+    pub fn host_roots(&self, bundle: &Path) -> Result<HostRoots, OpenError> {
+        let config = &self.node.config;
+        HostRoots::open(bundle, config.policy(), config.places())
     }
 
-    /// Refreshes a container for at most this time, and reports what could not be done. A container
-    /// that needs more time than its first turn has is not reported: its next turn continues, once
-    /// the child of the earlier refresh ended.
+    /// Refreshes a container, and reports what could not be done. `later`: the time limit in a later
+    /// turn.
     pub fn refresh(
+        &self,
+        turn: Turn,
+        later: Duration,
+        container: &Container,
+        bundle: Option<&Path>,
+        wanted: WantedMounts<'_>,
+        notify: &Notify,
+    ) -> RefreshedContainer {
+        let time = match turn {
+            Turn::First => FIRST_TURN,
+            Turn::Last | Turn::Retry => later,
+        };
+        let kinds: Vec<&dyn CurrentFiles> = wanted.kinds.iter().map(|kind| &**kind).collect();
+        let mut done = self.refresh_for(turn, time, container, &kinds, notify);
+        let name = &container.name;
+        // A container that ended meanwhile has no bundle.
+        let has_ended = bundle.is_some_and(|bundle| bundle.symlink_metadata().is_err());
+        if let Some(why) = wanted.unread.filter(|_| !has_ended) {
+            done.is_out_of_time = true;
+            let warning = format!("binds of {name} are not refreshed: {why}; trying again");
+            done.warnings.push(warning);
+        }
+        for why in wanted.unopened {
+            done.warnings.push(format!("{name}: {why}"));
+        }
+        done
+    }
+
+    /// Refreshes a container for at most this time. A container that needs more time than its first
+    /// turn has is not reported: its next turn continues, once the child of the earlier refresh
+    /// ended.
+    fn refresh_for(
         &self,
         turn: Turn,
         time: Duration,
@@ -106,6 +174,7 @@ impl<'a> Refresher<'a> {
         files: &[&dyn CurrentFiles],
         notify: &Notify,
     ) -> RefreshedContainer {
+        let (metrics, reporting) = (self.node.metrics, &self.node.reporting);
         let (id, name) = (&container.id, &container.name);
         let is_first = turn == Turn::First;
         let out_of_time = |why: &str| RefreshedContainer {
@@ -116,7 +185,7 @@ impl<'a> Refresher<'a> {
             is_out_of_time: true,
         };
         let asked = Instant::now();
-        while self.metrics.hanging_children.are_in(id) {
+        while metrics.hanging_children.are_in(id) {
             if turn != Turn::Last || asked.elapsed() > time {
                 return out_of_time("an earlier refresh still hangs in it");
             }
@@ -131,7 +200,7 @@ impl<'a> Refresher<'a> {
             Err(_) if !is_first && ends(container) => return RefreshedContainer::default(),
             Err(error) => return out_of_time(&error_chain(&error)),
         };
-        let act = match self.policy.stale_subpaths {
+        let act = match self.node.config.policy().stale_subpaths {
             Mode::Repair => RefreshAct::Replace(notify.clone()),
             Mode::Report | Mode::Off => RefreshAct::Look,
         };
@@ -146,12 +215,11 @@ impl<'a> Refresher<'a> {
             }
             Err(error) => {
                 let problem = error_chain(&error);
-                self.metrics.not_refreshed(&error);
+                metrics.not_refreshed(&error);
                 line.problems.push(problem.clone());
                 let said = &mut *self.said();
                 let news = said.problems.news(id.clone(), vec![problem.clone()]);
-                self.reporting
-                    .refreshed(line, !news.is_empty(), &mut said.standing);
+                reporting.refreshed(line, !news.is_empty(), &mut said.standing);
                 return RefreshedContainer {
                     warnings: vec![format!("refresh {name}: {problem}")],
                     is_out_of_time: error.may_pass(),
@@ -160,7 +228,7 @@ impl<'a> Refresher<'a> {
         };
         if refreshed.replaced() > 0 {
             let took = start.elapsed().as_secs_f64();
-            self.metrics.refresh_seconds.observe(took);
+            metrics.refresh_seconds.observe(took);
         }
         let is_out_of_time = refreshed.is_out_of_time || refreshed.abandoned.is_some();
         if is_first && is_out_of_time {
@@ -190,9 +258,9 @@ impl<'a> Refresher<'a> {
         let is_new = !said.left.news(id.clone(), left).is_empty()
             || line.mounts.iter().any(is_replaced)
             || line.notification.is_some();
-        self.reporting.refreshed(line, is_new, &mut said.standing);
+        reporting.refreshed(line, is_new, &mut said.standing);
         if let Some(child) = refreshed.abandoned {
-            self.metrics.hanging_children.add(id, name, child);
+            metrics.hanging_children.add(id, name, child);
         }
         RefreshedContainer {
             warnings,
@@ -205,7 +273,7 @@ impl<'a> Refresher<'a> {
         let mut warnings = Vec::new();
         for mount in &line.mounts {
             let (destination, source) = (&mount.destination, &mount.source);
-            self.metrics.refreshed(&mount.outcome);
+            self.node.metrics.refreshed(&mount.outcome);
             match mount.outcome {
                 MountResult::Replaced { .. } => {
                     info!("refreshed {destination} of {name}");
@@ -226,10 +294,21 @@ impl<'a> Refresher<'a> {
         }
         let notification = line.notification.as_ref();
         if let Some(error) = notification.and_then(|it| it.error.as_ref()) {
-            self.metrics.not_notified();
+            self.node
+                .metrics
+                .count_by(TotalBy::Refreshes, NOT_NOTIFIED, 1);
             warnings.push(format!("{name} is refreshed but not notified: {error}"));
         }
         warnings
+    }
+
+    /// Logs the warnings that are new for this pod or container, at the end of its turn.
+    pub fn ended(&self, about: &str, warnings: Vec<String>, is_out_of_time: bool) -> TurnEnd {
+        self.warn(about, warnings);
+        match is_out_of_time {
+            true => TurnEnd::OutOfTime,
+            false => TurnEnd::Done,
+        }
     }
 
     /// Logs the warnings that are new for this pod or container.
@@ -263,9 +342,6 @@ mod tests {
     use nix::sched::{CloneFlags, unshare};
 
     use super::*;
-    use crate::sinks::events::Events;
-    use crate::sinks::journal::JournalWriter;
-    use crate::threads::IdleMemory;
 
     /// Its init hangs in execve(2), so a reader of its program is late. On a busy node every reader
     /// may be.
@@ -279,8 +355,8 @@ mod tests {
             return;
         };
         cgroup.add(executing.pid());
-        let metrics = Metrics::new();
-        let (first, last) = both_turns(&metrics, container(&cgroup, executing.pid()));
+        let node = Node::silent("");
+        let (first, last) = both_turns(node, container(&cgroup, executing.pid()));
         drop(executing);
         assert_eq!(first.warnings, Vec::<String>::new());
         // A kernel that takes no lock for the program lets the refresh go on.
@@ -288,7 +364,7 @@ mod tests {
             assert!(warning.contains("blocks its readers"), "{warning}");
             assert!(first.is_out_of_time && last.is_out_of_time);
             let counted = "bindguard_refreshes_total{outcome=\"failed\"} 1\n";
-            assert!(metrics.text().unwrap().contains(counted));
+            assert!(node.metrics.text().unwrap().contains(counted));
         }
     }
 
@@ -308,30 +384,25 @@ mod tests {
                 unshare(CloneFlags::CLONE_NEWNS).unwrap();
             };
             let exiting = Exiting::start_after(enter, Duration::from_millis(400));
-            let metrics = Metrics::new();
-            let (first, last) = both_turns(&metrics, container(&cgroup, exiting.pid()));
+            let node = Node::silent("");
+            let (first, last) = both_turns(node, container(&cgroup, exiting.pid()));
             assert_eq!(first.warnings, Vec::<String>::new());
             assert_eq!(last.warnings, Vec::<String>::new());
             let failed = "bindguard_refreshes_total{outcome=\"failed\"} 0\n";
-            assert!(metrics.text().unwrap().contains(failed));
+            assert!(node.metrics.text().unwrap().contains(failed));
         }
     }
 
     fn both_turns(
-        metrics: &Arc<Metrics>,
+        node: &'static Node,
         container: Container,
     ) -> (RefreshedContainer, RefreshedContainer) {
-        let policy = Policy::default();
-        let reporting = Reporting {
-            events: Events::off(Arc::clone(metrics)),
-            journal: JournalWriter::off(Arc::clone(metrics)),
-            memory: IdleMemory::default(),
-        };
-        let refresher = Refresher::new(helper(), metrics, &reporting, &policy);
+        let refresher = Refresher::new(helper(), node);
         let folder = tempfile::tempdir().unwrap();
         let files = PodVolumes::open(folder.path()).unwrap();
         let time = Duration::from_millis(300);
-        let refreshed = |turn| refresher.refresh(turn, time, &container, &[&files], &Notify::None);
+        let refreshed =
+            |turn| refresher.refresh_for(turn, time, &container, &[&files], &Notify::None);
         (refreshed(Turn::First), refreshed(Turn::Last))
     }
 

@@ -2,35 +2,32 @@
 //! prints it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use std::{fs, mem};
 
-use bindguard_config::Config;
 use bindguard_core::error_chain;
 use bindguard_core::judge::VerdictName;
-use bindguard_core::places::Places;
-use bindguard_core::policy::Policy;
 use bindguard_core::process_stat::{START_TIME, number};
 use bindguard_core::source::KindName;
-use bindguard_operator::container_mounts::{ContainerMounts, container_mounts};
+use bindguard_operator::container_mounts::{ContainerMounts, UnreadContainer, container_mounts};
 use bindguard_operator::cri::query;
 use bindguard_operator::doctor::GuardedRuntimes;
 use bindguard_operator::node_report::NodeReport;
-use bindguard_operator::pods::ignored_requests;
+use bindguard_operator::pods::{IgnoredRequest, PodContainer, ignored_requests};
 use bindguard_operator::root_program::{DRIFT_COUNT, open_of_root, recent_drift_count};
 use bindguard_operator::survey_node;
 use bindguard_sys::process_files::{ProcessFile, contents};
 use bindguard_sys::read_file;
 use serde::Deserialize;
-use tracing::info;
+use tracing::{info, warn};
 
-use crate::host::since_epoch;
-use crate::pods::PodLookup;
-use crate::say_once::SayOnce;
-use crate::sinks::metrics::Metrics;
-use crate::sinks::reporting::{Reporting, SurveyEvents};
+use crate::log::SayOnce;
+use crate::node::Node;
+use crate::sinks::events::{Standing, from_ignored_request, from_keeper, from_survey, news};
+use crate::sinks::metrics::{Level, LevelBy, Metrics, Total};
+use crate::threads::since_epoch;
 
 /// The time for which a survey's text is served again: a survey reads every mount, and requests are
 /// free.
@@ -39,19 +36,22 @@ const FRESH: Duration = Duration::from_secs(10);
 /// Surveys the node on request, and keeps the last report.
 #[derive(Debug)]
 pub struct Surveyor {
-    policy: Policy,
-    places: Places,
-    metrics: Arc<Metrics>,
-    reporting: Reporting,
-    pods: PodLookup,
-    cri: PathBuf,
+    node: &'static Node,
     last: Mutex<Last>,
 }
 
+/// The findings of the last survey: only a new finding is an event.
 #[derive(Debug, Default)]
 struct Last {
     report: Option<(Instant, Arc<str>)>,
-    events: SurveyEvents,
+    sources: Standing<()>,
+    /// The ids of the containers that keep mounts of the host.
+    keepers: SayOnce<String>,
+    /// The ids of the containers whose mounts are unknown.
+    unread: SayOnce<String>,
+    /// The pods whose annotations have no effect, and the events about them.
+    ignored: Vec<IgnoredRequest>,
+    ignored_events: Standing<()>,
     failures: SayOnce<String>,
     are_mounts_unread: bool,
     /// The runtime did not answer.
@@ -60,21 +60,9 @@ struct Last {
 
 impl Surveyor {
     /// A surveyor without a report.
-    pub fn new(
-        config: &Config,
-        metrics: Arc<Metrics>,
-        reporting: Reporting,
-        pods: PodLookup,
-        cri: &Path,
-    ) -> Self {
-        let (policy, places) = (*config.policy(), config.places().clone());
+    pub fn new(node: &'static Node) -> Self {
         Self {
-            policy,
-            places,
-            metrics,
-            reporting,
-            pods,
-            cri: cri.to_owned(),
+            node,
             last: Mutex::default(),
         }
     }
@@ -110,7 +98,8 @@ impl Surveyor {
     }
 
     fn report(&self, last: &mut Last) -> NodeReport {
-        let pods = self.pods.all();
+        let (node, config) = (self.node, &self.node.config);
+        let pods = node.pods.all();
         if let Err(error) = &pods
             && !last.has_no_pods
         {
@@ -126,53 +115,27 @@ impl Surveyor {
         if let Ok(pods) = &pods {
             // Not a part of the report: `diagnose` reports sources, and the doctor every mount
             // namespace.
-            let found = container_mounts(pods, &self.places, self.policy.host_root_scope);
+            let found = container_mounts(pods, config.places(), config.policy().host_root_scope);
             last.are_mounts_unread = found.is_err();
-            last.failures.warn(
-                (),
-                found.as_ref().err().map(|error| {
-                    let why = error_chain(error);
-                    format!("survey the mounts of containers: {why}; trying again")
-                }),
-            );
+            let failure = found.as_ref().err().map(|error| {
+                let why = error_chain(error);
+                format!("survey the mounts of containers: {why}; trying again")
+            });
+            last.failures.warn((), failure);
             mounts = found.ok();
-            let ignored = self
-                .reporting
-                .ignored_requests(ignored_requests(pods), &mut last.events);
-            self.metrics.ignored_requests.set(ignored as i64);
+            self.take_ignored_requests(ignored_requests(pods), last);
         }
         // Names are a convenience: a runtime that does not answer costs them, and no finding.
-        let report = survey_node(
-            &self.policy,
-            &self.places,
-            &pods.unwrap_or_default(),
-            |_| true,
-        );
+        let pods = pods.unwrap_or_default();
+        let report = survey_node(config.policy(), config.places(), &pods, |_| true);
         self.count(&report);
-        count(&self.metrics, &self.cri);
-        self.reporting.surveyed(&report, &mut last.events);
+        count_installation(node.metrics, &node.cri);
+        node.reporting
+            .record_news(&mut last.sources, (), || from_survey(&report));
         if let Some(mounts) = mounts {
-            self.count_mounts(&mounts);
-            self.reporting
-                .surveyed_containers(&mounts, &mut last.events);
+            self.take_mounts(&mounts, last);
         }
         report
-    }
-
-    fn count_mounts(&self, found: &ContainerMounts) {
-        for (verdict, count) in [
-            (VerdictName::Current, found.following_host),
-            (VerdictName::Pinning, found.private),
-        ] {
-            let labels = source_labels(KindName::HostRoot, verdict);
-            let figure = self.metrics.sources.get_or_create(&labels);
-            figure.set(count as i64);
-        }
-        let mut places = BTreeSet::new();
-        for keeper in &found.keepers {
-            places.extend(&keeper.places);
-        }
-        self.metrics.pinned_mounts.set(places.len() as i64);
     }
 
     fn count(&self, report: &NodeReport) {
@@ -181,19 +144,88 @@ impl Surveyor {
             let labels = source_labels(bind.bind.kind(), bind.bind.verdict());
             *found.entry(labels).or_default() += 1;
         }
-        self.metrics.sources.clear();
+        let metrics = self.node.metrics;
+        let sources = &metrics[LevelBy::Sources];
+        sources.clear();
         for (labels, count) in found {
-            self.metrics.sources.get_or_create(&labels).set(count);
+            sources.get_or_create(&labels).set(count);
         }
         let below = report.mounts_below_emptydir.len();
-        self.metrics.mounts_below_emptydir.set(below as i64);
-        self.metrics.surveys.inc();
-        self.metrics.last_survey.set(since_epoch().as_secs_f64());
+        metrics[Level::MountsBelowEmptydir].set(below as i64);
+        metrics[Total::AgentSurveys].inc();
+        metrics.last_survey.set(since_epoch().as_secs_f64());
+    }
+
+    /// Counts the mounts of running containers. A container that keeps mounts is reported once, also
+    /// if the container keeps further mounts later.
+    fn take_mounts(&self, found: &ContainerMounts, last: &mut Last) {
+        let metrics = self.node.metrics;
+        for (verdict, count) in [
+            (VerdictName::Current, found.following_host),
+            (VerdictName::Pinning, found.private),
+        ] {
+            let labels = source_labels(KindName::HostRoot, verdict);
+            let figure = metrics[LevelBy::Sources].get_or_create(&labels);
+            figure.set(count as i64);
+        }
+        let mut all_places = BTreeSet::new();
+        let keepers = found.keepers.iter().map(|it| it.container.id.clone());
+        let new_keepers = last.keepers.news((), keepers.collect());
+        for keeper in &found.keepers {
+            all_places.extend(&keeper.places);
+            if new_keepers.contains(&keeper.container.id) {
+                let places = keeper.places.iter();
+                let places = places.map(|place| place.display().to_string());
+                warn!(
+                    "{} keeps mounts that the host has unmounted: {}",
+                    name_of(&keeper.container),
+                    Vec::from_iter(places).join(", ")
+                );
+                self.node.reporting.record(from_keeper(keeper));
+            }
+        }
+        metrics[Level::PinnedMounts].set(all_places.len() as i64);
+        let unread = found.unread.iter().map(|it| it.container.id.clone());
+        let new_unread = last.unread.news((), unread.collect());
+        for UnreadContainer { container, why } in &found.unread {
+            if new_unread.contains(&container.id) {
+                let why = error_chain(why);
+                warn!("the mounts of {} are unknown: {why}", name_of(container));
+            }
+        }
+    }
+
+    /// The annotations for live refresh that have no effect.
+    fn take_ignored_requests(&self, found: Vec<IgnoredRequest>, last: &mut Last) {
+        let before = mem::replace(&mut last.ignored, found);
+        let mut occurrences = Vec::new();
+        for request in &last.ignored {
+            let problems = request.confirmed_by(&before);
+            if !problems.is_empty() {
+                occurrences.extend(from_ignored_request(&request.pod, &problems));
+            }
+        }
+        self.node.metrics[Level::RefreshRequestsIgnored].set(occurrences.len() as i64);
+        let new = news(&mut last.ignored_events, (), occurrences);
+        for occurrence in &new {
+            let pod = occurrence.pod.display_name().unwrap_or_default();
+            warn!("pod {pod}: {}", occurrence.message);
+        }
+        self.node.reporting.record(new);
     }
 }
 
-fn source_labels(kind: KindName, verdict: VerdictName) -> [(&'static str, &'static str); 2] {
-    [("kind", kind.as_str()), ("verdict", verdict.as_str())]
+fn name_of(container: &PodContainer) -> String {
+    let pod = container.pod.display_name().unwrap_or_default();
+    let name = container.name.as_deref().unwrap_or(&container.id);
+    format!("{pod} container {name}")
+}
+
+fn source_labels(kind: KindName, verdict: VerdictName) -> Vec<(&'static str, String)> {
+    let labels = [("kind", kind.as_str()), ("verdict", verdict.as_str())];
+    labels
+        .map(|(label, value)| (label, value.to_owned()))
+        .into()
 }
 
 // The installation of this node, by the installer's record and the running containerd: is the node
@@ -255,7 +287,7 @@ impl Daemon {
 }
 
 /// Sets the figures of the installation. It blocks.
-pub fn count(metrics: &Metrics, cri: &Path) {
+fn count_installation(metrics: &Metrics, cri: &Path) {
     match open_of_root(Path::new(RECORD)) {
         Ok(Some(_)) => {
             let bytes = read_file(Path::new(RECORD), MAX_SIZE).unwrap_or_default();
@@ -266,38 +298,40 @@ pub fn count(metrics: &Metrics, cri: &Path) {
         Ok(None) => count_record(metrics, Record::default()),
         Err(_) => {}
     }
-    metrics.drift.clear();
+    let drift = &metrics[LevelBy::NodeDrift];
+    drift.clear();
     if let Some(count) = recent_drift_count(Path::new(DRIFT_COUNT)) {
-        metrics.drift.get_or_create(&[]).set(count.into());
+        drift.get_or_create(&Vec::new()).set(count.into());
     }
     let mistakes = bindguard_config::load().remarks().len();
-    metrics.config_mistakes.set(mistakes as i64);
+    metrics[Level::ConfigMistakes].set(mistakes as i64);
     let active = query(cri, async |cri| cri.active_config().await);
     if let Ok(active) = serde_json::from_str(&active.unwrap_or_default()) {
         let guarded = GuardedRuntimes::of_containerd(&active).runtimes.len();
-        metrics.guarded_runtimes.set(guarded as i64);
+        metrics[Level::GuardedRuntimes].set(guarded as i64);
     }
 }
 
 fn count_record(metrics: &Metrics, record: Record) {
     let removal = record.removal;
-    metrics.handler_kept.set(removal.handler_kept_for_pods);
-    metrics.programs_kept.set(removal.programs_kept_for_pods);
+    metrics[Level::HandlerKeptForPods].set(removal.handler_kept_for_pods);
+    metrics[Level::ProgramsKeptForPods].set(removal.programs_kept_for_pods);
     let (mut owed, mut missing) = (0, 0);
     for daemon in record.owed.iter().filter_map(|owed| owed.daemon.as_ref()) {
         owed += i64::from(daemon.runs());
     }
-    metrics.restarts_owed.set(owed);
-    metrics.installed.clear();
+    metrics[Level::RestartsOwed].set(owed);
+    let installed = &metrics[LevelBy::Installed];
+    installed.clear();
     for file in record.files {
         missing += i64::from(fs::metadata(&file.path).is_err());
         if file.path.ends_with(CURRENT)
             && let Ok(target) = fs::read_link(&file.path)
             && let Some(version) = target.file_name()
         {
-            let label = [("version", version.to_string_lossy().into_owned())];
-            metrics.installed.get_or_create(&label).set(1);
+            let label = ("version", version.to_string_lossy().into_owned());
+            installed.get_or_create(&vec![label]).set(1);
         }
     }
-    metrics.missing_files.set(missing);
+    metrics[Level::MissingFiles].set(missing);
 }

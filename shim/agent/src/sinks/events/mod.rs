@@ -11,82 +11,23 @@
 //! events, and nothing else.
 
 mod from_reports;
-mod objects;
 mod recorder;
 
-use std::hash::Hash;
-use std::sync::Arc;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use bindguard_config::EventMode;
 use bindguard_core::identity::PodName;
+use bindguard_core::text::cut;
+use lru::LruCache;
 use serde::Serialize;
-use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-use crate::say_once::SayOnce;
-use crate::sinks::metrics::{EventResult, Metrics};
+use crate::log::SayOnce;
 
 pub use crate::sinks::events::from_reports::{
     from_ignored_request, from_journal, from_keeper, from_rebind, from_refresh, from_survey,
 };
-pub use crate::sinks::events::objects::Event;
-pub use crate::sinks::events::recorder::{EventApi, EventWriteError, Recorder};
-
-/// The limit of occurrences that wait for the recorder.
-const WAITING: usize = 256;
-
-/// Takes occurrences, from any thread.
-#[derive(Debug, Clone)]
-pub struct Events {
-    /// `None` if no events are written.
-    recorder: Option<Sender<Occurrence>>,
-    mode: EventMode,
-    metrics: Arc<Metrics>,
-}
-
-impl Events {
-    /// Takes occurrences and drops them.
-    pub fn off(metrics: Arc<Metrics>) -> Self {
-        Self {
-            recorder: None,
-            mode: EventMode::Off,
-            metrics,
-        }
-    }
-
-    /// Both ends: the threads' and the recorder's.
-    pub fn on(mode: EventMode, metrics: Arc<Metrics>) -> (Self, Receiver<Occurrence>) {
-        let (recorder, occurrences) = channel(WAITING);
-        let events = Self {
-            recorder: Some(recorder),
-            mode,
-            metrics,
-        };
-        (events, occurrences)
-    }
-
-    /// True if an occurrence can become an event.
-    pub fn are_on(&self) -> bool {
-        self.recorder.is_some()
-    }
-
-    /// Hands over occurrences. It never waits.
-    pub fn record(&self, occurrences: impl IntoIterator<Item = Occurrence>) {
-        let Some(recorder) = &self.recorder else {
-            return;
-        };
-        for occurrence in occurrences {
-            let is_wanted = match self.mode {
-                EventMode::Off => false,
-                EventMode::Warnings => occurrence.reason.event_type() == EventType::Warning,
-                EventMode::All => true,
-            };
-            if is_wanted && recorder.try_send(occurrence).is_err() {
-                self.metrics.events.add(EventResult::queue_full, 1);
-            }
-        }
-    }
-}
+pub use crate::sinks::events::recorder::start;
 
 // An occurrence that is worth an event on a pod.
 
@@ -189,67 +130,168 @@ pub fn news<K: Hash + Eq>(
     occurrences
 }
 
-// The bound on the requests of a node: plain data, with the time and random numbers passed in.
+// The event objects of this node's pods: plain data, with the time passed in.
 //
-// | | with `requests-per-minute = 6` |
-// |---|---|
-// | the first request after a rest | after 0 to 5 s |
-// | the next requests | every 10 s |
-// | after a failure | 5 s, 10 s, ... 5 min, each times 0.5 to 1 |
+// ```text
+// occurrence ─► object of its container and reason: count, last time, last message ─► waits for a request
+// ```
 //
-// The random parts spread the requests of many nodes that notice the same thing at the same time.
+// A container that has the same trouble with ten files is one object with a count of ten and the
+// newest message; `bindguard diagnose` names every file.
 
-const FIRST_PAUSE: Duration = Duration::from_secs(5);
-const MAX_PAUSE: Duration = Duration::from_secs(300);
+/// The limit of objects. A node has some hundred pods. Beyond the limit, the object that had no
+/// occurrence for the longest time is forgotten.
+const MAX_OBJECTS: NonZeroUsize = NonZeroUsize::new(512).unwrap();
 
-/// Decides when the next request may be sent.
-#[derive(Debug)]
-pub struct Pace {
-    interval: Duration,
-    earliest: Duration,
-    failures: u32,
+/// The limit of a message in bytes: the API's.
+const MAX_MESSAGE: usize = 1000;
+
+/// The time without a further occurrence after which an event is no news any more.
+const EXPIRY: Duration = Duration::from_secs(600);
+
+/// Occurrences with the same key share an object.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct EventKey {
+    /// The namespace of the pod.
+    pub namespace: String,
+    pub pod: String,
+    pub pod_uid: String,
+    pub container: Option<String>,
+    pub reason: Reason,
 }
 
-impl Pace {
-    /// A pace for this number of requests in a minute.
-    pub fn new(per_minute: u32) -> Self {
+/// An event as the API server is to have it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// The key of its object.
+    pub key: EventKey,
+    /// The name of its object.
+    pub name: String,
+    /// The message of the last occurrence.
+    pub message: String,
+    /// The number of occurrences.
+    pub count: u32,
+    /// The time of the first occurrence, since 1970.
+    pub first: Duration,
+    /// The time of the last occurrence, since 1970.
+    pub last: Duration,
+    /// True if the API server has the object.
+    pub exists: bool,
+}
+
+/// All objects that had an occurrence lately.
+#[derive(Debug)]
+pub struct EventObjects {
+    objects: LruCache<EventKey, Object>,
+}
+
+#[derive(Debug)]
+struct Object {
+    event: Event,
+    /// The uptime at the last occurrence.
+    last: Duration,
+    /// The uptime since which the API server lacks the newest state.
+    waits_since: Option<Duration>,
+}
+
+impl Default for EventObjects {
+    fn default() -> Self {
         Self {
-            interval: Duration::from_secs(60) / per_minute.max(1),
-            earliest: Duration::ZERO,
-            failures: 0,
+            objects: LruCache::new(MAX_OBJECTS),
+        }
+    }
+}
+
+impl EventObjects {
+    /// Counts an occurrence. Returns true if a waiting event was forgotten to make room.
+    pub fn add(&mut self, key: EventKey, message: &str, now: Moment) -> bool {
+        let message = cut(message, MAX_MESSAGE).into_owned();
+        if let Some(object) = self.objects.get_mut(&key) {
+            object.event.count = object.event.count.saturating_add(1);
+            (object.event.message, object.event.last) = (message, now.since_epoch);
+            object.last = now.uptime;
+            object.waits_since.get_or_insert(now.uptime);
+            return false;
+        }
+        let object = Object {
+            event: Event {
+                key: key.clone(),
+                name: name(&key),
+                message,
+                count: 1,
+                first: now.since_epoch,
+                last: now.since_epoch,
+                exists: false,
+            },
+            last: now.uptime,
+            waits_since: Some(now.uptime),
+        };
+        let forgotten = self.objects.push(key, object);
+        forgotten.is_some_and(|(_, object)| object.waits_since.is_some())
+    }
+
+    /// True if the API server lacks the newest state of an object.
+    pub fn is_any_waiting(&self) -> bool {
+        self.objects
+            .iter()
+            .any(|(_, object)| object.waits_since.is_some())
+    }
+
+    /// The event to write next: warnings first, then the event that has waited longest.
+    pub fn next(&self) -> Option<Event> {
+        let waiting = self
+            .objects
+            .iter()
+            .filter_map(|(key, object)| Some((key, object.waits_since?, object)));
+        let next = waiting
+            .min_by_key(|(key, since, _)| (key.reason.event_type() != EventType::Warning, *since));
+        next.map(|(_, _, object)| object.event.clone())
+    }
+
+    /// Notes that an event waits no longer: the API server refuses it.
+    pub fn settle(&mut self, key: &EventKey) {
+        if let Some(object) = self.objects.peek_mut(key) {
+            object.waits_since = None;
         }
     }
 
-    /// An event waits where none waited before.
-    pub fn begin(&mut self, now: Duration, random: f64) {
-        self.earliest = self.earliest.max(now + self.interval.mul_f64(random / 2.0));
+    /// Notes that the API server has the object of an event, with this count. The count goes on from
+    /// that of an earlier start of the agent.
+    pub fn written(&mut self, event: &Event, count: u32) {
+        if let Some(object) = self.objects.peek_mut(&event.key) {
+            object.event.exists = true;
+            if count >= event.count {
+                object.event.count = object.event.count.saturating_add(count - event.count);
+                object.waits_since = None;
+            }
+        }
     }
 
-    /// The time until the next request may be sent.
-    pub fn wait(&self, now: Duration) -> Duration {
-        self.earliest.saturating_sub(now)
+    /// Notes that the API server lacks the object of an event.
+    pub fn gone(&mut self, key: &EventKey) {
+        if let Some(object) = self.objects.peek_mut(key) {
+            object.event.exists = false;
+        }
     }
 
-    /// A request is sent, after the wait.
-    pub fn requested(&mut self, now: Duration) {
-        self.earliest = now + self.interval;
+    /// Drops waiting events that are no news any more, and returns their number.
+    pub fn expire(&mut self, now: Duration) -> usize {
+        let mut expired = 0;
+        for (_, object) in self.objects.iter_mut() {
+            let is_old = now.saturating_sub(object.last) > EXPIRY;
+            if is_old && object.waits_since.take().is_some() {
+                expired += 1;
+            }
+        }
+        expired
     }
+}
 
-    /// The API server answered it.
-    pub fn answered(&mut self) {
-        self.failures = 0;
-    }
-
-    /// It did not, or demands a pause.
-    pub fn failed(&mut self, now: Duration, requested_pause: Option<Duration>, random: f64) {
-        let pause = FIRST_PAUSE
-            .saturating_mul(1 << self.failures.min(10))
-            .min(MAX_PAUSE);
-        self.failures = self.failures.saturating_add(1);
-        let pause = pause.mul_f64((1.0 + random) / 2.0);
-        let pause = pause.max(requested_pause.unwrap_or_default().min(MAX_PAUSE));
-        self.earliest = self.earliest.max(now + pause);
-    }
+/// Every start of the agent finds the same name.
+fn name(key: &EventKey) -> String {
+    let mut hasher = DefaultHasher::new();
+    key.hash(&mut hasher);
+    format!("{}.{:016x}", key.pod, hasher.finish())
 }
 
 #[cfg(test)]
@@ -295,46 +337,181 @@ mod standing_tests {
 }
 
 #[cfg(test)]
-mod pace_tests {
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use proptest::prelude::*;
+
     use super::*;
 
-    const HOUR: Duration = Duration::from_secs(3600);
-
-    /// The number of requests that a node which always has an event sends in an hour.
-    fn requests_in_an_hour(fails: bool) -> u32 {
-        let (mut pace, mut now, mut requests) = (Pace::new(6), Duration::ZERO, 0);
-        pace.begin(now, 0.5);
-        loop {
-            now += pace.wait(now);
-            if now >= HOUR {
-                return requests;
-            }
-            pace.requested(now);
-            requests += 1;
-            match fails {
-                true => pace.failed(now, None, 0.0),
-                false => pace.answered(),
-            }
+    fn key(uid: &str, reason: Reason) -> EventKey {
+        EventKey {
+            namespace: "default".to_owned(),
+            pod: "web".to_owned(),
+            pod_uid: uid.to_owned(),
+            container: Some("app".to_owned()),
+            reason,
         }
     }
 
-    #[test]
-    fn the_bound_is_kept() {
-        assert_eq!(requests_in_an_hour(false), 360);
+    fn at(seconds: u64) -> Moment {
+        let uptime = Duration::from_secs(seconds);
+        Moment {
+            since_epoch: uptime + Duration::from_secs(1_800_000_000),
+            uptime,
+        }
+    }
+
+    fn add(objects: &mut EventObjects, uid: &str, reason: Reason, message: &str, now: Moment) {
+        objects.add(key(uid, reason), message, now);
+    }
+
+    /// Takes what waits, as a recorder whose requests all succeed.
+    fn write_all(objects: &mut EventObjects) -> Vec<Event> {
+        let written = std::iter::from_fn(|| {
+            let event = objects.next()?;
+            objects.written(&event, event.count);
+            Some(event)
+        });
+        written.collect()
     }
 
     #[test]
-    fn an_hour_without_an_api_server_costs_few_requests() {
-        let requests = requests_in_an_hour(true);
-        assert!((12..=32).contains(&requests), "{requests}");
+    fn a_container_has_one_object_for_each_reason() {
+        let mut objects = EventObjects::default();
+        for number in 0..200 {
+            let message = format!("file {number}");
+            let now = at(number);
+            add(&mut objects, "u", Reason::BindMountRefreshed, &message, now);
+        }
+        let written = write_all(&mut objects);
+        assert_eq!((written.len(), written[0].count), (1, 200));
+        assert_eq!(written[0].message, "file 199");
+        assert_eq!(written[0].last - written[0].first, Duration::from_secs(199));
+        add(
+            &mut objects,
+            "u",
+            Reason::BindMountRefreshed,
+            "again",
+            at(200),
+        );
+        add(&mut objects, "u", Reason::BindSourceDead, "dead", at(201));
+        add(
+            &mut objects,
+            "v",
+            Reason::BindMountRefreshed,
+            "other",
+            at(202),
+        );
+        let later = write_all(&mut objects);
+        let counts: Vec<_> = later
+            .iter()
+            .map(|event| (event.count, event.exists))
+            .collect();
+        assert_eq!(counts, [(1, false), (201, true), (1, false)]);
+        assert_eq!(later[1].name, written[0].name);
     }
 
     #[test]
-    fn a_requested_pause_is_kept_up_to_the_longest() {
-        let mut pace = Pace::new(600);
-        pace.failed(Duration::ZERO, Some(Duration::from_secs(60)), 0.0);
-        assert_eq!(pace.wait(Duration::ZERO), Duration::from_secs(60));
-        pace.failed(Duration::ZERO, Some(Duration::from_secs(100_000)), 0.0);
-        assert_eq!(pace.wait(Duration::ZERO), MAX_PAUSE);
+    fn an_object_of_an_earlier_start_is_counted_on() {
+        let mut objects = EventObjects::default();
+        add(&mut objects, "u", Reason::BindSourceDead, "m", at(0));
+        let first = objects.next().unwrap();
+        let mut objects = EventObjects::default();
+        add(&mut objects, "v", Reason::BindSourceDead, "m", at(9));
+        add(&mut objects, "u", Reason::BindSourceDead, "m", at(10));
+        let other = objects.next().unwrap();
+        objects.settle(&key("v", Reason::BindSourceDead));
+        let again = objects.next().unwrap();
+        assert_eq!(again.name, first.name);
+        assert_ne!(other.name, first.name);
+        objects.written(&again, 7);
+        assert!(!objects.is_any_waiting());
+        add(&mut objects, "u", Reason::BindSourceDead, "m", at(11));
+        assert_eq!(objects.next().unwrap().count, 8);
+        // The answer to the create was lost.
+        objects.written(&objects.next().unwrap(), 1);
+        assert!(objects.next().unwrap().exists && objects.next().unwrap().count == 8);
+    }
+
+    #[test]
+    fn warnings_go_first_then_the_oldest() {
+        let mut objects = EventObjects::default();
+        for (seconds, (uid, reason)) in [
+            ("a", Reason::BindMountRepaired),
+            ("b", Reason::BindMountRepaired),
+            ("c", Reason::BindSourceDead),
+            ("a", Reason::BindMountRepaired),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            add(&mut objects, uid, reason, "m", at(seconds as u64));
+        }
+        let pods = write_all(&mut objects)
+            .into_iter()
+            .map(|event| event.key.pod_uid);
+        assert_eq!(pods.collect::<Vec<_>>(), ["c", "a", "b"]);
+        assert!(!objects.is_any_waiting());
+    }
+
+    #[test]
+    fn an_event_without_news_for_ten_minutes_is_dropped() {
+        let mut objects = EventObjects::default();
+        add(&mut objects, "old", Reason::BindSourceDead, "m", at(0));
+        add(&mut objects, "new", Reason::BindSourceDead, "m", at(0));
+        add(&mut objects, "new", Reason::BindSourceDead, "m", at(60));
+        let at = Duration::from_secs;
+        assert_eq!((objects.expire(at(600)), objects.expire(at(601))), (0, 1));
+        assert_eq!(objects.next().unwrap().key.pod_uid, "new");
+    }
+
+    /// The wall clock steps back and forth by an hour. Only the time stamps follow it.
+    #[test]
+    fn a_step_of_the_wall_clock_changes_no_order() {
+        let mut objects = EventObjects::default();
+        for (uptime, (uid, since_epoch)) in [("a", 7200), ("b", 3600), ("c", 10_800)]
+            .into_iter()
+            .enumerate()
+        {
+            let now = Moment {
+                since_epoch: Duration::from_secs(since_epoch),
+                uptime: Duration::from_secs(uptime as u64),
+            };
+            add(&mut objects, uid, Reason::BindSourceDead, "m", now);
+        }
+        let written = write_all(&mut objects);
+        let seen = written
+            .iter()
+            .map(|event| (event.key.pod_uid.as_str(), event.last.as_secs()));
+        let expected = [("a", 7200), ("b", 3600), ("c", 10_800)];
+        assert_eq!(seen.collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn a_long_message_is_cut_to_what_the_api_accepts() {
+        let (mut objects, long) = (EventObjects::default(), "x".repeat(5000));
+        add(&mut objects, "u", Reason::BindSourceDead, &long, at(0));
+        assert!(objects.next().unwrap().message.len() <= 1024);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// No occurrence is lost or counted twice as long as its object is remembered, and no more
+        /// objects are remembered than the limit.
+        #[test]
+        fn all_occurrences_are_counted(uids in prop::collection::vec(0_u32..600, 1..3000)) {
+            let (mut objects, mut lost) = (EventObjects::default(), 0);
+            for (seconds, uid) in uids.iter().enumerate() {
+                let key = key(&uid.to_string(), Reason::BindSourceDead);
+                let forgot = objects.add(key, "", at(seconds as u64));
+                lost += usize::from(forgot);
+            }
+            let written = write_all(&mut objects);
+            prop_assert!(written.len() <= MAX_OBJECTS.get());
+            let counted: usize = written.iter().map(|event| event.count as usize).sum();
+            prop_assert!(counted <= uids.len() && (lost > 0 || counted == uids.len()));
+        }
     }
 }

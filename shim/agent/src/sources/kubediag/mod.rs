@@ -18,25 +18,21 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use bindguard_config::Config;
 use bindguard_core::error_chain;
-use bindguard_core::places::Places;
-use bindguard_core::policy::Policy;
 use bindguard_core::report::{Actor, RebindLine, Report};
-use bindguard_kubernetes::{Access, ApiClient};
+use bindguard_kubernetes::{Access, ApiClient, node_name};
 use bindguard_operator::pods::Pods;
 use bindguard_operator::{RepairAct, exact_subpath, repair_node};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body, Bytes, Incoming};
 use hyper::{Method, Request, StatusCode};
-use serde::Deserialize;
-use serde::de::IntoDeserializer;
-use serde::de::value::{Error as NoValue, StrDeserializer};
+use serde_json::Value;
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
+use tokio::task::spawn_blocking;
 use tokio::time::{Duration, timeout};
 
-use crate::sinks::metrics::Metrics;
-use crate::sinks::reporting::Reporting;
+use crate::node::Node;
+use crate::sinks::journal::AgentLine;
 
 /// Limit of a request: it has the results of both collectors, each no longer than an answer.
 const MAX_POSTED: usize = 2 * MAX_BYTES;
@@ -82,8 +78,8 @@ const MAX_BYTES: usize = 2 << 20;
 type Strings = BTreeMap<String, String>;
 
 /// The last part of the path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::EnumString)]
+#[strum(serialize_all = "camelCase")]
 enum Processor {
     PodDetailCollector,
     MountInfoCollector,
@@ -94,48 +90,32 @@ enum Processor {
 /// The processor at a path, and its name.
 fn processor_at(path: &str) -> Option<(Processor, &str)> {
     let name = path.strip_prefix(FOLDER)?;
-    let deserializer: StrDeserializer<'_, NoValue> = name.into_deserializer();
-    Some((Processor::deserialize(deserializer).ok()?, name))
+    Some((name.parse().ok()?, name))
 }
 
 /// Answers requests.
 #[derive(Debug)]
 pub struct Kubediag {
-    is_enabled: bool,
-    policy: Policy,
-    places: Places,
-    pods: PodReader,
-    metrics: Arc<Metrics>,
-    reporting: Reporting,
+    node: &'static Node,
+    /// `None` without credentials.
+    api: Option<Mutex<ApiClient>>,
     working: Arc<Semaphore>,
 }
 
 impl Kubediag {
     /// The processors of this node, which the config may disable.
-    pub fn new(
-        config: &Config,
-        pods: PodReader,
-        metrics: Arc<Metrics>,
-        reporting: Reporting,
-    ) -> Arc<Self> {
-        Arc::new(Self {
-            is_enabled: config.agent().kubediag.is_some(),
-            policy: *config.policy(),
-            places: config.places().clone(),
-            pods,
-            metrics,
-            reporting,
+    pub fn new(node: &'static Node, access: Option<Arc<Access>>) -> Self {
+        Self {
+            node,
+            api: access.map(|access| Mutex::new(ApiClient::new(access))),
             working: Arc::new(Semaphore::new(MAX_PROCESSORS)),
-        })
+        }
     }
 
     /// The status and the text of the answer; `None` if kubediag has no such processor.
-    pub async fn answer(
-        self: &Arc<Self>,
-        request: Request<Incoming>,
-    ) -> Option<(StatusCode, String)> {
+    pub async fn answer(&'static self, request: Request<Incoming>) -> Option<(StatusCode, String)> {
         let (processor, name) = processor_at(request.uri().path())?;
-        if !self.is_enabled {
+        if self.node.config.agent().kubediag.is_none() {
             let text = format!("{name} is disabled: set enabled = true in [agent.kubediag]\n");
             return Some((StatusCode::UNPROCESSABLE_ENTITY, text));
         }
@@ -152,7 +132,7 @@ impl Kubediag {
         })
     }
 
-    async fn result(self: &Arc<Self>, processor: Processor, body: Incoming) -> Result<String> {
+    async fn result(&'static self, processor: Processor, body: Incoming) -> Result<String> {
         let (turn, posted) = self.body(body).await?;
         let parse = || -> Result<Strings> {
             serde_json::from_slice(&posted)
@@ -160,10 +140,10 @@ impl Kubediag {
         };
         let result = match processor {
             Processor::PodDetailCollector => {
-                let detail = self.pods.detail(&parse()?).await;
+                let detail = self.pod_detail(&parse()?).await;
                 Strings::from([(POD_DETAIL.to_owned(), detail.context("read the pod")?)])
             }
-            Processor::MountInfoCollector => self.blocking(turn, |_| mount_info()).await?,
+            Processor::MountInfoCollector => blocking(turn, mount_info).await?,
             Processor::SubpathRemountDiagnoser => {
                 let posted = parse()?;
                 let (pod, mounts) = (value(&posted, POD_DETAIL)?, value(&posted, MOUNT_INFO)?);
@@ -171,8 +151,7 @@ impl Kubediag {
             }
             Processor::SubpathRemountRecover => {
                 let target = value(&parse()?, TARGET)?.to_owned();
-                self.blocking(turn, move |this| this.recover(&target))
-                    .await?
+                blocking(turn, move || recover_subpath(self.node, &target)).await?
             }
         };
         let json = serde_json::to_string(&result).context("write the result as JSON")?;
@@ -200,33 +179,48 @@ impl Kubediag {
             .map_err(|_| anyhow!("the agent ends"))
     }
 
-    /// Runs work that may wait for a filesystem. The turn ends with the work: the work goes on if
-    /// the client hangs up.
-    async fn blocking(
-        self: &Arc<Self>,
-        turn: OwnedSemaphorePermit,
-        work: impl FnOnce(&Self) -> Result<Strings> + Send + 'static,
-    ) -> Result<Strings> {
-        let this = Arc::clone(self);
-        let work = move || {
-            let result = work(&this);
-            drop(turn);
-            result
+    /// podDetailCollector: the Pod object that the parameters name, from the API server. Only pods of
+    /// this node: the processors are reachable without credentials, and must not show more of the
+    /// cluster than the node's own pods.
+    async fn pod_detail(&self, parameters: &Strings) -> Result<String> {
+        let name = |key: &str| match parameters.get(key) {
+            Some(name) if is_object_name(name) => Ok(name),
+            _ => bail!(
+                "the request does not name a pod: {POD_NAMESPACE} and {POD_NAME} are the names of Kubernetes objects"
+            ),
         };
-        tokio::task::spawn_blocking(work)
-            .await
-            .map_err(|_| anyhow!("the agent ends"))?
+        let (namespace, pod) = (name(POD_NAMESPACE)?, name(POD_NAME)?);
+        let Some(api) = &self.api else {
+            bail!("there are no credentials for the API server; set [agent.kubernetes] kubeconfig");
+        };
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}");
+        let text = api.lock().await.get(&path).await?;
+        let found: Value =
+            serde_json::from_str(&text).context("the API server's answer is no Pod")?;
+        let found = found["spec"]["nodeName"].as_str().unwrap_or_default();
+        let node = node_name(self.node.config.agent().kubernetes.node.as_deref());
+        ensure!(
+            found == node,
+            "it runs on node {found:?}, and this is node {node:?}"
+        );
+        Ok(text)
     }
+}
 
-    fn recover(&self, target: &str) -> Result<Strings> {
-        let line = recover(Path::new(target), &self.policy, &self.places);
-        let line = line.context("repair the subpath")?;
-        self.metrics.rebound(&line);
-        self.reporting.journal.rebound(line);
-        // Spelled as kubediag spells it: its users may compare it.
-        let text = format!("Succeesfully umount {target} on host");
-        Ok(Strings::from([(RECOVERY.to_owned(), text)]))
-    }
+/// Runs work that may wait for a filesystem. The turn ends with the work: the work goes on if the
+/// client hangs up.
+async fn blocking(
+    turn: OwnedSemaphorePermit,
+    work: impl FnOnce() -> Result<Strings> + Send + 'static,
+) -> Result<Strings> {
+    let work = move || {
+        let result = work();
+        drop(turn);
+        result
+    };
+    spawn_blocking(work)
+        .await
+        .map_err(|_| anyhow!("the agent ends"))?
 }
 
 /// The whole body of a request.
@@ -280,7 +274,17 @@ fn short_mount_info(text: String) -> String {
 /// kubelet's root, written without symlinks, `..` or doubled slashes, and its mount must be stale.
 /// Where no re-bind is possible the stale mount is detached, as kubediag does: then the kubelet
 /// binds the current file when it next starts the container.
-fn recover(path: &Path, policy: &Policy, places: &Places) -> Result<RebindLine> {
+fn recover_subpath(node: &Node, target: &str) -> Result<Strings> {
+    let line = recover(node, Path::new(target)).context("repair the subpath")?;
+    node.metrics.rebound(&line);
+    node.reporting.journal(AgentLine::Rebind(line));
+    // Spelled as kubediag spells it: its users may compare it.
+    let text = format!("Succeesfully umount {target} on host");
+    Ok(Strings::from([(RECOVERY.to_owned(), text)]))
+}
+
+fn recover(node: &Node, path: &Path) -> Result<RebindLine> {
+    let (policy, places) = (node.config.policy(), node.config.places());
     let start = Instant::now();
     let subpath = exact_subpath(path, places)?;
     let repaired = |act| {
@@ -307,10 +311,9 @@ fn recover(path: &Path, policy: &Policy, places: &Places) -> Result<RebindLine> 
         bind = repaired(RepairAct::Detach)?;
     }
     if !bind.is_repaired() {
-        match &bind.outcome {
-            Some(outcome) => bail!("{}: {outcome}", path.display()),
-            None => bail!("{}: left as it is", path.display()),
-        }
+        let outcome = bind.outcome.map(|outcome| outcome.to_string());
+        let left = outcome.as_deref().unwrap_or("left as it is");
+        bail!("{}: {left}", path.display());
     }
     let mut report = Report {
         binds: vec![bind],
@@ -321,68 +324,12 @@ fn recover(path: &Path, policy: &Policy, places: &Places) -> Result<RebindLine> 
     Ok(RebindLine::new(Actor::Agent, pod_uid, volume, &report))
 }
 
-/// podDetailCollector: the Pod object, from the API server. Only pods of this node: the processors
-/// are reachable without credentials, and must not show more of the cluster than the node's own
-/// pods.
-#[derive(Debug)]
-pub struct PodReader {
-    /// `None` without credentials.
-    client: Option<Mutex<ApiClient>>,
-    node: String,
-}
-
-impl PodReader {
-    /// A reader with these credentials, for the node of this name.
-    pub fn new(access: Option<Arc<Access>>, node: String) -> Self {
-        Self {
-            client: access.map(|access| Mutex::new(ApiClient::new(access))),
-            node,
-        }
-    }
-
-    /// The Pod that the parameters name.
-    async fn detail(&self, parameters: &Strings) -> Result<String> {
-        let name = |key: &str| match parameters.get(key) {
-            Some(name) if is_object_name(name) => Ok(name),
-            _ => bail!(
-                "the request does not name a pod: {POD_NAMESPACE} and {POD_NAME} are the names of Kubernetes objects"
-            ),
-        };
-        let (namespace, pod) = (name(POD_NAMESPACE)?, name(POD_NAME)?);
-        let Some(client) = &self.client else {
-            bail!("there are no credentials for the API server; set [agent.kubernetes] kubeconfig");
-        };
-        let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}");
-        let text = client.lock().await.get(&path).await?;
-        let PodPlace { spec } =
-            serde_json::from_str(&text).context("the API server's answer is no Pod")?;
-        let (found, node) = (spec.node_name, &self.node);
-        ensure!(
-            found == *node,
-            "it runs on node {found:?}, and this is node {node:?}"
-        );
-        Ok(text)
-    }
-}
-
 /// A name that is one part of a path: RFC 1123, as all names of pods and namespaces.
 fn is_object_name(name: &str) -> bool {
     let is_part = |byte: u8| {
         byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.'
     };
     !name.is_empty() && name.len() <= 253 && name.bytes().all(is_part) && !name.starts_with('.')
-}
-
-#[derive(Debug, Deserialize)]
-struct PodPlace {
-    #[serde(default)]
-    spec: PlaceInSpec,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct PlaceInSpec {
-    node_name: String,
 }
 
 #[cfg(test)]
@@ -398,9 +345,6 @@ mod tests {
     use hyper::body::Frame;
 
     use super::*;
-    use crate::sinks::events::Events;
-    use crate::sinks::journal::JournalWriter;
-    use crate::threads::IdleMemory;
 
     /// A client that begins a body and sends nothing more.
     struct WithoutEnd;
@@ -417,16 +361,9 @@ mod tests {
         }
     }
 
-    fn enabled() -> Arc<Kubediag> {
-        let config = Config::from_toml("[agent.kubediag]\nenabled = true\n").unwrap();
-        let metrics = Metrics::new();
-        let reporting = Reporting {
-            events: Events::off(Arc::clone(&metrics)),
-            journal: JournalWriter::off(Arc::clone(&metrics)),
-            memory: IdleMemory::default(),
-        };
-        let pods = PodReader::new(None, String::new());
-        Kubediag::new(&config, pods, metrics, reporting)
+    fn enabled() -> &'static Kubediag {
+        let node = Node::silent("[agent.kubediag]\nenabled = true\n");
+        Box::leak(Box::new(Kubediag::new(node, None)))
     }
 
     /// A client posts, hangs up, and posts again: each request would add a thread.
@@ -435,17 +372,14 @@ mod tests {
         let kubediag = enabled();
         let (begins, begun) = channel();
         let (ends, end) = channel::<()>();
-        let work = move |_: &Kubediag| {
+        let work = move || {
             begins.send(()).unwrap();
             let _ = end.recv();
             Ok(Strings::new())
         };
         let turn = kubediag.turn().await.unwrap();
-        let client = Arc::clone(&kubediag);
-        let request = tokio::spawn(async move { client.blocking(turn, work).await });
-        tokio::task::spawn_blocking(move || begun.recv().unwrap())
-            .await
-            .unwrap();
+        let request = tokio::spawn(blocking(turn, work));
+        spawn_blocking(move || begun.recv().unwrap()).await.unwrap();
         request.abort();
         assert!(request.await.is_err_and(|error| error.is_cancelled()));
         assert!(kubediag.working.try_acquire().is_err());
@@ -464,8 +398,7 @@ mod tests {
     async fn bodies_without_end_do_not_outlast_a_request() {
         let kubediag = enabled();
         for _ in 1..32 {
-            let client = Arc::clone(&kubediag);
-            tokio::spawn(async move { client.body(WithoutEnd).await.map(drop) });
+            tokio::spawn(async move { kubediag.body(WithoutEnd).await.map(drop) });
         }
         tokio::task::yield_now().await;
         assert!(kubediag.working.try_acquire().is_err());

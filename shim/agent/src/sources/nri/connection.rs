@@ -23,6 +23,7 @@ use super::ttrpc::{
     write_frames,
 };
 use super::{Calls, CreateRefused};
+use crate::sinks::metrics::{Level, Total};
 
 const NAME: &str = "bindguard";
 /// The runtime calls plugins in the order of these digits. The last digits: bindguard also checks
@@ -152,8 +153,8 @@ impl Connection {
                 self.listed += part.containers.len();
                 if !part.more {
                     info!("NRI plugin registered; {} containers exist", self.listed);
-                    calls.metrics.nri.connected.set(1);
-                    calls.metrics.nri.registrations.inc();
+                    calls.node.metrics[Level::NriConnected].set(1);
+                    calls.node.metrics[Total::NriRegistrations].inc();
                     self.listed = 0;
                 }
                 Ok(SynchronizeResponse { more: part.more }.encode_to_vec())
@@ -204,7 +205,7 @@ fn configure(runtime: Result<ConfigureRequest, DecodeError>, calls: &Calls) -> C
     if let Ok(runtime) = runtime {
         let (name, version) = (runtime.runtime_name, runtime.runtime_version);
         info!("NRI plugin of {name} {version}");
-        let refuses = refusal_of_unseen("", calls.config.policy()).is_some();
+        let refuses = refusal_of_unseen("", calls.node.config.policy()).is_some();
         if !runtime.nri_version.is_empty() && refuses {
             events |= VALIDATE_CONTAINER;
         }

@@ -6,7 +6,6 @@
 use std::collections::HashSet;
 use std::hash::BuildHasher;
 use std::mem;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bindguard_config::Config;
@@ -26,8 +25,9 @@ use super::adjustment;
 use super::messages::{
     CreateContainerRequest, NriContainer, NriMount, PodSandbox, ValidateRequest,
 };
-use crate::sinks::metrics::NriAnswer;
-use crate::sources::nri::{Calls, CreateRefused, NriReport};
+use crate::sinks::journal::AgentLine;
+use crate::sinks::metrics::{NriAnswer, TotalBy};
+use crate::sources::nri::{Calls, CreateRefused};
 
 /// The runtime waits 2 s for a plugin, then closes its connection and creates the container without
 /// it.
@@ -78,8 +78,8 @@ impl Calls {
         is_adjustable: bool,
     ) -> Result<Vec<NriMount>, CreateRefused> {
         let annotations = pod.annotations;
-        let (policy, _) = policy_of_pod(self.config.policy(), |name| annotations.get(name));
-        let (id, config) = (container.id, Arc::clone(&self.config));
+        let (id, config) = (container.id, &self.node.config);
+        let (policy, _) = policy_of_pod(config.policy(), |name| annotations.get(name));
         let mounts = match mounts {
             Ok(mounts) => mounts,
             Err(error) => return self.not_checked(&id, &error_chain(&error), false, &policy),
@@ -97,7 +97,7 @@ impl Calls {
         let work = move || {
             let annotation = |name: &str| annotations.get(name);
             let (admission, adjusted) =
-                admitted(&names, annotation, &mounts, is_adjustable, &config);
+                admitted(&names, annotation, &mounts, is_adjustable, config);
             (admission, adjusted, mounts)
         };
         let (mut admission, adjusted, mounts) =
@@ -108,16 +108,16 @@ impl Calls {
                 }
             };
         admission.report.problems.extend(overlooked);
-        self.metrics.nri.checked(&admission.report);
-        self.report(NriReport::Binds(id.clone(), None, admission.report));
+        self.node.metrics.checked(&admission.report);
+        self.report(AgentLine::NriCreate(id.clone(), None, admission.report));
         if let Some(reason) = admission.refusal {
             return Err(self.refused(&id, reason));
         }
         let mut checked = HashSet::new();
         if is_adjustable {
-            self.metrics.nri.answered(match adjusted.is_empty() {
-                true => NriAnswer::unchanged,
-                false => NriAnswer::adjusted,
+            self.answered(match adjusted.is_empty() {
+                true => NriAnswer::Unchanged,
+                false => NriAnswer::Adjusted,
             });
             for mount in adjustment::applied(mounts, adjusted.clone()) {
                 checked.insert(self.hasher.hash_one(mount));
@@ -133,7 +133,7 @@ impl Calls {
     /// If the node's policy refuses mounts that were not checked.
     pub fn unread_create(&self, error: &DecodeError) -> Result<Vec<NriMount>, CreateRefused> {
         let why = format!("read the runtime's request: {}", error_chain(error));
-        self.not_checked("without an id", &why, false, self.config.policy())
+        self.not_checked("without an id", &why, false, self.node.config.policy())
     }
 
     fn not_checked(
@@ -147,16 +147,20 @@ impl Calls {
         if let Some(reason) = refusal_of_unseen(&unseen, policy) {
             return Err(self.refused(id, reason));
         }
-        self.metrics.nri.answered(match is_late {
-            true => NriAnswer::timed_out,
-            false => NriAnswer::failed,
+        self.answered(match is_late {
+            true => NriAnswer::TimedOut,
+            false => NriAnswer::Failed,
         });
         warn!("container {id} is created as it is: check its mounts: {why}");
         Ok(Vec::new())
     }
 
+    fn answered(&self, answer: NriAnswer) {
+        self.node.metrics.count_by(TotalBy::NriCreates, answer, 1);
+    }
+
     fn refused(&self, id: &str, reason: String) -> CreateRefused {
-        self.metrics.nri.answered(NriAnswer::refused);
+        self.answered(NriAnswer::Refused);
         warn!("container {id} is refused: {reason}");
         CreateRefused(reason)
     }
@@ -226,8 +230,7 @@ mod tests {
     use bindguard_core::spec::SpecView;
 
     use super::*;
-    use crate::sinks::journal::JournalWriter;
-    use crate::sinks::metrics::Metrics;
+    use crate::node::Node;
     use crate::sources::nri::NoResult;
 
     /// The shim refuses a container whose guard is late.
@@ -238,9 +241,8 @@ mod tests {
             ("checks.dead-sources = 'refuse'", true),
             ("checks.proof = 'refuse'", true),
         ] {
-            let (config, metrics) = (Config::from_toml(config).unwrap(), Metrics::new());
-            let journal = JournalWriter::off(Arc::clone(&metrics));
-            let calls = Calls::new(&config, Arc::clone(&metrics), journal, None);
+            let node = Node::silent(config);
+            let calls = Calls::new(node);
             // Checks of other containers of the pod hang: no check of the pod begins.
             let mut hanging = Vec::new();
             let busy = loop {
@@ -256,7 +258,7 @@ mod tests {
             assert!(busy.is_late());
             let answer = calls.adjust(CreateContainerRequest::default());
             assert_eq!(answer.is_err(), is_refused, "{answer:?}");
-            let figures = metrics.text().unwrap();
+            let figures = node.metrics.text().unwrap();
             let word = if is_refused { "refused" } else { "timed_out" };
             let counted = format!("bindguard_nri_creates_total{{answer=\"{word}\"}} 1\n");
             assert!(figures.contains(&counted), "{figures}");

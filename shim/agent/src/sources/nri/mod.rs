@@ -23,80 +23,56 @@ use std::collections::{BTreeMap, HashSet};
 use std::hash::RandomState;
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
-use bindguard_config::Config;
 use bindguard_core::error_chain;
-use bindguard_core::report::{RefreshLine, Report, Severity};
+use bindguard_core::report::Severity;
 use bindguard_guard::ExpectedSources;
-use bindguard_guard::refresh::HelperProcess;
 use lru::LruCache;
 use tracing::{info, warn};
 
-use crate::say_once::SayOnce;
-use crate::sinks::journal::JournalWriter;
-use crate::sinks::metrics::Metrics;
+use crate::log::SayOnce;
+use crate::node::Node;
+use crate::sinks::journal::AgentLine;
+use crate::sinks::metrics::{Level, Total};
 use crate::sources::nri::connection::Connection;
-use crate::threads::{Backoff, retry_with_backoff, spawn};
+use crate::threads::{Backoff, spawn};
 
 /// The pauses before a connection that ended is made again.
 const PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 
-/// The plugin; it runs for ever in a thread of its own.
-#[derive(Debug)]
-pub struct NriPlugin {
-    socket: PathBuf,
-    calls: Calls,
-}
-
-impl NriPlugin {
-    /// A plugin for the runtime behind this socket.
-    pub fn new(
-        socket: &Path,
-        config: &Config,
-        metrics: Arc<Metrics>,
-        journal: JournalWriter,
-        helper: Option<Arc<HelperProcess>>,
-    ) -> Self {
-        Self {
-            socket: socket.to_owned(),
-            calls: Calls::new(config, metrics, journal, helper),
+/// Connects to the runtime behind this socket and serves, again and again.
+pub fn serve_for_ever(node: &'static Node, socket: &Path) {
+    let calls = Calls::new(node);
+    let (mut backoff, mut said) = (Backoff::new(PAUSE, MAX_PAUSE), SayOnce::default());
+    let (name, metrics) = (socket.display(), node.metrics);
+    loop {
+        let start = Instant::now();
+        let serve = || Connection::register(socket)?.serve(&calls);
+        let ended = catch_unwind(AssertUnwindSafe(serve)).unwrap_or_else(|_| {
+            metrics[Total::AgentThreadRestarts].inc();
+            Err(anyhow!("the thread panicked"))
+        });
+        metrics[Level::NriConnected].set(0);
+        let lasted = start.elapsed();
+        // After a long connection the pause is short: a restarted runtime is back soon.
+        if lasted > MAX_PAUSE {
+            said.warn((), None);
         }
-    }
-
-    /// Connects and serves, again and again.
-    pub fn run_for_ever(self) {
-        let (mut backoff, mut said) = (Backoff::new(PAUSE, MAX_PAUSE), SayOnce::default());
-        let (socket, metrics) = (self.socket.display(), &self.calls.metrics);
-        loop {
-            let start = Instant::now();
-            let serve = || Connection::register(&self.socket)?.serve(&self.calls);
-            let ended = catch_unwind(AssertUnwindSafe(serve)).unwrap_or_else(|_| {
-                metrics.restarts.inc();
-                Err(anyhow!("the thread panicked"))
-            });
-            metrics.nri.connected.set(0);
-            let lasted = start.elapsed();
-            // After a long connection the pause is short: a restarted runtime is back soon.
-            if lasted > MAX_PAUSE {
-                said.warn((), None);
+        match ended {
+            Ok(()) => info!("{name}: the runtime closed the connection; connecting again"),
+            Err(error) => {
+                let why = error_chain(&*error);
+                said.warn_of_retry(vec![format!("serve as an NRI plugin on {name}: {why}")]);
             }
-            match ended {
-                Ok(()) => info!("{socket}: the runtime closed the connection; connecting again"),
-                Err(error) => {
-                    let why = error_chain(&*error);
-                    let failed = format!("serve as an NRI plugin on {socket}: {why}; trying again");
-                    said.warn((), Some(failed));
-                }
-            }
-            thread::sleep(backoff.after(lasted));
         }
+        thread::sleep(backoff.after(lasted));
     }
 }
 
@@ -111,17 +87,14 @@ const MAX_KEPT_BINDS: usize = 8_000;
 /// Answers the runtime's calls.
 #[derive(Debug)]
 struct Calls {
-    config: Arc<Config>,
-    metrics: Arc<Metrics>,
+    node: &'static Node,
     /// The new containers, by their ids.
     created: Mutex<LruCache<String, CreatedBinds>>,
     /// Hashes mounts.
     hasher: RandomState,
-    /// `None` in tests only.
-    helper: Option<Arc<HelperProcess>>,
     creating: Deadline,
     starting: Deadline,
-    reports: Sender<NriReport>,
+    reports: Sender<AgentLine>,
 }
 
 /// The binds of a container between its create and its start.
@@ -140,18 +113,11 @@ struct CreateRefused(String);
 
 impl Calls {
     /// Starts the thread that writes reports: a call waits neither for the log nor for the journal.
-    fn new(
-        config: &Config,
-        metrics: Arc<Metrics>,
-        journal: JournalWriter,
-        helper: Option<Arc<HelperProcess>>,
-    ) -> Self {
+    fn new(node: &'static Node) -> Self {
         let (reports, received) = channel();
-        let counted = Arc::clone(&metrics);
         let writing = spawn("nri-reports", move || {
-            let what = "report creates and starts through NRI";
-            retry_with_backoff(what, &counted.restarts, || {
-                write_reports(&received, &journal);
+            node.retry_with_backoff("report creates and starts through NRI", || {
+                write_reports(&received, node);
                 Ok(())
             })
         });
@@ -159,18 +125,16 @@ impl Calls {
             warn!("creates and starts through NRI are not reported: {error:#}");
         }
         Self {
-            config: Arc::new(config.clone()),
-            metrics,
+            node,
             created: LruCache::new(MAX_CONTAINERS).into(),
             hasher: RandomState::new(),
-            helper,
             creating: Deadline::default(),
             starting: Deadline::default(),
             reports,
         }
     }
 
-    fn report(&self, report: NriReport) {
+    fn report(&self, report: AgentLine) {
         // Without the thread there is no journal; its failure was reported.
         let _ = self.reports.send(report);
     }
@@ -207,39 +171,27 @@ impl CreatedBinds {
 
 // The log and the journal of creates and starts.
 
-/// A report on one container.
-#[derive(Debug)]
-enum NriReport {
-    /// The check before the create, or with the container's init, the comparison before the start.
-    Binds(String, Option<u32>, Report),
-    /// The refresh before the start.
-    Refresh(RefreshLine),
-}
-
 /// Writes reports until the sender is gone.
-fn write_reports(received: &Receiver<NriReport>, journal: &JournalWriter) {
+fn write_reports(received: &Receiver<AgentLine>, node: &Node) {
     for report in received {
-        match report {
-            NriReport::Binds(id, init, report) => {
+        let mut is_journaled = true;
+        match &report {
+            AgentLine::NriCreate(id, init, report) => {
                 for problem in &report.problems {
                     warn!("container {id}: {problem}");
                 }
+                // The shim journals its own creates. A healthy create is not journaled again.
+                is_journaled = !report.problems.is_empty();
                 for bind in &report.binds {
+                    is_journaled |= init.is_some() || bind.finding.verdict.is_finding();
                     match bind.log_message() {
                         Some((Severity::Info, message)) => info!("container {id}: {message}"),
                         Some((Severity::Warning, message)) => warn!("container {id}: {message}"),
                         None => {}
                     }
                 }
-                // The shim journals its own creates. A healthy create is not journaled again.
-                let mut binds = report.binds.iter();
-                if binds.any(|bind| init.is_some() || bind.finding.verdict.is_finding())
-                    || !report.problems.is_empty()
-                {
-                    journal.nri_create(&id, init, report);
-                }
             }
-            NriReport::Refresh(line) => {
+            AgentLine::Refresh(line) => {
                 for mount in &line.mounts {
                     let (place, id) = (&mount.destination, &line.id);
                     if mount.outcome.is_replaced() {
@@ -248,8 +200,11 @@ fn write_reports(received: &Receiver<NriReport>, journal: &JournalWriter) {
                         warn!("container {id} starts with an old file at {place}");
                     }
                 }
-                journal.refreshed(line);
             }
+            AgentLine::Rebind(_) => {}
+        }
+        if is_journaled {
+            node.reporting.journal(report);
         }
     }
 }

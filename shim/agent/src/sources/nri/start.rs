@@ -10,7 +10,6 @@
 //! Then the container's mounts are compared with the sources that its binds had at the create.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -37,8 +36,9 @@ use bindguard_operator::containers::{
 use tracing::warn;
 
 use super::messages::CreatedContainer;
-use crate::sinks::metrics::StartAnswer;
-use crate::sources::nri::{Calls, CreateRefused, NriReport};
+use crate::sinks::journal::AgentLine;
+use crate::sinks::metrics::{StartAnswer, Total, TotalBy};
+use crate::sources::nri::{Calls, CreateRefused};
 
 /// The runtime waits 2 s for a plugin by default, then closes its connection and starts the
 /// container.
@@ -63,18 +63,13 @@ impl Calls {
 
     /// Returns the places of the replaced mounts.
     fn refresh(&self, container: CreatedContainer) -> Vec<PathBuf> {
-        let helper = self.helper.clone();
-        let (id, config, start) = (
-            container.id.clone(),
-            Arc::clone(&self.config),
-            Instant::now(),
-        );
+        let (id, pod) = (container.id.clone(), container.pod_sandbox_id.clone());
+        let (node, start) = (self.node, Instant::now());
         let until = start + REFRESH_TIMEOUT;
-        let pod = container.pod_sandbox_id.clone();
-        let work = move || refreshed(helper.as_deref(), &container, &config, until);
+        let work = move || refreshed(node.helper, &container, &node.config, until);
         let mut places = Vec::new();
         let answer = match self.starting.within(&pod, START_TIMEOUT, work) {
-            Ok(Ok(None)) => StartAnswer::current,
+            Ok(Ok(None)) => StartAnswer::Current,
             Ok(Ok(Some((names, refreshed)))) => {
                 places.extend(refreshed.replaced_places().map(Path::to_owned));
                 self.report_refresh(&id, names, refreshed, start.elapsed())
@@ -84,17 +79,17 @@ impl Calls {
                     "container {id} starts as it is: check its mounts: {}",
                     error_chain(&*error)
                 );
-                StartAnswer::failed
+                StartAnswer::Failed
             }
             Err(no_result) => {
                 warn!("container {id} starts as it is: check its mounts: {no_result}");
                 match no_result.is_late() {
-                    true => StartAnswer::timed_out,
-                    false => StartAnswer::failed,
+                    true => StartAnswer::TimedOut,
+                    false => StartAnswer::Failed,
                 }
             }
         };
-        self.metrics.nri.started(answer);
+        self.started(answer);
         places
     }
 
@@ -107,21 +102,19 @@ impl Calls {
         let created = self.created().pop(&container.id);
         let sources = created.and_then(|created| created.sources);
         let sources = sources.map(|sources| sources.without_refreshed(refreshed));
-        if self.config.policy().proof == Alarm::Off {
+        if self.node.config.policy().proof == Alarm::Off {
             return Ok(());
         }
-        let (id, config) = (container.id.clone(), Arc::clone(&self.config));
+        let (id, node) = (container.id.clone(), self.node);
         let binds = sources.as_ref().map_or(0, ExpectedSources::binds);
         let pod = container.pod_sandbox_id.clone();
-        let work = move || proved(&container, sources.as_ref(), &config);
+        let work = move || proved(&container, sources.as_ref(), &node.config);
         let refusal = match self.starting.within(&pod, PROOF_TIMEOUT, work) {
             Ok(Ok(None)) => None,
             Ok(Ok(Some((pid, proved)))) => {
-                self.metrics.nri.checked(&proved.report);
-                self.metrics
-                    .unproven_binds
-                    .inc_by(proved.report.unproven as u64);
-                self.report(NriReport::Binds(id, Some(pid), proved.report));
+                node.metrics.checked(&proved.report);
+                node.metrics[Total::UnprovenBinds].inc_by(proved.report.unproven as u64);
+                self.report(AgentLine::NriCreate(id, Some(pid), proved.report));
                 proved.refusal
             }
             Ok(Err(error)) => self.not_proven(&id, binds, &error_chain(&*error)),
@@ -130,16 +123,20 @@ impl Calls {
         let Some(reason) = refusal else {
             return Ok(());
         };
-        self.metrics.nri.started(StartAnswer::refused);
+        self.started(StartAnswer::Refused);
         Err(CreateRefused(reason))
+    }
+
+    fn started(&self, answer: StartAnswer) {
+        self.node.metrics.count_by(TotalBy::NriStarts, answer, 1);
     }
 
     /// Counts the binds of an incomplete comparison. Returns the reason for a refusal if policy
     /// refuses such a start.
     fn not_proven(&self, id: &str, binds: usize, why: &str) -> Option<String> {
-        self.metrics.unproven_binds.inc_by(binds as u64);
+        self.node.metrics[Total::UnprovenBinds].inc_by(binds as u64);
         warn!("the mounts of container {id} are not compared with its spec: {why}");
-        refusal_of_uncompared(why, self.config.policy())
+        refusal_of_uncompared(why, self.node.config.policy())
     }
 
     /// Answers a request that could not be read.
@@ -149,10 +146,10 @@ impl Calls {
     pub fn unread_start(&self, error: &prost::DecodeError) -> Result<(), CreateRefused> {
         let why = format!("read the runtime's request: {}", error_chain(error));
         let Some(reason) = self.not_proven("without an id", 0, &why) else {
-            self.metrics.nri.started(StartAnswer::failed);
+            self.started(StartAnswer::Failed);
             return Ok(());
         };
-        self.metrics.nri.started(StartAnswer::refused);
+        self.started(StartAnswer::Refused);
         Err(CreateRefused(reason))
     }
 
@@ -165,23 +162,24 @@ impl Calls {
     ) -> StartAnswer {
         let (replaced, mounts) = (refreshed.replaced(), refreshed.mounts);
         let all = mounts.len();
-        mounts
-            .iter()
-            .for_each(|mount| self.metrics.refreshed(&mount.outcome));
+        let metrics = self.node.metrics;
+        for mount in &mounts {
+            metrics.refreshed(&mount.outcome);
+        }
         if let Some(child) = refreshed.abandoned {
-            self.metrics.hanging_children.add(id, id, child);
+            metrics.hanging_children.add(id, id, child);
         }
         if all > 0 {
             let mut line = RefreshLine::new(Actor::Agent, id, names);
             line.mounts = mounts;
             line.set_duration(took);
-            self.report(NriReport::Refresh(line));
+            self.report(AgentLine::Refresh(line));
         }
         match (all, refreshed.is_out_of_time) {
-            (_, true) => StartAnswer::timed_out,
-            (0, false) => StartAnswer::current,
-            (_, false) if replaced == all => StartAnswer::refreshed,
-            (_, false) => StartAnswer::failed,
+            (_, true) => StartAnswer::TimedOut,
+            (0, false) => StartAnswer::Current,
+            (_, false) if replaced == all => StartAnswer::Refreshed,
+            (_, false) => StartAnswer::Failed,
         }
     }
 }
@@ -268,8 +266,7 @@ mod tests {
     use bindguard_testing::{Pod, helper, own_namespace, skipped};
 
     use super::*;
-    use crate::sinks::journal::JournalWriter;
-    use crate::sinks::metrics::Metrics;
+    use crate::node::Node;
 
     /// A cgroup with the name of a container.
     struct Cgroup(PathBuf);
@@ -326,16 +323,15 @@ mod tests {
         let admission = admit_spec(spec.as_bytes(), policy, places, deadline, |_, edits| {
             edits.to_vec()
         });
-        let metrics = Metrics::new();
-        let journal = JournalWriter::off(Arc::clone(&metrics));
-        let calls = Calls::new(&config, Arc::clone(&metrics), journal, None);
+        let node = Node::silent("");
+        let calls = Calls::new(node);
         calls.keep("gone", admission.expected, HashSet::new());
         let container = CreatedContainer {
             id: "gone".to_owned(),
             ..CreatedContainer::default()
         };
         calls.prove(container, Vec::new()).unwrap();
-        let figures = metrics.text().unwrap();
+        let figures = node.metrics.text().unwrap();
         let counted = "bindguard_unproven_binds_total 2\n";
         assert!(figures.contains(counted), "{figures}");
     }

@@ -5,22 +5,29 @@ use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use bindguard_sys::Failure;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 
-use crate::sources::watch::{Schedule, WatchError};
+use crate::sources::watch::Schedule;
 
-/// Flags of a watch for new names.
-const NAMES: WatchFlags = WatchFlags::CREATE.union(WatchFlags::MOVED_TO);
+/// Flags of a watch for new names. A symlink is followed.
+pub const LINKED: WatchFlags = WatchFlags::CREATE.union(WatchFlags::MOVED_TO);
 
-/// Flags of a watch for new and written files.
-const FILES: WatchFlags = NAMES
+/// Flags of a watch for new names. A symlink is not followed.
+pub const NAMES: WatchFlags = LINKED.union(WatchFlags::DONT_FOLLOW);
+
+/// Flags of a watch for new names and for writes. A write wakes the reader, and is no event.
+pub const WRITES: WatchFlags = LINKED.union(WatchFlags::MODIFY);
+
+/// Flags of a watch for new and written files. Symlinks are followed, as a container runtime does.
+const FILES: WatchFlags = LINKED
     .union(WatchFlags::CLOSE_WRITE)
     .union(WatchFlags::MOVE_SELF);
 
@@ -77,49 +84,11 @@ impl Inotify {
         })
     }
 
-    /// Watches a directory for new names. A symlink is not followed.
+    /// Watches a directory for the events of these flags.
     ///
     /// # Errors
     /// inotify_add_watch(2)'s, such as ENOSPC at `fs.inotify.max_user_watches`.
-    pub fn watch(&self, directory: &Path) -> io::Result<WatchId> {
-        self.add(directory, NAMES | WatchFlags::DONT_FOLLOW)
-    }
-
-    /// Watches a directory for new names. A symlink is followed.
-    ///
-    /// # Errors
-    /// As [`Inotify::watch`].
-    pub fn watch_linked(&self, directory: &Path) -> io::Result<WatchId> {
-        self.add(directory, NAMES)
-    }
-
-    /// As [`Inotify::watch`], for a directory that is open: no walk of a path waits for a server.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn watch_open(&self, directory: impl AsFd) -> io::Result<WatchId> {
-        let path = format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd());
-        self.add(Path::new(&path), NAMES)
-    }
-
-    /// Watches a directory for new and written files. Symlinks are followed, as a container runtime
-    /// does.
-    ///
-    /// # Errors
-    /// As [`Inotify::watch`].
-    pub fn watch_files(&self, directory: &Path) -> io::Result<WatchId> {
-        self.add(directory, FILES)
-    }
-
-    /// Watches a directory for new names and for writes. A write wakes the reader, and is no event.
-    ///
-    /// # Errors
-    /// As [`Inotify::watch`].
-    pub fn watch_writes(&self, directory: &Path) -> io::Result<WatchId> {
-        self.add(directory, NAMES | WatchFlags::MODIFY)
-    }
-
-    fn add(&self, directory: &Path, flags: WatchFlags) -> io::Result<WatchId> {
+    pub fn watch(&self, directory: &Path, flags: WatchFlags) -> io::Result<WatchId> {
         let only = WatchFlags::ONLYDIR | WatchFlags::EXCL_UNLINK;
         let watch = inotify::add_watch(&self.descriptor, directory, flags | only)?;
         Ok(WatchId(watch))
@@ -278,28 +247,33 @@ impl Watches {
     ///
     /// # Errors
     /// inotify_add_watch(2)'s.
-    pub fn watch_state(&mut self, folder: &Path) -> Result<(), WatchError> {
+    pub fn watch_state(&mut self, folder: &Path) -> Result<(), Failure> {
         let mut missing = None;
         for directory in folder.ancestors() {
-            match self.inotify.watch(directory) {
-                Ok(watch) => {
-                    let watched = self.watched.entry(watch).or_default();
-                    match missing {
-                        Some(name) => watched.on_the_way.push(name),
-                        None => watched.has_containers = true,
-                    }
-                    return Ok(());
-                }
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    missing = directory.file_name().map(OsStr::to_owned);
-                }
-                Err(source) => {
-                    let directory = directory.to_owned();
-                    return Err(WatchError { directory, source });
-                }
+            let Some(watched) = self.watch(directory, NAMES)? else {
+                missing = directory.file_name().map(OsStr::to_owned);
+                continue;
+            };
+            match missing {
+                Some(name) => watched.on_the_way.push(name),
+                None => watched.has_containers = true,
             }
+            break;
         }
         Ok(())
+    }
+
+    /// `None` if the directory is not there.
+    fn watch(
+        &mut self,
+        directory: &Path,
+        flags: WatchFlags,
+    ) -> Result<Option<&mut Watched>, Failure> {
+        match self.inotify.watch(directory, flags) {
+            Ok(watch) => Ok(Some(self.watched.entry(watch).or_default())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(unwatched(directory, error)),
+        }
     }
 
     /// Watches the directory of a file that a container binds. A directory that is gone may come
@@ -312,20 +286,21 @@ impl Watches {
         container: &str,
         directory: &Path,
         name: &Path,
-    ) -> Result<(), WatchError> {
-        match self.inotify.watch_files(directory) {
-            Ok(watch) => {
-                let watched = self.watched.entry(watch).or_default();
-                let file = (container.to_owned(), name.to_owned());
-                watched.files.push(file);
-                Ok(())
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => self.watch_state(directory),
-            Err(source) => {
-                let directory = directory.to_owned();
-                Err(WatchError { directory, source })
-            }
-        }
+    ) -> Result<(), Failure> {
+        let Some(watched) = self.watch(directory, FILES)? else {
+            return self.watch_state(directory);
+        };
+        let file = (container.to_owned(), name.to_owned());
+        watched.files.push(file);
+        Ok(())
+    }
+}
+
+pub fn unwatched(directory: &Path, source: io::Error) -> Failure {
+    Failure {
+        act: "watch".into(),
+        path: directory.to_owned(),
+        source,
     }
 }
 
@@ -341,7 +316,7 @@ mod tests {
     fn one_read_of_a_flood_ends() {
         let folder = tempfile::tempdir().unwrap();
         let inotify = Inotify::new().unwrap();
-        inotify.watch(folder.path()).unwrap();
+        inotify.watch(folder.path(), NAMES).unwrap();
         let made = 2 * MAX_EVENTS;
         for name in 0..made {
             fs::write(folder.path().join(name.to_string()), "").unwrap();

@@ -11,7 +11,6 @@
 //! thread reads such events in at most 1 % of the time, and paces the refreshes of each container.
 
 mod inotify;
-mod tree;
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
@@ -24,20 +23,11 @@ use bindguard_core::error_chain;
 use bindguard_sys::{Failure, MountWatch};
 use tracing::warn;
 
-use crate::threads::Backoff;
-use crate::token_bucket::TokenBucket;
+use crate::threads::{Backoff, TokenBucket};
 
-pub use crate::sources::watch::inotify::{Inotify, WatchEvent, Watches};
-pub use crate::sources::watch::tree::{TreeChanges, WatchTree, folder_of_pods};
-
-/// Why a directory is not watched.
-#[derive(Debug, thiserror::Error)]
-#[error("watch {}", directory.display())]
-pub struct WatchError {
-    pub directory: PathBuf,
-    #[source]
-    pub source: io::Error,
-}
+pub use crate::sources::watch::inotify::{
+    Inotify, LINKED, NAMES, WRITES, WatchEvent, WatchId, Watches, unwatched,
+};
 
 /// A source: volumes of a kubelet root, mounts of drivers, or files that containers bind.
 pub trait Followed {
@@ -80,17 +70,16 @@ pub fn follow<F: Followed>(followed: &mut F, mut schedule: Schedule<F::Id>) -> i
                 schedule.plan_surveys(Instant::now());
             }
         }
-        let appeared = mounts.listed(Instant::now());
+        let appeared = mounts.appeared();
         if !appeared.is_empty() {
             followed.take_mounts(&appeared, &mut schedule);
         }
         refresh_due(followed, &mut schedule);
-        let next = mounts.settling.due.into_iter();
-        let next = next.fold(schedule.next(), Instant::min);
+        let next = mounts.due.into_iter().fold(schedule.next(), Instant::min);
         let limit = next.saturating_duration_since(Instant::now());
         let woken = followed.inotify().wait_with(mounts.polled(), limit)?;
         if woken.by_mounts {
-            mounts.settling.changed(Instant::now());
+            mounts.changed(Instant::now());
         }
         if woken.by_events {
             let began = Instant::now();
@@ -329,36 +318,14 @@ fn pause_after(work: Duration) -> Duration {
     (work * PAUSE_FACTOR).min(MAX_PAUSE)
 }
 
-/// The last list of the mounts, and the time of the next list: none without a change.
-#[derive(Debug, Default)]
-struct Settling {
-    not_before: Option<Instant>,
-    due: Option<Instant>,
-}
-
-impl Settling {
-    /// The mounts have changed. Later changes do not delay the list.
-    fn changed(&mut self, now: Instant) {
-        let settled = now + SETTLE_INTERVAL;
-        let due = self.not_before.map_or(settled, |it| it.max(settled));
-        self.due.get_or_insert(due);
-    }
-
-    /// A list began and ended at these times.
-    fn listed(&mut self, began: Instant, ended: Instant) {
-        // The places that are new cost about as much again as the list.
-        let pause = pause_after(2 * ended.saturating_duration_since(began));
-        self.not_before = Some(ended + pause);
-        self.due = None;
-    }
-}
-
 /// A watch of the mount table that costs nothing while no container follows mounts. The mounts are
 /// only a help: an error is logged, and ends the watch until the next survey.
 #[derive(Debug, Default)]
 struct NewMounts {
     watch: Option<MountWatch>,
-    settling: Settling,
+    not_before: Option<Instant>,
+    /// The time of the next list: none without a change.
+    due: Option<Instant>,
 }
 
 impl NewMounts {
@@ -367,8 +334,7 @@ impl NewMounts {
         if !is_followed {
             *self = Self::default();
         } else if self.watch.is_none() {
-            let opened = MountWatch::open();
-            self.watch = or_warned("follow", opened);
+            self.watch = or_warned("follow", MountWatch::open());
             return self.watch.is_some();
         }
         false
@@ -377,25 +343,38 @@ impl NewMounts {
     /// The descriptor to poll for `POLLPRI`. While a list is planned, further changes need no
     /// wake-up.
     fn polled(&self) -> Option<BorrowedFd<'_>> {
-        let watch = self.watch.as_ref();
-        watch
-            .filter(|_| self.settling.due.is_none())
-            .map(MountWatch::as_fd)
+        let watch = self.watch.as_ref().filter(|_| self.due.is_none());
+        watch.map(MountWatch::as_fd)
+    }
+
+    /// The mounts have changed. Later changes do not delay the list.
+    fn changed(&mut self, now: Instant) {
+        let settled = now + SETTLE_INTERVAL;
+        let due = self.not_before.map_or(settled, |it| it.max(settled));
+        self.due.get_or_insert(due);
     }
 
     /// The places of the mounts that are new, if a list is due.
-    fn listed(&mut self, now: Instant) -> Vec<PathBuf> {
-        let is_due = self.settling.due.is_some_and(|due| now >= due);
+    fn appeared(&mut self) -> Vec<PathBuf> {
+        let began = Instant::now();
+        let is_due = self.due.is_some_and(|due| began >= due);
         let Some(watch) = self.watch.as_mut().filter(|_| is_due) else {
             return Vec::new();
         };
-        let began = Instant::now();
         let appeared = or_warned("list", watch.appeared());
-        self.settling.listed(began, Instant::now());
+        self.listed(began, Instant::now());
         if appeared.is_none() {
             *self = Self::default();
         }
         appeared.unwrap_or_default()
+    }
+
+    /// A list began and ended at these times.
+    fn listed(&mut self, began: Instant, ended: Instant) {
+        // The places that are new cost about as much again as the list.
+        let pause = pause_after(2 * ended.saturating_duration_since(began));
+        self.not_before = Some(ended + pause);
+        self.due = None;
     }
 }
 
@@ -523,7 +502,7 @@ mod settling_tests {
 
     #[test]
     fn changes_of_a_moment_are_one_list() {
-        let (mut settling, start) = (Settling::default(), Instant::now());
+        let (mut settling, start) = (NewMounts::default(), Instant::now());
         assert_eq!(settling.due, None);
         for millis in [0, 5, 9] {
             settling.changed(start + Duration::from_millis(millis));
@@ -535,7 +514,7 @@ mod settling_tests {
 
     #[test]
     fn lists_take_half_a_percent_of_the_time() {
-        let (mut settling, start) = (Settling::default(), Instant::now());
+        let (mut settling, start) = (NewMounts::default(), Instant::now());
         let ended = start + Duration::from_millis(2);
         settling.listed(start, ended);
         settling.changed(ended);

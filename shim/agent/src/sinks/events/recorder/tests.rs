@@ -2,14 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
-use std::path::Path;
 use std::sync::Mutex;
 
 use bindguard_config::{EventMode, RefreshMode};
+use bindguard_core::identity::PodName;
 
 use super::*;
-use crate::pods::client;
-use crate::sinks::events::Events;
+use crate::sinks::Reporting;
 use crate::sinks::events::Reason;
 
 /// An API server that counts, and answers as the test requires.
@@ -66,19 +65,18 @@ impl Server {
     }
 }
 
-fn start(server: &Server, per_minute: u32) -> (Events, Arc<Metrics>) {
+fn start(server: &Server, per_minute: u32) -> (Reporting, &'static Metrics) {
     let metrics = Metrics::new();
-    (start_node(server, per_minute, &metrics), metrics)
+    (start_node(server, per_minute, metrics), metrics)
 }
 
-fn start_node(server: &Server, per_minute: u32, metrics: &Arc<Metrics>) -> Events {
-    let (events, occurrences) = Events::on(EventMode::All, Arc::clone(metrics));
-    let cri = client(Path::new("/nowhere.sock"), None);
-    let pods = PodLookup::new(cri, RefreshMode::Off);
-    tokio::spawn(
-        Recorder::new(server.clone(), pods, per_minute, Arc::clone(metrics)).run(occurrences),
-    );
-    events
+fn start_node(server: &Server, per_minute: u32, metrics: &'static Metrics) -> Reporting {
+    let (recorder, occurrences) = channel(WAITING);
+    let mut reporting = Reporting::off(metrics);
+    reporting.events_to(EventMode::All, recorder);
+    let pods = PodLookup::new("/nowhere.sock".as_ref(), None, RefreshMode::Off);
+    tokio::spawn(Recorder::new(server.clone(), pods, per_minute, metrics).run(occurrences));
+    reporting
 }
 
 fn repaired(pod: usize, message: &str) -> Occurrence {
@@ -121,7 +119,7 @@ async fn repeated_occurrences_are_created_once_and_then_counted() {
         .collect();
     assert_eq!(seen, [(3, false), (4, true)]);
     assert_eq!(
-        figure(&metrics, "bindguard_events_total{result=\"written\"}"),
+        figure(metrics, "bindguard_events_total{result=\"written\"}"),
         2
     );
 }
@@ -177,7 +175,7 @@ async fn an_hour_without_an_api_server() {
         }
         let during = server.requests().len();
         assert!((10..40).contains(&during), "{during} requests in an hour");
-        assert!(figure(&metrics, "bindguard_event_request_failures_total") >= 10);
+        assert!(figure(metrics, "bindguard_event_request_failures_total") >= 10);
         server.set(|seen| (seen.fails, seen.hangs) = (false, false));
         pass(310).await;
         let after = server.requests();
@@ -199,7 +197,7 @@ async fn old_news_is_not_written() {
     server.set(|seen| seen.fails = false);
     pass(1200).await;
     assert_eq!(server.requests().len(), during);
-    let expired = figure(&metrics, "bindguard_events_total{result=\"expired\"}");
+    let expired = figure(metrics, "bindguard_events_total{result=\"expired\"}");
     assert_eq!(expired, 100);
 }
 
@@ -212,7 +210,7 @@ async fn a_storm_on_2000_nodes() {
     let server = Server::default();
     let metrics = Metrics::new();
     let nodes: Vec<_> = (0..NODES)
-        .map(|_| start_node(&server, PER_MINUTE as u32, &metrics))
+        .map(|_| start_node(&server, PER_MINUTE as u32, metrics))
         .collect();
     let begin = Instant::now();
     for events in &nodes {

@@ -3,21 +3,19 @@
 #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
 use std::os::unix::net::UnixListener;
-use std::sync::Arc;
 use std::thread;
 
-use bindguard_config::Config;
 use prost::bytes::Bytes;
 
 use super::*;
-use crate::sinks::journal::JournalWriter;
+use crate::node::Node;
 use crate::sinks::metrics::Metrics;
 use crate::sources::nri::messages::{NriContainer, NriMount};
 
 /// The runtime's end of a connection.
 struct FakeRuntime {
     stream: UnixStream,
-    metrics: Arc<Metrics>,
+    metrics: &'static Metrics,
 }
 
 impl FakeRuntime {
@@ -61,17 +59,12 @@ fn beside_with(config: &str, runtime: impl FnOnce(&mut FakeRuntime)) -> Result<(
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("nri.sock");
     let listener = UnixListener::bind(&socket).unwrap();
-    let metrics = Metrics::new();
-    let calls = Calls::new(
-        &Config::from_toml(config).unwrap(),
-        Arc::clone(&metrics),
-        JournalWriter::off(Arc::clone(&metrics)),
-        None,
-    );
+    let node = Node::silent(config);
+    let calls = Calls::new(node);
     let plugin = thread::spawn(move || Connection::register(&socket)?.serve(&calls));
     let mut fake = FakeRuntime {
         stream: listener.accept().unwrap().0,
-        metrics,
+        metrics: node.metrics,
     };
     let Message::Request(1, call) = fake.receive(TO_RUNTIME) else {
         panic!("no registration")
@@ -109,7 +102,7 @@ fn a_list_in_parts_is_acknowledged_part_by_part() {
                 more
             );
             assert_eq!(
-                runtime.metrics.nri.connected.get(),
+                runtime.metrics[Level::NriConnected].get(),
                 i64::from(!more),
                 "a part of the list is not the end"
             );

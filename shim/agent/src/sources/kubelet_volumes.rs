@@ -1,4 +1,4 @@
-//! The watched directories below a kubelet root.
+//! The volumes below a kubelet root that the kubelet or a driver updates by a rename of `..data`.
 //!
 //! ```text
 //! .                                 pods appears: a kubelet that starts for the first time
@@ -15,18 +15,134 @@
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::fs;
-use std::io;
-use std::mem;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use std::{fs, io, mem};
 
+use bindguard_core::error_chain;
 use bindguard_core::kubelet::{DATA_LINK, Plugin, Writer};
 use bindguard_core::paths::lies_in;
 use bindguard_guard::refresh::{VolumeOfPod, payload_of_driver};
 use bindguard_guard::{Probes, in_real_folder};
+use bindguard_sys::Failure;
+use tracing::{info, warn};
 
-use crate::sources::watch::WatchError;
-use crate::sources::watch::inotify::{Inotify, WatchEvent, WatchId};
+use crate::sinks::metrics::{LevelBy, Total};
+use crate::sources::watch::{
+    self, Followed, Inotify, LINKED, NAMES, Rules, Schedule, WatchEvent, WatchId, unwatched,
+};
+use crate::threads::Backoff;
+use crate::work::pod_refreshes::{KubeletRoot, Updates};
+
+/// The times after an update at which its volume is checked again. A kubelet may bind a subpath
+/// from the old payload in the very moment of the update (kubernetes#127602), and no event reports
+/// a bind. The update lands 60 to 230 ms around the bind.
+const AFTER_UPDATE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
+
+/// Follows the kubelet's updates.
+#[derive(Debug)]
+struct KubeletVolumes {
+    root: &'static KubeletRoot,
+    tree: WatchTree,
+    updates: Updates,
+}
+
+/// Follows them for ever.
+///
+/// # Errors
+/// If inotify fails.
+pub fn follow_volumes(root: &'static KubeletRoot, interval: Duration) -> io::Result<()> {
+    let rules = Rules {
+        interval,
+        retries: Backoff::of_surveys(interval),
+        after_start: &[Duration::ZERO],
+        recheck: &AFTER_UPDATE,
+        is_paced: false,
+    };
+    let mut followed = KubeletVolumes {
+        root,
+        tree: WatchTree::new(root.path.clone(), Inotify::new()?),
+        updates: Updates::new(root),
+    };
+    watch::follow(&mut followed, Schedule::new(rules, Instant::now()))
+}
+
+impl KubeletVolumes {
+    /// Plans what changed after a survey.
+    fn note(&mut self, changes: TreeChanges, schedule: &mut Schedule<VolumeOfPod>) {
+        let metrics = self.root.node.metrics;
+        metrics[Total::AgentVolumeUpdates].inc_by(changes.volumes.len() as u64);
+        let now = Instant::now();
+        for volume in &changes.volumes {
+            schedule.plan_with_rechecks(volume, now);
+        }
+        if changes.survey {
+            metrics[Total::AgentWatchInterruptions].inc();
+            schedule.plan_surveys(now);
+        } else if !changes.errors.is_empty() {
+            schedule.surveyed(false, now);
+        }
+        self.warn(&changes);
+    }
+
+    fn warn(&self, changes: &TreeChanges) {
+        for error in &changes.errors {
+            self.root.node.metrics[Total::AgentWatchErrors].inc();
+            warn!("{}", error_chain(error));
+        }
+    }
+}
+
+impl Followed for KubeletVolumes {
+    type Id = VolumeOfPod;
+
+    fn inotify(&self) -> &Inotify {
+        &self.tree.inotify
+    }
+
+    fn survey(&mut self, schedule: &mut Schedule<VolumeOfPod>) -> bool {
+        let start = Instant::now();
+        let changes = self.tree.survey();
+        if changes.survey {
+            schedule.plan_surveys(Instant::now());
+        }
+        self.warn(&changes);
+        self.updates.follow(&changes.volumes);
+        let (volumes, root) = (self.tree.volumes(), self.root.path.display());
+        let (node, label) = (self.root.node, ("root", root.to_string()));
+        let watched = node.metrics[LevelBy::AgentWatchedVolumes].get_or_create(&vec![label]);
+        watched.set(volumes as i64);
+        if !node.ready.swap(true, Ordering::Relaxed) {
+            let took = start.elapsed();
+            info!("surveyed {root} in {took:?}: {volumes} volumes");
+        }
+        changes.errors.is_empty()
+    }
+
+    fn take_events(&mut self, events: Vec<WatchEvent>, schedule: &mut Schedule<VolumeOfPod>) {
+        let changes = self.tree.follow(events);
+        self.note(changes, schedule);
+    }
+
+    /// A mount over a watched folder is no event of the folder: after a boot the kubelet mounts the
+    /// volumes of its pods over the folders on the disk.
+    fn follows_mounts(&self) -> bool {
+        true
+    }
+
+    fn take_mounts(&mut self, places: &[PathBuf], schedule: &mut Schedule<VolumeOfPod>) {
+        let changes = self.tree.mounted(places);
+        self.note(changes, schedule);
+    }
+
+    fn refresh(&mut self, due: Vec<VolumeOfPod>, _: &mut Schedule<VolumeOfPod>) {
+        self.updates.follow(&due);
+    }
+}
+
+// The watched directories.
 
 const PODS: &str = "pods";
 const SUBPATHS: &str = "volume-subpaths";
@@ -48,7 +164,7 @@ pub struct TreeChanges {
     /// Events were lost, or the folder of the pods came or went: a survey is due.
     pub survey: bool,
     /// Directories that could not be watched. A directory that is gone does not count.
-    pub errors: Vec<WatchError>,
+    pub errors: Vec<Failure>,
 }
 
 /// The watches below a kubelet root.
@@ -97,7 +213,7 @@ impl WatchTree {
     /// An administrator may replace the root or the folder by a symlink to another disk.
     fn add_pods(&mut self, changes: &mut TreeChanges) {
         let pods = self.root.join(PODS);
-        let watch = self.inotify.watch_linked(&pods);
+        let watch = self.inotify.watch(&pods, LINKED);
         let is_missing = matches!(&watch, Err(error) if error.kind() == io::ErrorKind::NotFound);
         if self.watched(watch, &pods, Watched::Pods, changes) {
             for uid in names(&pods, changes) {
@@ -105,7 +221,7 @@ impl WatchTree {
             }
             return;
         }
-        let watch = self.inotify.watch_linked(&self.root);
+        let watch = self.inotify.watch(&self.root, LINKED);
         if self.watched(watch, &self.root.clone(), Watched::Root, changes) {
             // The folder may have appeared before the root was watched. A folder that is there and
             // cannot be watched waits for the next survey.
@@ -213,7 +329,9 @@ impl WatchTree {
         }
         let folder = volumes.join(Plugin::csi().folder).join(volume);
         if let Some(directory) = payload_of_driver(&folder) {
-            let watch = self.inotify.watch_open(&directory);
+            // Through the open directory: no walk of a path waits for a server.
+            let open = format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd());
+            let watch = self.inotify.watch(Path::new(&open), LINKED);
             if self.watched(watch, &folder, Watched::Volume(of_pod.clone()), changes) {
                 changes.add(of_pod);
             }
@@ -226,7 +344,7 @@ impl WatchTree {
 
     /// False if the directory is not there, or cannot be watched.
     fn watch(&mut self, directory: &Path, watched: Watched, changes: &mut TreeChanges) -> bool {
-        let watch = self.inotify.watch(directory);
+        let watch = self.inotify.watch(directory, NAMES);
         self.watched(watch, directory, watched, changes)
     }
 
@@ -259,8 +377,7 @@ impl TreeChanges {
     /// A directory that is gone is no error.
     fn fail(&mut self, directory: &Path, source: io::Error) {
         if source.kind() != io::ErrorKind::NotFound {
-            let directory = directory.to_owned();
-            self.errors.push(WatchError { directory, source });
+            self.errors.push(unwatched(directory, source));
         }
     }
 }
@@ -509,5 +626,112 @@ mod tests {
         assert!(!events(&scene.tree).is_empty());
         scene.tree.survey();
         assert_eq!((scene.tree.volumes(), scene.tree.watched.len()), (0, 1));
+    }
+}
+
+#[cfg(test)]
+mod follow_tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::os::unix::fs::symlink;
+    use std::thread;
+
+    use bindguard_testing::own_namespace;
+    use bindguard_testing::scene::tmpfs;
+
+    use super::*;
+    use crate::node::Node;
+
+    const NO_SURVEY: Duration = Duration::from_secs(3600);
+
+    /// A kubelet root that is followed, after the first survey, and refreshes no container.
+    struct FollowedRoot(&'static Node);
+
+    impl FollowedRoot {
+        fn follow(root: &Path) -> Self {
+            let node = Node::silent("refresh.mode = 'off'");
+            let root = KubeletRoot::new(node, root.to_owned());
+            thread::spawn(|| follow_volumes(root, NO_SURVEY).unwrap());
+            let followed = Self(node);
+            followed.wait_for_survey();
+            followed
+        }
+
+        fn wait_for_survey(&self) {
+            wait_until(|| self.0.ready.swap(false, Ordering::Relaxed));
+        }
+
+        fn wait_for_update(&self, act: impl FnOnce()) {
+            let updates = &self.0.metrics[Total::AgentVolumeUpdates];
+            let before = updates.get();
+            act();
+            wait_until(|| updates.get() > before);
+        }
+    }
+
+    fn wait_until(mut is_done: impl FnMut() -> bool) {
+        let start = Instant::now();
+        while !is_done() {
+            assert!(start.elapsed() < Duration::from_secs(30), "no notice");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn update(volume: &Path, payload: &str) {
+        symlink(payload, volume.join("..data_tmp")).unwrap();
+        fs::rename(volume.join("..data_tmp"), volume.join("..data")).unwrap();
+    }
+
+    /// After a boot the folders of the pods are on the disk, and the agent starts first.
+    #[test]
+    fn a_volume_that_the_kubelet_mounts_after_the_survey_is_followed() {
+        if !own_namespace() {
+            return;
+        }
+        let root = tempfile::tempdir().unwrap();
+        let pod = root.path().join("pods/u-1");
+        let volume = pod.join("volumes/kubernetes.io~secret/keys");
+        fs::create_dir_all(&volume).unwrap();
+        fs::create_dir_all(pod.join("volume-subpaths/keys/app")).unwrap();
+        let followed = FollowedRoot::follow(root.path());
+        followed.wait_for_update(|| tmpfs(&volume));
+        for payload in ["..2026_11_21_05_10_00.1", "..2026_11_21_05_10_00.2"] {
+            followed.wait_for_update(|| update(&volume, payload));
+        }
+    }
+
+    /// Surveys find what a mount covered.
+    #[test]
+    fn without_a_mount_table_updates_are_followed() {
+        if !own_namespace() {
+            return;
+        }
+        let root = tempfile::tempdir().unwrap();
+        let pod = root.path().join("pods/u-1");
+        let volume = pod.join("volumes/kubernetes.io~configmap/keys");
+        fs::create_dir_all(&volume).unwrap();
+        fs::create_dir_all(pod.join("volume-subpaths/keys/app")).unwrap();
+        tmpfs("/proc".as_ref());
+        let followed = FollowedRoot::follow(root.path());
+        followed.wait_for_update(|| update(&volume, "..2026_11_21_05_10_00.1"));
+    }
+
+    /// A node may mount the disk of its kubelet late.
+    #[test]
+    fn pods_on_a_disk_that_is_mounted_after_the_survey_are_followed() {
+        if !own_namespace() {
+            return;
+        }
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("pods")).unwrap();
+        let followed = FollowedRoot::follow(root.path());
+        tmpfs(root.path());
+        fs::create_dir(root.path().join("pods")).unwrap();
+        followed.wait_for_survey();
+        followed.wait_for_update(|| {
+            let pod = root.path().join("pods/u-1");
+            fs::create_dir_all(pod.join("volumes/kubernetes.io~configmap/keys")).unwrap();
+            fs::create_dir_all(pod.join("volume-subpaths/keys/app")).unwrap();
+        });
     }
 }

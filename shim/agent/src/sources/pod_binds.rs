@@ -1,160 +1,42 @@
-//! The volumes of pods below a kubelet root: [`KubeletVolumes`], which the kubelet or a driver
-//! updates by a rename of `..data`, and [`MountedVolumes`], which the host mounts anew.
+//! The binds of pods that opted in: [`MountedVolumes`], which the host mounts anew, and [`HostFiles`],
+//! single files and sockets of the host.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bindguard_core::error_chain;
 use bindguard_core::kubelet::{Plugin, Writer};
-use bindguard_guard::refresh::VolumeOfPod;
-use bindguard_operator::containers::pod_state_folders;
+use bindguard_core::paths::lies_in;
+use bindguard_guard::refresh::{FileBind, VolumeOfPod};
+use bindguard_operator::containers::{host_files_of_container, pod_state_folders};
 use bindguard_sys::Failure;
 use bindguard_sys::observe::children;
-use tracing::{info, warn};
+use tracing::{error, warn};
 
+use crate::log::SayOnce;
 use crate::pods::{PodLookup, PodsWithBinds};
-use crate::say_once::SayOnce;
-use crate::sinks::metrics::Metrics;
+use crate::sinks::metrics::Total;
+use crate::sources::kubelet_volumes::folder_of_pods;
 use crate::sources::watch::{
-    self, AFTER_START, Followed, Inotify, Rules, Schedule, TreeChanges, WatchEvent, WatchTree,
-    Watches, folder_of_pods,
+    self, AFTER_START, Followed, Inotify, Rules, Schedule, WatchEvent, Watches,
 };
-use crate::threads::Backoff;
-use crate::work::pod_refreshes::{PodOfRoot, Updates};
-use crate::work::turns::Turns;
-
-/// The times after an update at which its volume is checked again. A kubelet may bind a subpath
-/// from the old payload in the very moment of the update (kubernetes#127602), and no event reports
-/// a bind. The update lands 60 to 230 ms around the bind.
-const AFTER_UPDATE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
-
-/// Follows the kubelet's updates.
-#[derive(Debug)]
-pub struct KubeletVolumes<'a> {
-    root: &'a Path,
-    tree: WatchTree,
-    updates: Updates<'a>,
-    metrics: &'a Metrics,
-    /// Set once the first survey is done.
-    ready: &'a AtomicBool,
-}
-
-impl<'a> KubeletVolumes<'a> {
-    /// Follows them for ever.
-    ///
-    /// # Errors
-    /// If inotify fails.
-    pub fn follow(
-        root: &'a Path,
-        updates: Updates<'a>,
-        metrics: &'a Metrics,
-        ready: &'a AtomicBool,
-        interval: Duration,
-    ) -> io::Result<()> {
-        let rules = Rules {
-            interval,
-            retries: Backoff::of_surveys(interval),
-            after_start: &[Duration::ZERO],
-            recheck: &AFTER_UPDATE,
-            is_paced: false,
-        };
-        let mut followed = Self {
-            root,
-            tree: WatchTree::new(root.to_owned(), Inotify::new()?),
-            updates,
-            metrics,
-            ready,
-        };
-        watch::follow(&mut followed, Schedule::new(rules, Instant::now()))
-    }
-
-    /// Plans what changed after a survey.
-    fn note(&mut self, changes: TreeChanges, schedule: &mut Schedule<VolumeOfPod>) {
-        self.metrics
-            .volume_updates
-            .inc_by(changes.volumes.len() as u64);
-        let now = Instant::now();
-        for volume in &changes.volumes {
-            schedule.plan_with_rechecks(volume, now);
-        }
-        if changes.survey {
-            self.metrics.interruptions.inc();
-            schedule.plan_surveys(now);
-        } else if !changes.errors.is_empty() {
-            schedule.surveyed(false, now);
-        }
-        self.warn(&changes);
-    }
-
-    fn warn(&self, changes: &TreeChanges) {
-        for error in &changes.errors {
-            self.metrics.watch_errors.inc();
-            warn!("{}", error_chain(error));
-        }
-    }
-}
-
-impl Followed for KubeletVolumes<'_> {
-    type Id = VolumeOfPod;
-
-    fn inotify(&self) -> &Inotify {
-        &self.tree.inotify
-    }
-
-    fn survey(&mut self, schedule: &mut Schedule<VolumeOfPod>) -> bool {
-        let start = Instant::now();
-        let changes = self.tree.survey();
-        if changes.survey {
-            schedule.plan_surveys(Instant::now());
-        }
-        self.warn(&changes);
-        self.updates.follow(&changes.volumes);
-        let (volumes, root) = (self.tree.volumes(), self.root.display());
-        let label = [("root", root.to_string())];
-        let watched = self.metrics.watched_volumes.get_or_create(&label);
-        watched.set(volumes as i64);
-        if !self.ready.swap(true, Ordering::Relaxed) {
-            let took = start.elapsed();
-            info!("surveyed {root} in {took:?}: {volumes} volumes");
-        }
-        changes.errors.is_empty()
-    }
-
-    fn take_events(&mut self, events: Vec<WatchEvent>, schedule: &mut Schedule<VolumeOfPod>) {
-        let changes = self.tree.follow(events);
-        self.note(changes, schedule);
-    }
-
-    /// A mount over a watched folder is no event of the folder: after a boot the kubelet mounts the
-    /// volumes of its pods over the folders on the disk.
-    fn follows_mounts(&self) -> bool {
-        true
-    }
-
-    fn take_mounts(&mut self, places: &[PathBuf], schedule: &mut Schedule<VolumeOfPod>) {
-        let changes = self.tree.mounted(places);
-        self.note(changes, schedule);
-    }
-
-    fn refresh(&mut self, due: Vec<VolumeOfPod>, _: &mut Schedule<VolumeOfPod>) {
-        self.updates.follow(&due);
-    }
-}
+use crate::threads::spawn;
+use crate::work::pod_refreshes::{KubeletRoot, PodOfRoot, Updates};
 
 /// What is known of the containers of the pods that opted in, by the pods' uids and the containers'
 /// ids.
-pub type OfContainers<T> = HashMap<String, HashMap<String, T>>;
+type OfContainers<T> = HashMap<String, HashMap<String, T>>;
 
 /// Queries the containers of these pods again, and returns the pods with a new container. `read`
 /// gets the id of a new container. `failures` gets the reasons why containers are not known; what
 /// was known of them stays.
-pub fn query_containers<T>(
+fn query_containers<T>(
     known: &mut OfContainers<T>,
-    pods: &PodLookup,
+    pods: &'static PodLookup,
     uids: Vec<String>,
     mut read: impl FnMut(&str) -> Option<T>,
     failures: &mut Vec<String>,
@@ -207,14 +89,10 @@ pub fn query_containers<T>(
 /// annotations and starts before the containers. So a new folder of a container causes two lists of
 /// the pods: the runtime lists the container a moment later.
 #[derive(Debug)]
-pub struct MountedVolumes<'a, F> {
-    root: &'a Path,
-    pods: &'a PodLookup,
-    refreshes: &'a Turns<PodOfRoot>,
-    updates: Updates<'a>,
+struct MountedVolumes {
+    root: &'static KubeletRoot,
+    updates: Updates,
     watches: Watches,
-    /// Starts a thread for files of the host, once a pod opted in to them.
-    follow_files: F,
     interval: Duration,
     /// The time of the next refresh of all pods: a mount that was moved, or came while the agent did
     /// not run, is no event. It stays past while the runtime does not answer.
@@ -231,53 +109,36 @@ pub struct MountedVolumes<'a, F> {
     with_roots: OfContainers<()>,
 }
 
-impl<'a, F: Fn()> MountedVolumes<'a, F> {
-    /// Follows them for ever. No pod is known yet.
-    ///
-    /// # Errors
-    /// If inotify fails.
-    pub fn follow(
-        root: &'a Path,
-        pods: &'a PodLookup,
-        refreshes: &'a Turns<PodOfRoot>,
-        updates: Updates<'a>,
-        interval: Duration,
-        follow_files: F,
-    ) -> io::Result<()> {
-        let now = Instant::now();
-        let mut followed = Self {
-            root,
-            pods,
-            refreshes,
-            updates,
-            watches: Watches::new()?,
-            follow_files,
-            interval,
-            next_survey: now,
-            folder: PathBuf::new(),
-            opted_in: PodsWithBinds::new(),
-            failures: SayOnce::default(),
-            unread: SayOnce::default(),
-            with_roots: OfContainers::new(),
-        };
-        let rules = Rules {
-            is_paced: false,
-            ..Rules::of_files(interval, &AFTER_START)
-        };
-        watch::follow(&mut followed, Schedule::new(rules, now))
-    }
+/// Follows them for ever.
+///
+/// # Errors
+/// If inotify fails.
+pub fn follow_mounts(root: &'static KubeletRoot, interval: Duration) -> io::Result<()> {
+    let now = Instant::now();
+    let mut followed = MountedVolumes {
+        root,
+        updates: Updates::new(root),
+        watches: Watches::new()?,
+        interval,
+        next_survey: now,
+        folder: PathBuf::new(),
+        opted_in: PodsWithBinds::new(),
+        failures: SayOnce::default(),
+        unread: SayOnce::default(),
+        with_roots: OfContainers::new(),
+    };
+    let rules = Rules {
+        is_paced: false,
+        ..Rules::of_files(interval, &AFTER_START)
+    };
+    watch::follow(&mut followed, Schedule::new(rules, now))
+}
 
-    fn pod(&self, uid: &str) -> PodOfRoot {
-        PodOfRoot {
-            kubelet_root: self.root.to_owned(),
-            uid: uid.to_owned(),
-        }
-    }
-
+impl MountedVolumes {
     /// Lists the pods that opted in, and plans the refresh of the new ones and of those with a new
     /// container that may have host-root binds, or of all.
     fn list_pods(&mut self, failures: &mut Vec<String>, schedule: &mut Schedule<String>) {
-        let opted_in = match self.pods.with_binds() {
+        let opted_in = match self.root.node.pods.with_binds() {
             Ok(opted_in) => opted_in,
             // A runtime that does not answer still has its pods.
             Err(error) => return failures.push(error_chain(&error)),
@@ -288,7 +149,7 @@ impl<'a, F: Fn()> MountedVolumes<'a, F> {
             self.next_survey = now + self.interval;
         }
         let before = std::mem::replace(&mut self.opted_in, opted_in);
-        self.folder = folder_of_pods(self.root);
+        self.folder = folder_of_pods(&self.root.path);
         let (mut with_roots, mut has_files) = (Vec::new(), false);
         for (uid, binds) in &self.opted_in {
             let is_new = !before.contains_key(uid);
@@ -304,17 +165,22 @@ impl<'a, F: Fn()> MountedVolumes<'a, F> {
             }
             has_files |= binds.host_files;
         }
-        let known = &mut self.with_roots;
-        for uid in query_containers(known, self.pods, with_roots, |_| Some(()), failures) {
+        let (known, pods) = (&mut self.with_roots, self.root.node.pods);
+        for uid in query_containers(known, pods, with_roots, |_| Some(()), failures) {
             schedule.plan_refresh(&uid, now);
         }
-        if has_files {
-            (self.follow_files)();
+        let root = self.root;
+        if has_files
+            && !root.are_files_followed.swap(true, Ordering::Relaxed)
+            && let Err(error) = spawn("host-files", || follow_files(root))
+        {
+            root.are_files_followed.store(false, Ordering::Relaxed);
+            error!("{error:#}");
         }
     }
 }
 
-impl<F: Fn()> Followed for MountedVolumes<'_, F> {
+impl Followed for MountedVolumes {
     type Id = String;
 
     fn inotify(&self) -> &Inotify {
@@ -333,14 +199,11 @@ impl<F: Fn()> Followed for MountedVolumes<'_, F> {
         for why in of_list {
             failures.push(format!(
                 "list the pods below {}: {why}",
-                self.root.display()
+                self.root.path.display()
             ));
         }
         let is_complete = failures.is_empty();
-        let tried_again = failures
-            .into_iter()
-            .map(|why| format!("{why}; trying again"));
-        self.failures.warn((), tried_again);
+        self.failures.warn_of_retry(failures);
         is_complete
     }
 
@@ -371,7 +234,7 @@ impl<F: Fn()> Followed for MountedVolumes<'_, F> {
     fn refresh(&mut self, due: Vec<String>, schedule: &mut Schedule<String>) {
         let mut with_subpaths = Vec::new();
         for uid in due {
-            let pod = self.pod(&uid);
+            let pod = self.root.pod(&uid);
             let (volumes, unread) = match volumes_with_subpaths(&pod) {
                 Ok(volumes) => (volumes, None),
                 Err(error) => (Vec::new(), Some(error_chain(&error))),
@@ -382,7 +245,7 @@ impl<F: Fn()> Followed for MountedVolumes<'_, F> {
                 schedule.plan_rechecks(&uid, Instant::now());
             }
             if volumes.is_empty() {
-                self.refreshes.plan(pod);
+                self.root.refreshes.plan(pod);
             }
             with_subpaths.extend(volumes);
         }
@@ -401,7 +264,7 @@ fn pod_with_volume_at<'p>(place: &'p Path, folder_of_pods: &Path) -> Option<&'p 
     (folder == "volumes").then_some(uid)
 }
 
-/// The volumes of a pod with subpaths, without the kubelet's own volumes, which [`KubeletVolumes`]
+/// The volumes of a pod with subpaths, without the kubelet's own volumes, which `kubelet_volumes`
 /// follows.
 ///
 /// # Errors
@@ -431,7 +294,7 @@ fn volumes_with_subpaths(pod: &PodOfRoot) -> Result<Vec<VolumeOfPod>, Failure> {
 
 /// Watches the folders in which containers appear. A folder that is not there may come later.
 /// Returns the reasons for which one is not watched.
-pub fn watch_states(watches: &mut Watches) -> Vec<String> {
+fn watch_states(watches: &mut Watches) -> Vec<String> {
     let mut failures = Vec::new();
     for folder in pod_state_folders(Path::new("/")) {
         if let Err(error) = watches.watch_state(&folder) {
@@ -441,142 +304,178 @@ pub fn watch_states(watches: &mut Watches) -> Vec<String> {
     failures
 }
 
+// Files of the host.
+
+/// Limits of watched files, for each pod and for each kubelet root. Surveys refresh further files.
+const MAX_FILES_OF_POD: usize = 64;
+const MAX_FILES: usize = 1024;
+
+/// Follows single files and sockets of the host: a pod is refreshed once the name of such a file leads
+/// to a different file.
+///
+/// The thread starts with the first pod that opted in. A file on a server that hangs delays the
+/// other files of pods until the next survey, and nothing else.
+#[derive(Debug)]
+struct HostFiles {
+    root: &'static KubeletRoot,
+    watches: Watches,
+    /// The files of the pods that opted in.
+    files: OfContainers<Vec<FileBind>>,
+    /// The reasons for which the last survey was not complete.
+    failures: SayOnce<String>,
+}
+
+fn follow_files(root: &'static KubeletRoot) {
+    let (node, path) = (root.node, root.path.display());
+    let what = format!("follow files of the host in pods below {path}");
+    node.retry_with_backoff(&what, || {
+        let rules = Rules::of_files(node.config.agent().survey, &AFTER_START);
+        let mut files = HostFiles::new(root)?;
+        watch::follow(&mut files, Schedule::new(rules, Instant::now()))
+    });
+}
+
+impl HostFiles {
+    fn new(root: &'static KubeletRoot) -> io::Result<Self> {
+        Ok(Self {
+            root,
+            watches: Watches::new()?,
+            files: OfContainers::new(),
+            failures: SayOnce::default(),
+        })
+    }
+
+    /// Lists the pods that opted in, and returns those with a container that is new. `failures` gets
+    /// the reasons for which the list is not complete.
+    fn list(&mut self, failures: &mut Vec<String>) -> Vec<String> {
+        let node = self.root.node;
+        let (mut of_list, mut uids) = (Vec::new(), Vec::new());
+        match node.pods.with_binds() {
+            Ok(pods) => {
+                for (uid, binds) in pods {
+                    if binds.host_files
+                        && self.root.pod(&uid).directory().symlink_metadata().is_ok()
+                    {
+                        uids.push(uid);
+                    }
+                }
+            }
+            // A runtime that does not answer still has its pods.
+            Err(error) => {
+                let why = error_chain(&error);
+                failures.push(format!("list the pods with files of the host: {why}"));
+                return Vec::new();
+            }
+        }
+        let read = |id: &str| {
+            let Some(mut binds) = host_files_of_container(Path::new("/"), id, node.config.places())
+            else {
+                // The bundle is not complete yet.
+                failures.push(format!(
+                    "files of the host in container {id} are not watched: its bundle has no spec that can be read"
+                ));
+                return None;
+            };
+            // A container sees the new files of a directory by itself.
+            binds.retain(|bind| !bind.is_of_directory());
+            Some(binds)
+        };
+        let with_new = query_containers(&mut self.files, node.pods, uids, read, &mut of_list);
+        for why in of_list {
+            failures.push(format!("list the pods with files of the host: {why}"));
+        }
+        with_new
+    }
+}
+
+impl Followed for HostFiles {
+    type Id = String;
+
+    fn inotify(&self) -> &Inotify {
+        &self.watches.inotify
+    }
+
+    fn survey(&mut self, schedule: &mut Schedule<String>) -> bool {
+        let before = self.watches.begin();
+        // Before the list: a container that starts meanwhile causes an event.
+        let mut failures = watch_states(&mut self.watches);
+        let with_new = self.list(&mut failures);
+        let mut left = MAX_FILES;
+        for (uid, files) in &self.files {
+            let binds = files.values().flatten().take(MAX_FILES_OF_POD.min(left));
+            for bind in binds {
+                left -= 1;
+                // To add a watch is a walk.
+                if !bind.answers() {
+                    continue;
+                }
+                let watched = self.watches.watch_file(uid, &bind.directory, &bind.name);
+                if let Err(error) = watched {
+                    self.root.node.metrics[Total::AgentWatchErrors].inc();
+                    failures.push(error_chain(&error));
+                }
+            }
+        }
+        self.watches.remove_unused(&before);
+        let is_complete = failures.is_empty();
+        self.failures.warn_of_retry(failures);
+        // A file may have been replaced before its folder was watched.
+        for uid in with_new {
+            schedule.plan_refresh(&uid, Instant::now());
+        }
+        is_complete
+    }
+
+    fn take_events(&mut self, events: Vec<WatchEvent>, schedule: &mut Schedule<String>) {
+        self.watches.take_events(events, schedule);
+    }
+
+    fn follows_mounts(&self) -> bool {
+        let mut of_containers = self.files.values().flat_map(|files| files.values());
+        of_containers.any(|binds| !binds.is_empty())
+    }
+
+    /// A daemon such as LXCFS that restarted mounts its filesystem anew, and a disk may be mounted
+    /// over the watched folder of a file: no watch reports these.
+    fn take_mounts(&mut self, places: &[PathBuf], schedule: &mut Schedule<String>) {
+        let is_at = |bind: &FileBind| places.iter().any(|place| lies_in(&bind.directory, place));
+        let now = Instant::now();
+        for (uid, files) in &self.files {
+            if files.values().flatten().any(is_at) {
+                schedule.plan_with_rechecks(uid, now);
+                schedule.plan_surveys(now);
+            }
+        }
+    }
+
+    fn refresh(&mut self, due: Vec<String>, _: &mut Schedule<String>) {
+        for uid in due {
+            self.root.refreshes.plan(self.root.pod(&uid));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
     use std::fs;
     use std::os::unix::fs::symlink;
-    use std::sync::Arc;
     use std::thread;
 
-    use bindguard_config::Config;
     use bindguard_guard::{Probes, in_real_folder};
-    use bindguard_testing::own_namespace;
-    use bindguard_testing::scene::tmpfs;
 
     use super::*;
-    use crate::sinks::events::Events;
-    use crate::sinks::journal::JournalWriter;
-    use crate::sinks::reporting::Reporting;
-    use crate::threads::IdleMemory;
+    use crate::node::Node;
 
-    const NO_SURVEY: Duration = Duration::from_secs(3600);
-
-    /// Runs work with updates that refresh no container, in a thread.
-    fn with_updates(
-        pods: PodLookup,
-        work: impl FnOnce(Updates<'_>, &PodLookup, &Metrics) + Send + 'static,
-    ) -> Arc<Metrics> {
-        let metrics = Metrics::new();
-        let counted = Arc::clone(&metrics);
-        thread::spawn(move || {
-            let (config, metrics) = (Config::default(), counted);
-            let reporting = Reporting {
-                events: Events::off(Arc::clone(&metrics)),
-                journal: JournalWriter::off(Arc::clone(&metrics)),
-                memory: IdleMemory::default(),
-            };
-            let updates = Updates::new(&config, &metrics, &reporting, &pods, None);
-            work(updates, &pods, &metrics);
-        });
-        metrics
-    }
-
-    /// A kubelet root that is followed, after the first survey.
-    struct FollowedRoot {
-        metrics: Arc<Metrics>,
-        surveyed: Arc<AtomicBool>,
-    }
-
-    impl FollowedRoot {
-        fn follow(root: &Path) -> Self {
-            let root = root.to_owned();
-            let surveyed = Arc::new(AtomicBool::new(false));
-            let ready = Arc::clone(&surveyed);
-            let metrics = with_updates(PodLookup::unanswered(), move |updates, _, metrics| {
-                KubeletVolumes::follow(&root, updates, metrics, &ready, NO_SURVEY).unwrap();
-            });
-            let followed = Self { metrics, surveyed };
-            followed.wait_for_survey();
-            followed
-        }
-
-        fn wait_for_survey(&self) {
-            wait_until(|| self.surveyed.swap(false, Ordering::Relaxed));
-        }
-
-        fn wait_for_update(&self, act: impl FnOnce()) {
-            let before = self.metrics.volume_updates.get();
-            act();
-            wait_until(|| self.metrics.volume_updates.get() > before);
-        }
-    }
-
-    fn wait_until(mut is_done: impl FnMut() -> bool) {
-        let start = Instant::now();
-        while !is_done() {
-            assert!(start.elapsed() < Duration::from_secs(30), "no notice");
-            thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    fn update(volume: &Path, payload: &str) {
-        symlink(payload, volume.join("..data_tmp")).unwrap();
-        fs::rename(volume.join("..data_tmp"), volume.join("..data")).unwrap();
-    }
-
-    /// After a boot the folders of the pods are on the disk, and the agent starts first.
     #[test]
-    fn a_volume_that_the_kubelet_mounts_after_the_survey_is_followed() {
-        if !own_namespace() {
-            return;
-        }
-        let root = tempfile::tempdir().unwrap();
-        let pod = root.path().join("pods/u-1");
-        let volume = pod.join("volumes/kubernetes.io~secret/keys");
-        fs::create_dir_all(&volume).unwrap();
-        fs::create_dir_all(pod.join("volume-subpaths/keys/app")).unwrap();
-        let followed = FollowedRoot::follow(root.path());
-        followed.wait_for_update(|| tmpfs(&volume));
-        for payload in ["..2026_11_21_05_10_00.1", "..2026_11_21_05_10_00.2"] {
-            followed.wait_for_update(|| update(&volume, payload));
-        }
-    }
-
-    /// Surveys find what a mount covered.
-    #[test]
-    fn without_a_mount_table_updates_are_followed() {
-        if !own_namespace() {
-            return;
-        }
-        let root = tempfile::tempdir().unwrap();
-        let pod = root.path().join("pods/u-1");
-        let volume = pod.join("volumes/kubernetes.io~configmap/keys");
-        fs::create_dir_all(&volume).unwrap();
-        fs::create_dir_all(pod.join("volume-subpaths/keys/app")).unwrap();
-        tmpfs("/proc".as_ref());
-        let followed = FollowedRoot::follow(root.path());
-        followed.wait_for_update(|| update(&volume, "..2026_11_21_05_10_00.1"));
-    }
-
-    /// A node may mount the disk of its kubelet late.
-    #[test]
-    fn pods_on_a_disk_that_is_mounted_after_the_survey_are_followed() {
-        if !own_namespace() {
-            return;
-        }
-        let root = tempfile::tempdir().unwrap();
-        fs::create_dir_all(root.path().join("pods")).unwrap();
-        let followed = FollowedRoot::follow(root.path());
-        tmpfs(root.path());
-        fs::create_dir(root.path().join("pods")).unwrap();
-        followed.wait_for_survey();
-        followed.wait_for_update(|| {
-            let pod = root.path().join("pods/u-1");
-            fs::create_dir_all(pod.join("volumes/kubernetes.io~configmap/keys")).unwrap();
-            fs::create_dir_all(pod.join("volume-subpaths/keys/app")).unwrap();
-        });
+    fn a_list_of_pods_that_failed_is_reported_and_tried_again() {
+        let root = KubeletRoot::new(Node::silent(""), "/nowhere".into());
+        let mut files = HostFiles::new(root).unwrap();
+        let rules = Rules::of_files(Duration::from_secs(300), &AFTER_START);
+        let mut schedule = Schedule::new(rules, Instant::now());
+        assert!(!files.survey(&mut schedule));
+        assert_eq!(files.failures.known(&()).len(), 1);
     }
 
     /// The runtime restarts, or the node boots: the pods are listed again before the next survey.
@@ -585,14 +484,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("cri.sock");
         let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-        let root = folder.path().to_owned();
-        with_updates(
-            PodLookup::unanswered_at(&socket),
-            move |updates, pods, _| {
-                let refreshes = Turns::default();
-                MountedVolumes::follow(&root, pods, &refreshes, updates, NO_SURVEY, || {}).unwrap();
-            },
-        );
+        let node = Node::silent_at(&socket);
+        let root = KubeletRoot::new(node, folder.path().to_owned());
+        thread::spawn(|| follow_mounts(root, Duration::from_secs(3600)).unwrap());
         listener.set_nonblocking(true).unwrap();
         // A query may connect several times at once.
         let (start, query_time) = (Instant::now(), Duration::from_secs(4));
