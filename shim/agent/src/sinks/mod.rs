@@ -18,7 +18,7 @@ use tracing::warn;
 
 use crate::pods::PodLookup;
 use crate::sinks::events::{
-    EventType, Occurrence, Standing, from_journal, from_rebind, from_refresh,
+    EventType, Occurrence, Standing, from_binds, from_journal, from_refresh,
 };
 use crate::sinks::journal::AgentLine;
 use crate::sinks::metrics::{EventResult, Metrics, Total, TotalBy};
@@ -133,7 +133,9 @@ impl Reporting {
 
     /// A re-bind by the agent. A survey finds the same again: the journal gets what is new.
     pub fn rebound(&self, line: RebindLine, is_new: bool, standing: &mut Standing<String>) {
-        self.record_news(standing, line.about(), || from_rebind(&line));
+        self.record_news(standing, line.about(), || {
+            from_binds(&line.container, &line.binds)
+        });
         if is_new {
             self.journal(AgentLine::Rebind(line));
         }

@@ -100,8 +100,8 @@ impl EngineContainers {
         let (container, bundle) = (&opted_in.container, opted_in.bundle.as_path());
         let (requested, refresher) = (opted_in.requested, &self.refresher);
         let running = ContainersOfNode::at(&self.root);
-        let mut wanted = WantedMounts::default();
-        wanted.add_files(opted_in.binds.clone(), container, &running);
+        let mut wanted = WantedMounts::of(container, &opted_in.notify, Some(bundle));
+        wanted.add_files(opted_in.binds.clone(), &running);
         let mut roots = None;
         if requested.host_root {
             roots = wanted.noted(refresher.host_roots(bundle));
@@ -115,8 +115,7 @@ impl EngineContainers {
         if let Some(roots) = roots {
             wanted.add(roots);
         }
-        let (turn, notify) = (planned.turn, &opted_in.notify);
-        let done = refresher.refresh(turn, LATER_TURN, container, Some(bundle), wanted, notify);
+        let done = refresher.refresh(planned.turn, LATER_TURN, &wanted);
         let warnings = [opted_in.problems.clone(), done.warnings].concat();
         refresher.ended(id, warnings, done.is_out_of_time)
     }

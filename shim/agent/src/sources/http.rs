@@ -25,7 +25,7 @@ use rustix::process::geteuid;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::net::{TcpListener, UnixListener};
 use tokio::task::spawn_blocking;
 use tokio::time::{Duration, sleep, timeout};
 use tracing::{info, warn};
@@ -166,20 +166,18 @@ pub async fn serve_socket(socket: &Path, served: &'static Served) -> io::Result<
     };
     tokio::spawn(async move {
         loop {
-            match listener.accept().await {
-                // A connection that was made before the socket's mode was set.
-                Ok((stream, _)) if !is_of_root(&stream) => {}
-                Ok((stream, _)) => drop(tokio::spawn(converse(stream, served, Audience::Local))),
-                Err(_) => sleep(Duration::from_millis(100)).await,
+            let Ok((stream, _)) = listener.accept().await else {
+                sleep(Duration::from_millis(100)).await;
+                continue;
+            };
+            // A connection may have been made before the socket's mode was set.
+            let client = stream.peer_cred().map(|client| client.uid());
+            if client.is_ok_and(|uid| uid == 0 || uid == geteuid().as_raw()) {
+                tokio::spawn(converse(stream, served, Audience::Local));
             }
         }
     });
     Ok(bound)
-}
-
-fn is_of_root(stream: &UnixStream) -> bool {
-    let client = stream.peer_cred().map(|client| client.uid());
-    client.is_ok_and(|uid| uid == 0 || uid == geteuid().as_raw())
 }
 
 async fn converse(
@@ -237,14 +235,13 @@ async fn answer(request: Request<Incoming>, served: &'static Served, scope: Audi
     match (request.uri().path(), scope) {
         ("/healthz", _) => text(StatusCode::OK, "OK\n"),
         (_, Audience::Kubediag) => text(StatusCode::NOT_FOUND, NO_SUCH_PATH),
-        ("/readyz", _) => match &node.ignored_config {
-            _ if !is_ready => text(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "the first survey is not done\n",
-            ),
-            Some(reason) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
-            None => text(StatusCode::OK, "OK\n"),
-        },
+        ("/readyz", _) => {
+            let not_done = (!is_ready).then_some("the first survey is not done");
+            match not_done.or(node.ignored_config.as_deref()) {
+                Some(why) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
+                None => text(StatusCode::OK, "OK\n"),
+            }
+        }
         ("/metrics", _) => {
             // If the journal's filesystem hangs, only the figures of the journal are late.
             if let Some(journal) = &served.journal {

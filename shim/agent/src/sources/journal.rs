@@ -42,16 +42,15 @@ impl JournalReader {
     /// A reader that continues at the recorded position, or without a record at the journal's end.
     pub fn new(journal: PathBuf, record: PathBuf) -> Self {
         let recorded = Position::read(&record);
-        let position = recorded.or_else(|| Position::end_of(&journal));
         let progress = Progress {
-            position,
+            position: recorded.or_else(|| Position::end_of(&journal)),
             recorded,
             is_record_failing: false,
         };
         Self {
             journal,
             record,
-            progress: Mutex::new(progress),
+            progress: progress.into(),
         }
     }
 
@@ -78,19 +77,38 @@ impl JournalReader {
     /// The whole lines since the position, also those of a journal that was renamed meanwhile.
     fn read(&self, position: &mut Option<Position>) -> io::Result<String> {
         let mut text = String::new();
-        let mut journal = match File::open(&self.journal) {
-            Ok(journal) => journal,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(text),
-            Err(error) => return Err(error),
+        let Some((mut journal, inode)) = open(&self.journal)? else {
+            return Ok(text);
         };
-        let inode = journal.metadata()?.ino();
-        if let Some(old) = position.filter(|old| old.inode != inode) {
-            text += &rest_of_renamed(&self.journal, old)?;
+        let mut read = 0;
+        match *position {
+            Some(old) if old.inode == inode => read = old.offset,
+            Some(old) => {
+                let renamed = PathBuf::from(format!("{}.1", self.journal.display()));
+                // If it was renamed twice since, its last lines are gone.
+                if let Some((mut renamed, inode)) = open(&renamed)?
+                    && inode == old.inode
+                {
+                    text = whole_lines(&mut renamed, old.offset)?.0;
+                }
+            }
+            None => {}
         }
-        let read = position.filter(|now| now.inode == inode);
-        let (lines, offset) = whole_lines(&mut journal, read.map_or(0, |now| now.offset))?;
+        let (lines, offset) = whole_lines(&mut journal, read)?;
         *position = Some(Position { inode, offset });
         Ok(text + &lines)
+    }
+}
+
+/// A journal and its inode; `None` if there is no journal.
+fn open(journal: &Path) -> io::Result<Option<(File, u64)>> {
+    match File::open(journal) {
+        Ok(file) => {
+            let inode = file.metadata()?.ino();
+            Ok(Some((file, inode)))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
@@ -114,20 +132,6 @@ impl Progress {
             }
             Err(_) => {}
         }
-    }
-}
-
-/// The lines of the renamed journal that were not read before it was renamed.
-fn rest_of_renamed(journal: &Path, position: Position) -> io::Result<String> {
-    let renamed = PathBuf::from(format!("{}.1", journal.display()));
-    match File::open(&renamed) {
-        Ok(mut file) if file.metadata()?.ino() == position.inode => {
-            whole_lines(&mut file, position.offset).map(|(lines, _)| lines)
-        }
-        // It was renamed twice since, and its last lines are gone.
-        Ok(_) => Ok(String::new()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-        Err(error) => Err(error),
     }
 }
 

@@ -149,9 +149,9 @@ impl PodRefreshes {
     ) -> RefreshedContainer {
         let (host, binds) = (Path::new("/"), request.binds);
         let running = ContainersOfNode::at(host);
-        let mut wanted = WantedMounts::default();
         let bundle = bundle_of_container(host, &container.id);
         let bundle = bundle.as_deref();
+        let mut wanted = WantedMounts::of(container, &request.notify, bundle);
         if binds.any() && bundle.is_none() {
             // The container ended, or bindguard does not know its runtime's folders.
             wanted.unread = Some("its bundle is not found".to_owned());
@@ -176,11 +176,9 @@ impl PodRefreshes {
         }
         if let Some(spec) = spec.filter(|_| binds.host_files) {
             let roots = kubelet_roots_by_all_names(places, &Probes::for_create());
-            wanted.add_files(FileBind::of_pod(&spec, &roots), container, &running);
+            wanted.add_files(FileBind::of_pod(&spec, &roots), &running);
         }
-        let notify = &request.notify;
-        self.refresher
-            .refresh(turn, LATER_TURN, container, bundle, wanted, notify)
+        self.refresher.refresh(turn, LATER_TURN, &wanted)
     }
 }
 

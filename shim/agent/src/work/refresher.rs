@@ -41,9 +41,11 @@ const CHILD_INTERVAL: Duration = Duration::from_millis(50);
 /// Limit of the wait for the end of an init that cannot be read.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What the mounts of a container shall show.
-#[derive(Default)]
+/// A container, and what its mounts shall show.
 pub struct WantedMounts<'f> {
+    container: &'f Container,
+    notify: &'f Notify,
+    bundle: Option<&'f Path>,
     kinds: Vec<Box<dyn CurrentFiles + 'f>>,
     /// The reason for which some binds are not known.
     pub unread: Option<String>,
@@ -52,6 +54,17 @@ pub struct WantedMounts<'f> {
 }
 
 impl<'f> WantedMounts<'f> {
+    pub fn of(container: &'f Container, notify: &'f Notify, bundle: Option<&'f Path>) -> Self {
+        Self {
+            container,
+            notify,
+            bundle,
+            kinds: Vec::new(),
+            unread: None,
+            unopened: Vec::new(),
+        }
+    }
+
     pub fn add(&mut self, files: impl CurrentFiles + 'f) {
         self.kinds.push(Box::new(files));
     }
@@ -63,13 +76,8 @@ impl<'f> WantedMounts<'f> {
     }
 
     /// Adds files of the host.
-    pub fn add_files(
-        &mut self,
-        binds: Vec<FileBind>,
-        container: &Container,
-        running: &'f ContainersOfNode,
-    ) {
-        let (files, errors) = BoundFiles::open(binds, container.pid, running);
+    pub fn add_files(&mut self, binds: Vec<FileBind>, running: &'f ContainersOfNode) {
+        let (files, errors) = BoundFiles::open(binds, self.container.pid, running);
         self.add(files);
         self.unopened
             .extend(errors.iter().map(|error| error_chain(error)));
@@ -138,26 +146,24 @@ impl Refresher {
         &self,
         turn: Turn,
         later: Duration,
-        container: &Container,
-        bundle: Option<&Path>,
-        wanted: WantedMounts<'_>,
-        notify: &Notify,
+        wanted: &WantedMounts<'_>,
     ) -> RefreshedContainer {
         let time = match turn {
             Turn::First => FIRST_TURN,
             Turn::Last | Turn::Retry => later,
         };
-        let kinds: Vec<&dyn CurrentFiles> = wanted.kinds.iter().map(|kind| &**kind).collect();
-        let mut done = self.refresh_for(turn, time, container, &kinds, notify);
-        let name = &container.name;
+        let mut done = self.refresh_for(turn, time, wanted);
+        let name = &wanted.container.name;
         // A container that ended meanwhile has no bundle.
-        let has_ended = bundle.is_some_and(|bundle| bundle.symlink_metadata().is_err());
-        if let Some(why) = wanted.unread.filter(|_| !has_ended) {
+        let has_ended = |bundle: &Path| bundle.symlink_metadata().is_err();
+        if let Some(why) = &wanted.unread
+            && !wanted.bundle.is_some_and(has_ended)
+        {
             done.is_out_of_time = true;
             let warning = format!("binds of {name} are not refreshed: {why}; trying again");
             done.warnings.push(warning);
         }
-        for why in wanted.unopened {
+        for why in &wanted.unopened {
             done.warnings.push(format!("{name}: {why}"));
         }
         done
@@ -170,11 +176,10 @@ impl Refresher {
         &self,
         turn: Turn,
         time: Duration,
-        container: &Container,
-        files: &[&dyn CurrentFiles],
-        notify: &Notify,
+        wanted: &WantedMounts<'_>,
     ) -> RefreshedContainer {
-        let (metrics, reporting) = (self.node.metrics, &self.node.reporting);
+        let (container, node) = (wanted.container, self.node);
+        let (metrics, reporting) = (node.metrics, &node.reporting);
         let (id, name) = (&container.id, &container.name);
         let is_first = turn == Turn::First;
         let out_of_time = |why: &str| RefreshedContainer {
@@ -200,13 +205,14 @@ impl Refresher {
             Err(_) if !is_first && ends(container) => return RefreshedContainer::default(),
             Err(error) => return out_of_time(&error_chain(&error)),
         };
-        let act = match self.node.config.policy().stale_subpaths {
-            Mode::Repair => RefreshAct::Replace(notify.clone()),
+        let act = match node.config.policy().stale_subpaths {
+            Mode::Repair => RefreshAct::Replace(wanted.notify.clone()),
             Mode::Report | Mode::Off => RefreshAct::Look,
         };
         let mut line = RefreshLine::new(Actor::Agent, id, container.identity.clone());
         let (spec, records) = (container.spec.as_deref(), &self.records);
-        let refreshed = refresh_container(self.helper, time, &process, spec, files, act, records);
+        let files: Vec<&dyn CurrentFiles> = wanted.kinds.iter().map(|kind| &**kind).collect();
+        let refreshed = refresh_container(self.helper, time, &process, spec, &files, act, records);
         let mut refreshed = match refreshed {
             Ok(refreshed) => refreshed,
             Err(error) if error.may_pass() && is_first => return out_of_time(""),
@@ -401,8 +407,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let files = PodVolumes::open(folder.path()).unwrap();
         let time = Duration::from_millis(300);
-        let refreshed =
-            |turn| refresher.refresh_for(turn, time, &container, &[&files], &Notify::None);
+        let mut wanted = WantedMounts::of(&container, &Notify::None, None);
+        wanted.add(files);
+        let refreshed = |turn| refresher.refresh_for(turn, time, &wanted);
         (refreshed(Turn::First), refreshed(Turn::Last))
     }
 

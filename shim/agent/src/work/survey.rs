@@ -317,7 +317,7 @@ fn count_record(metrics: &Metrics, record: Record) {
     metrics[Level::HandlerKeptForPods].set(removal.handler_kept_for_pods);
     metrics[Level::ProgramsKeptForPods].set(removal.programs_kept_for_pods);
     let (mut owed, mut missing) = (0, 0);
-    for daemon in record.owed.iter().filter_map(|owed| owed.daemon.as_ref()) {
+    for daemon in record.owed.iter().flat_map(|owed| &owed.daemon) {
         owed += i64::from(daemon.runs());
     }
     metrics[Level::RestartsOwed].set(owed);

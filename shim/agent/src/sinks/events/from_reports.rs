@@ -6,8 +6,8 @@ use bindguard_core::identity::{Identity, PodName};
 use bindguard_core::judge::{Unmounted, Verdict, VerdictName};
 use bindguard_core::refresh::RefusedReason;
 use bindguard_core::report::{
-    BindRecord, CreateLine, JournalLine, MountResult, Outcome, RebindLine, RefreshLine,
-    RefreshedMount, ReleaseResult, ReleasedCopy,
+    BindRecord, CreateLine, JournalLine, MountResult, Outcome, RefreshLine, RefreshedMount,
+    ReleaseResult, ReleasedCopy,
 };
 use bindguard_core::source::KindName;
 use bindguard_operator::container_mounts::PinnedMounts;
@@ -22,17 +22,12 @@ pub fn from_journal(line: &JournalLine) -> Vec<Occurrence> {
         | JournalLine::NriCreate(CreateLine { report, .. }) => {
             from_binds(&report.container, &report.binds)
         }
-        JournalLine::Rebind(line) => from_rebind(line),
+        JournalLine::Rebind(line) => from_binds(&line.container, &line.binds),
         JournalLine::Refresh(line) => from_refresh(line),
         JournalLine::Release(line) => {
             of_container(&line.container, line.copies.iter().filter_map(from_copy))
         }
     }
-}
-
-/// The occurrences of a re-bind of a volume's subpaths.
-pub fn from_rebind(line: &RebindLine) -> Vec<Occurrence> {
-    from_binds(&line.container, &line.binds)
 }
 
 /// The occurrences of a refresh: each mount has an occurrence, and so has a failed notification. A
@@ -136,12 +131,11 @@ fn from_mount(mount: &RefreshedMount) -> Option<(Reason, String)> {
     Some((Reason::BindMountNotRefreshed, message))
 }
 
-fn from_binds(Identity { container, pod }: &Identity, binds: &[BindRecord]) -> Vec<Occurrence> {
-    let mut found = Vec::new();
-    for bind in binds {
-        found.extend(from_bind(pod, container.as_ref(), bind));
-    }
+pub fn from_binds(Identity { container, pod }: &Identity, binds: &[BindRecord]) -> Vec<Occurrence> {
+    let found = binds.iter();
     found
+        .filter_map(|bind| from_bind(pod, container.as_ref(), bind))
+        .collect()
 }
 
 /// The occurrence of a bind; the path of a subpath has the container's name.

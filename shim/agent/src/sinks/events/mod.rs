@@ -25,7 +25,7 @@ use serde::Serialize;
 use crate::log::SayOnce;
 
 pub use crate::sinks::events::from_reports::{
-    from_ignored_request, from_journal, from_keeper, from_rebind, from_refresh, from_survey,
+    from_binds, from_ignored_request, from_journal, from_keeper, from_refresh, from_survey,
 };
 pub use crate::sinks::events::recorder::start;
 
@@ -177,28 +177,19 @@ pub struct Event {
     pub last: Duration,
     /// True if the API server has the object.
     pub exists: bool,
-}
-
-/// All objects that had an occurrence lately.
-#[derive(Debug)]
-pub struct EventObjects {
-    objects: LruCache<EventKey, Object>,
-}
-
-#[derive(Debug)]
-struct Object {
-    event: Event,
     /// The uptime at the last occurrence.
-    last: Duration,
+    last_uptime: Duration,
     /// The uptime since which the API server lacks the newest state.
     waits_since: Option<Duration>,
 }
 
+/// All objects that had an occurrence lately.
+#[derive(Debug)]
+pub struct EventObjects(LruCache<EventKey, Event>);
+
 impl Default for EventObjects {
     fn default() -> Self {
-        Self {
-            objects: LruCache::new(MAX_OBJECTS),
-        }
+        Self(LruCache::new(MAX_OBJECTS))
     }
 }
 
@@ -206,80 +197,77 @@ impl EventObjects {
     /// Counts an occurrence. Returns true if a waiting event was forgotten to make room.
     pub fn add(&mut self, key: EventKey, message: &str, now: Moment) -> bool {
         let message = cut(message, MAX_MESSAGE).into_owned();
-        if let Some(object) = self.objects.get_mut(&key) {
-            object.event.count = object.event.count.saturating_add(1);
-            (object.event.message, object.event.last) = (message, now.since_epoch);
-            object.last = now.uptime;
-            object.waits_since.get_or_insert(now.uptime);
+        if let Some(event) = self.0.get_mut(&key) {
+            event.count = event.count.saturating_add(1);
+            (event.message, event.last) = (message, now.since_epoch);
+            event.last_uptime = now.uptime;
+            event.waits_since.get_or_insert(now.uptime);
             return false;
         }
-        let object = Object {
-            event: Event {
-                key: key.clone(),
-                name: name(&key),
-                message,
-                count: 1,
-                first: now.since_epoch,
-                last: now.since_epoch,
-                exists: false,
-            },
-            last: now.uptime,
+        let event = Event {
+            key: key.clone(),
+            name: name(&key),
+            message,
+            count: 1,
+            first: now.since_epoch,
+            last: now.since_epoch,
+            exists: false,
+            last_uptime: now.uptime,
             waits_since: Some(now.uptime),
         };
-        let forgotten = self.objects.push(key, object);
-        forgotten.is_some_and(|(_, object)| object.waits_since.is_some())
+        let forgotten = self.0.push(key, event);
+        forgotten.is_some_and(|(_, event)| event.waits_since.is_some())
     }
 
     /// True if the API server lacks the newest state of an object.
     pub fn is_any_waiting(&self) -> bool {
-        self.objects
-            .iter()
-            .any(|(_, object)| object.waits_since.is_some())
+        let mut events = self.0.iter();
+        events.any(|(_, event)| event.waits_since.is_some())
     }
 
     /// The event to write next: warnings first, then the event that has waited longest.
     pub fn next(&self) -> Option<Event> {
-        let waiting = self
-            .objects
-            .iter()
-            .filter_map(|(key, object)| Some((key, object.waits_since?, object)));
-        let next = waiting
-            .min_by_key(|(key, since, _)| (key.reason.event_type() != EventType::Warning, *since));
-        next.map(|(_, _, object)| object.event.clone())
+        let events = self.0.iter().map(|(_, event)| event);
+        let waiting = events.filter(|event| event.waits_since.is_some());
+        let next = waiting.min_by_key(|event| {
+            let is_normal = event.key.reason.event_type() == EventType::Normal;
+            (is_normal, event.waits_since)
+        });
+        next.cloned()
     }
 
     /// Notes that an event waits no longer: the API server refuses it.
     pub fn settle(&mut self, key: &EventKey) {
-        if let Some(object) = self.objects.peek_mut(key) {
-            object.waits_since = None;
+        if let Some(event) = self.0.peek_mut(key) {
+            event.waits_since = None;
         }
     }
 
     /// Notes that the API server has the object of an event, with this count. The count goes on from
     /// that of an earlier start of the agent.
-    pub fn written(&mut self, event: &Event, count: u32) {
-        if let Some(object) = self.objects.peek_mut(&event.key) {
-            object.event.exists = true;
-            if count >= event.count {
-                object.event.count = object.event.count.saturating_add(count - event.count);
-                object.waits_since = None;
+    pub fn written(&mut self, written: &Event, count: u32) {
+        if let Some(event) = self.0.peek_mut(&written.key) {
+            event.exists = true;
+            if count >= written.count {
+                event.count = event.count.saturating_add(count - written.count);
+                event.waits_since = None;
             }
         }
     }
 
     /// Notes that the API server lacks the object of an event.
     pub fn gone(&mut self, key: &EventKey) {
-        if let Some(object) = self.objects.peek_mut(key) {
-            object.event.exists = false;
+        if let Some(event) = self.0.peek_mut(key) {
+            event.exists = false;
         }
     }
 
     /// Drops waiting events that are no news any more, and returns their number.
     pub fn expire(&mut self, now: Duration) -> usize {
         let mut expired = 0;
-        for (_, object) in self.objects.iter_mut() {
-            let is_old = now.saturating_sub(object.last) > EXPIRY;
-            if is_old && object.waits_since.take().is_some() {
+        for (_, event) in self.0.iter_mut() {
+            let is_old = now.saturating_sub(event.last_uptime) > EXPIRY;
+            if is_old && event.waits_since.take().is_some() {
                 expired += 1;
             }
         }

@@ -23,19 +23,16 @@ pub fn accepted(
     table: Option<&MountTable>,
 ) -> Vec<SpecEdit> {
     let mut destinations = HashSet::new();
-    // A runtime removes one mount of a destination, and sorts mounts afterwards: of two mounts on a
-    // destination the wrong mount could win.
-    if !mounts
-        .iter()
-        .all(|mount| destinations.insert(&mount.destination))
-    {
-        return Vec::new();
+    let mut accepted = edits.to_vec();
+    for mount in mounts {
+        // A runtime removes one mount of a destination, and sorts mounts afterwards: of two mounts
+        // on a destination the wrong mount could win.
+        if !destinations.insert(&mount.destination) {
+            return Vec::new();
+        }
     }
-    edits
-        .iter()
-        .filter(|edit| is_accepted(edit, mounts, table))
-        .cloned()
-        .collect()
+    accepted.retain(|edit| is_accepted(edit, mounts, table));
+    accepted
 }
 
 fn is_accepted(edit: &SpecEdit, mounts: &[NriMount], table: Option<&MountTable>) -> bool {
@@ -43,99 +40,85 @@ fn is_accepted(edit: &SpecEdit, mounts: &[NriMount], table: Option<&MountTable>)
         SpecEdit::Source { bind, to } => {
             // The runtime checks the new source's mount for these, and earlier versions for all
             // later mounts.
-            let is_checked = |mount: &NriMount| {
-                mount
-                    .options
-                    .iter()
-                    .any(|option| option == RSLAVE || option == "rshared")
-            };
-            to.to_str().is_some() && mounts.get(*bind).is_some_and(|mount| !is_checked(mount))
+            let is_checked = |option: &String| option == RSLAVE || option == "rshared";
+            let mount = mounts.get(*bind);
+            let is_checked = mount.is_none_or(|mount| mount.options.iter().any(is_checked));
+            to.to_str().is_some() && !is_checked
         }
-        SpecEdit::BindRslave { bind } => {
-            let source = mounts.get(*bind).map(|mount| Path::new(&mount.source));
-            source
-                .zip(table)
-                .is_some_and(|(source, table)| accepts_rslave(source, table))
-        }
+        SpecEdit::BindRslave { bind } => match (mounts.get(*bind), table) {
+            (Some(mount), Some(table)) => accepts_rslave(Path::new(&mount.source), table),
+            _ => false,
+        },
         SpecEdit::RootfsRslave => false,
     }
 }
 
 /// True if all mounts at the nearest mount point above the source are shared or slaves.
 fn accepts_rslave(source: &Path, table: &MountTable) -> bool {
-    let is_plain =
-        source.is_absolute() && !source.components().any(|part| part == Component::ParentDir);
-    let nearest = source
-        .ancestors()
-        .find(|above| table.stack_at(above).next().is_some());
-    is_plain
-        && nearest.is_some_and(|point| {
-            table
-                .stack_at(point)
-                .all(|mount| mount.propagation.passes_umounts_on())
-        })
+    if !source.is_absolute() || source.components().any(|part| part == Component::ParentDir) {
+        return false;
+    }
+    let mut above = source.ancestors();
+    let nearest = above.find(|above| table.stack_at(above).next().is_some());
+    nearest.is_some_and(|point| {
+        let mut stack = table.stack_at(point);
+        stack.all(|mount| mount.propagation.passes_umounts_on())
+    })
 }
 
 /// The removed and added mounts. New sources come first: some versions of nri apply the propagation
 /// of an added mount to the next mount.
 pub fn mounts(edits: &[SpecEdit], mounts: &[NriMount]) -> Vec<NriMount> {
-    let sources = edits.iter().filter_map(|edit| match edit {
-        SpecEdit::Source { bind, to } => Some(NriMount {
-            source: to.to_str()?.to_owned(),
-            ..mounts.get(*bind)?.clone()
-        }),
-        SpecEdit::BindRslave { .. } | SpecEdit::RootfsRslave => None,
-    });
-    let slaves = edits.iter().filter_map(|edit| match edit {
-        SpecEdit::BindRslave { bind } => mounts.get(*bind).map(made_rslave),
-        SpecEdit::Source { .. } | SpecEdit::RootfsRslave => None,
-    });
-    sources
-        .chain(slaves)
-        .flat_map(|mount| [removal_of(&mount), mount])
-        .collect()
+    let (mut sources, mut slaves) = (Vec::new(), Vec::new());
+    for edit in edits {
+        match edit {
+            SpecEdit::Source { bind, to } => {
+                if let (Some(mount), Some(to)) = (mounts.get(*bind), to.to_str()) {
+                    let source = to.to_owned();
+                    sources.push(NriMount {
+                        source,
+                        ..mount.clone()
+                    });
+                }
+            }
+            SpecEdit::BindRslave { bind } => slaves.extend(mounts.get(*bind).map(made_rslave)),
+            SpecEdit::RootfsRslave => {}
+        }
+    }
+    let mut changes = Vec::new();
+    for mount in sources.into_iter().chain(slaves) {
+        changes.push(NriMount {
+            destination: format!("-{}", mount.destination),
+            ..NriMount::default()
+        });
+        changes.push(mount);
+    }
+    changes
 }
 
 /// The mounts of a container with the changes of all plugins.
 pub fn applied(mut mounts: Vec<NriMount>, changes: Vec<NriMount>) -> Vec<NriMount> {
-    mounts.retain(|mount| {
-        !changes
-            .iter()
-            .any(|change| change.destination.strip_prefix('-') == Some(&mount.destination))
-    });
-    mounts.extend(
-        changes
-            .into_iter()
-            .filter(|change| !change.destination.starts_with('-')),
-    );
-    mounts
-}
-
-fn removal_of(mount: &NriMount) -> NriMount {
-    NriMount {
-        destination: format!("-{}", mount.destination),
-        ..NriMount::default()
+    let mut added = Vec::new();
+    for change in changes {
+        match change.destination.strip_prefix('-') {
+            Some(removed) => mounts.retain(|mount| mount.destination != removed),
+            None => added.push(change),
+        }
     }
+    mounts.extend(added);
+    mounts
 }
 
 /// runc applies all propagation options in order, so every option that lowers propagation is
 /// removed.
 fn made_rslave(mount: &NriMount) -> NriMount {
-    let lowers = |option: &&String| {
-        RequestedPropagation::from_option(option)
-            .is_some_and(RequestedPropagation::keeps_host_mounts_alive)
-    };
-    let mut options: Vec<String> = mount
-        .options
-        .iter()
-        .filter(|option| !lowers(option))
-        .cloned()
-        .collect();
-    options.push(RSLAVE.to_owned());
-    NriMount {
-        options,
-        ..mount.clone()
-    }
+    let mut mount = mount.clone();
+    mount.options.retain(|option| {
+        let requested = RequestedPropagation::from_option(option);
+        !requested.is_some_and(RequestedPropagation::keeps_host_mounts_alive)
+    });
+    mount.options.push(RSLAVE.to_owned());
+    mount
 }
 
 #[cfg(test)]

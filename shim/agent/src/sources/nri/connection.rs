@@ -39,8 +39,6 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct Connection {
     stream: UnixStream,
-    requests: Incoming,
-    answers: Incoming,
     /// The containers in the parts of a list so far.
     listed: usize,
 }
@@ -69,12 +67,7 @@ impl Connection {
         timeout
             .and_then(|()| write_frames(&mut &stream, TO_RUNTIME, &call))
             .context("read or write")?;
-        Ok(Self {
-            stream,
-            requests: Incoming::default(),
-            answers: Incoming::default(),
-            listed: 0,
-        })
+        Ok(Self { stream, listed: 0 })
     }
 
     /// Serves until the runtime closes the connection.
@@ -83,33 +76,33 @@ impl Connection {
     /// If the socket fails, the runtime refuses the plugin, or it sends something else than
     /// messages.
     pub fn serve(self, calls: &Calls) -> Result<()> {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset};
+
         let ended = self.serve_frames(calls);
         ended.or_else(|error| match error.downcast_ref::<io::Error>() {
             // The runtime closed it while an answer was on its way.
-            Some(closed)
-                if matches!(
-                    closed.kind(),
-                    io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
-                ) =>
-            {
-                Ok(())
-            }
+            Some(closed) if matches!(closed.kind(), BrokenPipe | ConnectionReset) => Ok(()),
             Some(_) => Err(error.context("read or write")),
             None => Err(error),
         })
     }
 
     fn serve_frames(mut self, calls: &Calls) -> Result<()> {
-        const UNREADABLE: &str = "read a message of the runtime";
         let mut reader = BufReader::new(self.stream.try_clone()?);
+        let (mut requests, mut answers) = (Incoming::default(), Incoming::default());
         while let Some(frame) = read_frame(&mut reader)? {
-            match frame.connection {
-                TO_PLUGIN => {
-                    self.requests.push(&frame.payload);
-                    while let Some(message) = self.requests.next_message().context(UNREADABLE)? {
-                        let Message::Request(stream, request) = message else {
-                            continue;
-                        };
+            let incoming = match frame.connection {
+                TO_PLUGIN => &mut requests,
+                TO_RUNTIME => &mut answers,
+                _ => continue,
+            };
+            incoming.push(&frame.payload);
+            while let Some(message) = incoming
+                .next_message()
+                .context("read a message of the runtime")?
+            {
+                match (frame.connection, message) {
+                    (TO_PLUGIN, Message::Request(stream, request)) => {
                         let mut response = Response::default();
                         match self.call(request, calls) {
                             Ok(payload) => response.payload = payload,
@@ -118,19 +111,13 @@ impl Connection {
                         let answer = Message::Response(stream, response).to_bytes();
                         write_frames(&mut &self.stream, TO_PLUGIN, &answer)?;
                     }
-                }
-                TO_RUNTIME => {
-                    self.answers.push(&frame.payload);
-                    while let Some(message) = self.answers.next_message().context(UNREADABLE)? {
-                        if let Message::Response(_, response) = message
-                            && let Some(status) = response.status
-                            && status.code != 0
-                        {
+                    (TO_RUNTIME, Message::Response(_, response)) => {
+                        if let Some(status) = response.status.filter(|status| status.code != 0) {
                             bail!("register: {}", status.message);
                         }
                     }
+                    _ => {}
                 }
-                _ => {}
             }
         }
         Ok(())

@@ -147,25 +147,25 @@ impl Calls {
     /// there are too many, those of the container with the most binds are forgotten.
     fn keep(&self, id: &str, mut sources: ExpectedSources, checked: HashSet<u64>) {
         let mut created = self.created();
-        let earlier = created.pop(id).and_then(|binds| binds.sources);
-        if let Some(earlier) = earlier {
+        if let Some(earlier) = created.pop(id).and_then(|binds| binds.sources) {
             sources.extend(earlier);
         }
         let sources = Some(sources);
         created.push(id.to_owned(), CreatedBinds { sources, checked });
-        while created.iter().map(|(_, it)| it.count()).sum::<usize>() > MAX_KEPT_BINDS {
-            let most = created.iter().max_by_key(|(_, it)| it.count());
-            let Some(most) = most.map(|(id, _)| id.clone()) else {
+        loop {
+            let (mut all, mut most) = (0, (0, String::new()));
+            for (id, binds) in created.iter() {
+                let count = binds.sources.as_ref().map_or(0, ExpectedSources::binds);
+                all += count;
+                if count > most.0 {
+                    most = (count, id.clone());
+                }
+            }
+            if all <= MAX_KEPT_BINDS {
                 return;
-            };
-            created.pop(&most);
+            }
+            created.pop(&most.1);
         }
-    }
-}
-
-impl CreatedBinds {
-    fn count(&self) -> usize {
-        self.sources.as_ref().map_or(0, ExpectedSources::binds)
     }
 }
 
@@ -218,7 +218,8 @@ const MAX_LATE: usize = 4;
 /// Begins work, and counts the threads of each pod that have not ended.
 #[derive(Debug, Default)]
 struct Deadline {
-    running: Arc<Mutex<BTreeMap<String, usize>>>,
+    /// A token for each pod, of which each thread has a clone.
+    running: Mutex<BTreeMap<String, Arc<()>>>,
 }
 
 /// Why there is no result.
@@ -256,33 +257,25 @@ impl Deadline {
         limit: Duration,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, NoResult> {
-        {
+        let token = {
             let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-            let threads = running.entry(pod.to_owned()).or_default();
-            if *threads >= MAX_LATE {
-                return Err(NoResult::Busy(*threads));
+            running.retain(|_, token| Arc::strong_count(token) > 1);
+            let token = running.entry(pod.to_owned()).or_default();
+            let threads = Arc::strong_count(token) - 1;
+            if threads >= MAX_LATE {
+                return Err(NoResult::Busy(threads));
             }
-            *threads += 1;
-        }
-        let (all, of_pod) = (Arc::clone(&self.running), pod.to_owned());
-        let ended = move || {
-            let mut running = all.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(threads) = running.get_mut(&of_pod) {
-                *threads -= 1;
-            }
-            running.retain(|_, threads| *threads > 0);
+            Arc::clone(token)
         };
         let (send, receive) = sync_channel(1);
         let thread = thread::Builder::new().name("nri-create".to_owned());
-        let in_thread = ended.clone();
         let started = thread.spawn(move || {
-            let result = catch_unwind(AssertUnwindSafe(work));
-            in_thread();
+            let result = work();
+            drop(token);
             // Nothing receives a late result.
-            let _ = result.map(|result| send.send(result));
+            let _ = send.send(result);
         });
         if started.is_err() {
-            ended();
             return Err(NoResult::NoThread);
         }
         receive.recv_timeout(limit).map_err(|error| match error {
@@ -333,7 +326,7 @@ mod deadline_tests {
         assert_eq!(busy, Err(NoResult::Busy(MAX_LATE)));
         assert_eq!(deadline.within("another", LONG, || ()), Ok(()));
         drop(keep);
-        while !deadline.running.lock().unwrap().is_empty() {
+        while matches!(deadline.within("p", LONG, || ()), Err(NoResult::Busy(_))) {
             thread::yield_now();
         }
         assert_eq!(deadline.within("p", LONG, || ()), Ok(()));

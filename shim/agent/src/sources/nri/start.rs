@@ -75,10 +75,8 @@ impl Calls {
                 self.report_refresh(&id, names, refreshed, start.elapsed())
             }
             Ok(Err(error)) => {
-                warn!(
-                    "container {id} starts as it is: check its mounts: {}",
-                    error_chain(&*error)
-                );
+                let why = error_chain(&*error);
+                warn!("container {id} starts as it is: check its mounts: {why}");
                 StartAnswer::Failed
             }
             Err(no_result) => {
