@@ -1,23 +1,27 @@
 //! Derives findings from evidence. The rules for stale, orphaned and pinning binds.
+//!
+//! [`judge`] compares the mount at a place with the mount that its bind would make now. A place is a
+//! namespace, the host's or a container's, and a path in it. On the host a descriptor of the mount is
+//! open, so its file is compared by device and inode. In a container only the mount table is read, so
+//! the mount's root is compared.
 
-mod place;
 mod verdict;
 
 use std::ffi::OsStr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::evidence::{
-    HostMount, Observed, Reach, SubpathEvidence, SubpathMount, Volume, VolumeMount,
+    FileIdentity, FileKind, FilePlace, HostMount, Observed, Reach, SubpathEvidence, SubpathMount,
+    Target, Volume, VolumeMount,
 };
-use crate::judge::place::unreadable;
 use crate::kubelet::{
     MountedVolume, Plugin, TimestampDirectory, VolumeLayout, VolumeSubpath, Writer,
 };
+use crate::mount_table::{Device, MountRoot};
 use crate::paths::{below, lies_in};
 use crate::policy::Kept;
 use crate::spec::{RequestedPropagation, RootfsPropagation};
 
-pub use crate::judge::place::{Expected, ExpectedTarget, OnIt, Shown, judge};
 pub use crate::judge::verdict::{
     Finding, Lack, NoRemedy, Pinning, Remedy, RepairMethod, StaleCause, Unmounted, Verdict,
     VerdictName,
@@ -110,41 +114,21 @@ pub struct PathInVolume {
     pub path: PathBuf,
 }
 
-/// Why a mount could not be mapped to a path of its volume.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NotInVolume {
-    /// The mount's filesystem is not the filesystem of the volume today.
-    #[error("its mount is of device {mount}, its volume of {volume}")]
-    OtherDevice {
-        /// Device of the subpath's mount.
-        mount: String,
-        /// Device of the volume.
-        volume: String,
-    },
-    /// The mount's root is not in the volume.
-    #[error("its mount shows {}, which is not in the volume at {}", root.display(), volume.display())]
-    Outside {
-        root: PathBuf,
-        /// The volume's place in the filesystem.
-        volume: PathBuf,
-    },
-}
-
 impl PathInVolume {
     /// Maps a mount's root to its volume.
     ///
     /// # Errors
     /// If the root is outside the volume, or is of a filesystem that is no known earlier mount of
     /// the volume.
-    pub fn from_mount(mount: &SubpathMount, volume: &Volume) -> Result<Self, NotInVolume> {
+    pub fn from_mount(mount: &SubpathMount, volume: &Volume) -> Result<Self, NoRemedy> {
         if mount.device != volume.device && !volume.is_earlier_mount(mount) {
-            return Err(NotInVolume::OtherDevice {
-                mount: mount.device.to_string(),
-                volume: volume.device.to_string(),
+            return Err(NoRemedy::OtherDevice {
+                mount: mount.device,
+                volume: volume.device,
             });
         }
         let Some(path) = below(&mount.root.path, &volume.place) else {
-            return Err(NotInVolume::Outside {
+            return Err(NoRemedy::Outside {
                 root: mount.root.path.clone(),
                 volume: volume.place.clone(),
             });
@@ -194,7 +178,7 @@ pub fn judge_subpath(subpath: &VolumeSubpath, evidence: &SubpathEvidence) -> Ver
     };
     let verdict = match &evidence.volume {
         Observed::Seen(volume) => in_volume(subpath, mount, volume, evidence),
-        Observed::Absent => without_remedy(mount, NoRemedy::NoVolume),
+        Observed::Absent => if_deleted(&mount.root, NoRemedy::NoVolume, Verdict::Foreign),
         Observed::Unreadable(why) => unreadable(&mount.root, why),
     };
     match (dead, &verdict) {
@@ -214,33 +198,30 @@ fn in_volume(
     volume: &Volume,
     evidence: &SubpathEvidence,
 ) -> Verdict {
-    let required = MountedVolume::of_subpath(subpath, volume.plugin);
-    let lacking = if volume.is_mount_point {
-        required.filter(|required| !required.required.may_be(&volume.fs_type))
-    } else if required.is_none() && volume.was_memory(mount) {
+    let (plugin, directory) = (volume.plugin, &volume.directory);
+    let lacking = match plugin.mount {
+        Some(required) if volume.is_mount_point && required.may_be(&volume.fs_type) => None,
         // Only the subpath shows that an emptyDir had the medium Memory.
-        let directory = &volume.directory;
-        Some(MountedVolume::of_memory(subpath, volume.plugin, directory))
-    } else {
-        required
+        None if !volume.is_mount_point && volume.was_memory(mount) => Some(plugin.memory()),
+        required => required,
     };
-    if let Some(lacking) = lacking {
+    if let Some(required) = lacking {
         return Verdict::Unmounted(Unmounted::Volume {
-            volume: lacking,
+            volume: MountedVolume::of_subpath(subpath, plugin, required, directory),
             found: volume.is_mount_point.then(|| volume.fs_type.clone()),
         });
     }
     let sub_path = match PathInVolume::from_mount(mount, volume) {
         Ok(sub_path) => sub_path,
-        Err(why @ NotInVolume::OtherDevice { .. }) => {
-            return without_repair(StaleCause::OtherDevice, why.into());
+        Err(why @ NoRemedy::OtherDevice { .. }) => {
+            return without_repair(StaleCause::OtherDevice, why);
         }
-        Err(why @ NotInVolume::Outside { .. }) => return without_remedy(mount, why.into()),
+        Err(why) => return if_deleted(&mount.root, why, Verdict::Foreign),
     };
     let is_root = sub_path.path.as_os_str().is_empty();
     // A share can resolve to its own root after its handles went bad. On a local filesystem the
     // root is a pod's `subPath: .`; a mount that a sidecar makes within its volume has a name there.
-    if is_root && volume.plugin != Plugin::host_path() && !mount.fs_type.is_local() {
+    if is_root && plugin != Plugin::host_path() && !mount.fs_type.is_local() {
         return without_repair(StaleCause::WrongRoot, NoRemedy::WholeShare);
     }
     // A file was deleted or replaced on this node while in use: the NFS client gave it a name that
@@ -256,16 +237,16 @@ fn in_volume(
     // A pod's `subPath: .` of a kubelet-written volume is beside the payloads and never changes.
     if is_root
         && sub_path.timestamp.is_none()
-        && volume.plugin.writer == Writer::Kubelet
+        && plugin.writer == Writer::Kubelet
         && !mount.root.deleted
         && mount.device == volume.device
     {
         return Verdict::Current;
     }
     let expected = Expected {
-        directory: &volume.directory,
+        directory,
         device: volume.device,
-        writer: volume.plugin.writer,
+        writer: plugin.writer,
         layout: volume.layout,
         sub_path,
         target: ExpectedTarget::Opened(&evidence.target),
@@ -287,13 +268,18 @@ fn without_repair(cause: StaleCause, why: NoRemedy) -> Verdict {
     }
 }
 
-/// A subpath whose volume cannot be compared: a deleted root is certain, and bindguard does not
-/// judge anything else.
-fn without_remedy(mount: &SubpathMount, why: NoRemedy) -> Verdict {
-    match mount.root.deleted {
+/// A place whose evidence lacks a part that a repair needs. The place's own mount was read, and a
+/// deleted root is certain in any case: no runtime can bind it.
+fn if_deleted(root: &MountRoot, why: NoRemedy, otherwise: Verdict) -> Verdict {
+    match root.deleted {
         true => without_repair(StaleCause::DeletedRoot, why),
-        false => Verdict::Foreign,
+        false => otherwise,
     }
+}
+
+fn unreadable(root: &MountRoot, why: &str) -> Verdict {
+    let unknown = Verdict::Unknown(why.to_owned());
+    if_deleted(root, NoRemedy::Unreadable(why.to_owned()), unknown)
 }
 
 // Detects volumes that require a mount and have none, and deleted roots of all volumes.
@@ -380,6 +366,193 @@ pub fn judge_host_root(
         private_mount,
         kept: None,
     })
+}
+
+/// The source of a bind, as the host shows it now.
+#[derive(Debug, Clone)]
+pub struct Expected<'e> {
+    /// The directory of the volume, or of the file.
+    pub directory: &'e Path,
+    /// The device of that directory's filesystem.
+    pub device: Device,
+    /// The writer of the directory.
+    pub writer: Writer,
+    /// The layout of its files.
+    pub layout: VolumeLayout,
+    /// The path below the directory.
+    pub sub_path: PathInVolume,
+    /// The file or directory that the sub path leads to.
+    pub target: ExpectedTarget<'e>,
+}
+
+/// The target of a bind, as far as it was read.
+#[derive(Debug, Clone, Copy)]
+pub enum ExpectedTarget<'e> {
+    /// The target was opened beneath the directory.
+    Opened(&'e Observed<Target>),
+    /// The payload that `..data` names; the target in it was not opened.
+    InPayload(&'e TimestampDirectory),
+    /// The place of the target. `None` if nothing has its name at this moment.
+    At(Option<&'e FilePlace>),
+}
+
+/// The mount at a place.
+#[derive(Debug, Clone, Copy)]
+pub struct Shown<'s> {
+    /// The device of its filesystem.
+    pub device: Device,
+    pub root: &'s MountRoot,
+    /// Its file. `None` in a container, where nothing is opened to judge it.
+    pub file: Option<&'s Observed<FileIdentity>>,
+    /// Its answer to a probe.
+    pub reach: &'s Reach,
+    pub on_it: OnIt,
+}
+
+/// The mounts on a mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnIt {
+    Nothing,
+    /// A mount covers the mount.
+    Cover,
+    /// Mounts are below the mount's directory.
+    Inside,
+}
+
+pub fn judge(expected: &Expected<'_>, shown: &Shown<'_>) -> Verdict {
+    if shown.on_it == OnIt::Cover {
+        return Verdict::Foreign;
+    }
+    let by_root = expected.difference_of_mounts(shown);
+    let difference = match expected.target {
+        ExpectedTarget::Opened(target) => return expected.judge_opened(shown, target),
+        ExpectedTarget::InPayload(current) => by_root.or_else(|| expected.older_payload(current)),
+        ExpectedTarget::At(Some(place))
+            if place.device == shown.device && place.path == shown.root.path =>
+        {
+            by_root
+        }
+        ExpectedTarget::At(_) => by_root.or(Some(StaleCause::Replaced)),
+    };
+    match difference {
+        Some(cause) => expected.stale(shown, cause, RepairMethod::Rebind),
+        None => Verdict::Current,
+    }
+}
+
+impl Expected<'_> {
+    fn judge_opened(&self, shown: &Shown<'_>, target: &Observed<Target>) -> Verdict {
+        let target = match target {
+            Observed::Seen(target) => target,
+            Observed::Absent => return self.orphaned(shown, Lack::Payload, None),
+            Observed::Unreadable(why) => return unreadable(shown.root, why),
+        };
+        let own = match shown.file {
+            Some(Observed::Seen(identity)) => identity,
+            Some(Observed::Unreadable(why)) => return unreadable(shown.root, why),
+            Some(Observed::Absent) | None => {
+                let why = "the file that its mount shows could not be found";
+                return unreadable(shown.root, why);
+            }
+        };
+        let path = self.sub_path.path.clone();
+        let file = match &target.file {
+            Observed::Seen(file) => file,
+            Observed::Absent => {
+                // Nothing has the sub path's name. A directory that containers wrote can be made
+                // again; a directory in a payload cannot.
+                let can_be_made = self.writer == Writer::Containers
+                    && self.sub_path.timestamp.is_none()
+                    && own.kind == FileKind::Directory;
+                let remake = can_be_made.then(|| self.remedy(RepairMethod::Remake));
+                return self.orphaned(shown, Lack::Key(path), remake);
+            }
+            Observed::Unreadable(why) => return unreadable(shown.root, why),
+        };
+        let is_other_kind = own.kind != file.kind;
+        if self.is_placeholder() {
+            // A file cannot be mounted over a directory, nor a directory over a file: move_mount(2)
+            // returns ENOTDIR.
+            let method = match is_other_kind {
+                true => RepairMethod::PointSpecAtVolume,
+                false => RepairMethod::Rebind,
+            };
+            return self.stale(shown, StaleCause::Placeholder, method);
+        }
+        if is_other_kind {
+            let directory = file.kind == FileKind::Directory;
+            return self.orphaned(shown, Lack::OtherKind { path, directory }, None);
+        }
+        let current = target.timestamp.as_ref();
+        let difference = self
+            .difference_of_mounts(shown)
+            .or_else(|| self.older_payload(current?))
+            // A file that a container writes, or a payload directory's file, can be unlinked and
+            // created again under the mount.
+            .or((own != file).then_some(StaleCause::Replaced));
+        match difference {
+            Some(cause) => self.stale(shown, cause, RepairMethod::Rebind),
+            None => Verdict::Current,
+        }
+    }
+
+    /// The difference between the mount at the place and a new bind that does not depend on the
+    /// file.
+    fn difference_of_mounts(&self, shown: &Shown<'_>) -> Option<StaleCause> {
+        if let Some(words) = shown.reach.error_of_dead_source() {
+            return Some(StaleCause::DeadMount(words.to_owned()));
+        }
+        if shown.root.deleted {
+            return Some(StaleCause::DeletedRoot);
+        }
+        (shown.device != self.device).then_some(StaleCause::OtherDevice)
+    }
+
+    fn older_payload(&self, current: &TimestampDirectory) -> Option<StaleCause> {
+        let shown = self.sub_path.timestamp.as_ref()?;
+        (shown != current).then(|| StaleCause::OlderPayload {
+            shown: shown.clone(),
+            current: current.clone(),
+        })
+    }
+
+    /// True if the key was missing at the bind: the kubelet made an empty directory to have
+    /// something to bind.
+    fn is_placeholder(&self) -> bool {
+        self.writer == Writer::Kubelet && self.sub_path.timestamp.is_none()
+    }
+
+    fn orphaned(&self, shown: &Shown<'_>, lacks: Lack, remake: Option<Remedy>) -> Verdict {
+        let cause = match shown.reach.error_of_dead_source() {
+            Some(words) => StaleCause::DeadMount(words.to_owned()),
+            None if shown.root.deleted => StaleCause::DeletedRoot,
+            None if self.is_placeholder() => StaleCause::Placeholder,
+            None => StaleCause::Replaced,
+        };
+        Verdict::Orphaned {
+            cause,
+            lacks,
+            remake,
+        }
+    }
+
+    fn stale(&self, shown: &Shown<'_>, cause: StaleCause, method: RepairMethod) -> Verdict {
+        let remedy = match shown.on_it {
+            OnIt::Nothing | OnIt::Cover => Ok(self.remedy(method)),
+            OnIt::Inside => Err(NoRemedy::Occupied),
+        };
+        Verdict::Stale { cause, remedy }
+    }
+
+    pub(crate) fn remedy(&self, method: RepairMethod) -> Remedy {
+        Remedy {
+            volume: self.directory.to_owned(),
+            sub_path: self.sub_path.clone(),
+            writer: self.writer,
+            layout: self.layout,
+            method,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -705,5 +878,57 @@ mod host_root_tests {
             };
             assert_eq!(pinning.rootfs, is_edited, "{rootfs:?} {any_shared}");
         }
+    }
+}
+
+#[cfg(test)]
+mod place_tests {
+    use super::*;
+
+    const OLD: &str = "..2026_11_21_05_10_00.1";
+    const NEW: &str = "..2026_11_21_05_20_00.2";
+
+    /// The verdict on a mount of a file in the payload `shown`, with `on_it` on the mount. A new
+    /// bind would show the payload `current`.
+    fn judged(shown: &str, current: &str, on_it: OnIt) -> Verdict {
+        let timestamp = |name: &str| TimestampDirectory::from_name(name.as_ref()).unwrap();
+        let (device, current) = (Device { major: 8, minor: 1 }, timestamp(current));
+        let expected = Expected {
+            directory: Path::new("/volume"),
+            device,
+            writer: Writer::Kubelet,
+            layout: VolumeLayout::Payload,
+            sub_path: PathInVolume {
+                timestamp: Some(timestamp(shown)),
+                path: "app.conf".into(),
+            },
+            target: ExpectedTarget::InPayload(&current),
+        };
+        let root = MountRoot::from_kernel(format!("/v/{shown}/app.conf").as_bytes());
+        let shown = Shown {
+            device,
+            root: &root,
+            file: None,
+            reach: &Reach::NotNeeded,
+            on_it,
+        };
+        judge(&expected, &shown)
+    }
+
+    #[test]
+    fn mounts_on_a_mount_keep_it_from_being_replaced() {
+        assert!(matches!(
+            judged(OLD, NEW, OnIt::Nothing),
+            Verdict::Stale { remedy: Ok(_), .. }
+        ));
+        assert!(matches!(
+            judged(OLD, NEW, OnIt::Inside),
+            Verdict::Stale {
+                remedy: Err(NoRemedy::Occupied),
+                ..
+            }
+        ));
+        assert_eq!(judged(OLD, NEW, OnIt::Cover), Verdict::Foreign);
+        assert_eq!(judged(NEW, NEW, OnIt::Inside), Verdict::Current);
     }
 }

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use strum::{Display, IntoStaticStr};
 
-use crate::judge::{NotInVolume, PathInVolume};
+use crate::judge::PathInVolume;
 use crate::kubelet::{MountedVolume, TimestampDirectory, VolumeLayout, Writer};
-use crate::mount_table::FsType;
+use crate::mount_table::{Device, FsType};
 use crate::policy::Kept;
 use crate::proof::Difference;
 use crate::source::SourceKind;
@@ -320,9 +320,12 @@ pub enum NoRemedy {
     /// The directory contains mounts, which a detach would lose.
     #[error("other mounts are in its directory")]
     Occupied,
-    /// Its mount could not be mapped to a path of its volume.
-    #[error(transparent)]
-    NotInVolume(#[from] NotInVolume),
+    /// The mount's filesystem is not the filesystem of the volume today.
+    #[error("its mount is of device {mount}, its volume of {volume}")]
+    OtherDevice { mount: Device, volume: Device },
+    /// The mount's root is not in the volume, which has this place in the filesystem.
+    #[error("its mount shows {}, which is not in the volume at {}", root.display(), volume.display())]
+    Outside { root: PathBuf, volume: PathBuf },
     /// The evidence about its volume could not be read.
     #[error("{0}")]
     Unreadable(String),

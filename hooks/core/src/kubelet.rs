@@ -1,9 +1,19 @@
-//! Volume plugins: volume paths, writers and required mounts.
+//! The kubelet's folders, parsed from paths, and its volume plugins: volume paths, writers and
+//! required mounts.
 //!
-//! Each entry of the table follows the plugin's `GetPath` and `SetUp` in Kubernetes' `pkg/volume`:
-//! the volumes' path and the filesystem that the plugin mounts, if any. Secret, projected and
-//! downwardAPI volumes wrap an emptyDir of medium Memory (`wrappedVolumeSpec`); a configMap is on
-//! the kubelet's disk. An emptyDir requires no mount: no file records its medium.
+//! ```text
+//! <root>/pods/<uid>/volumes/<plugin>/<volume>                          the volume
+//!                                    /FILE -> ..data/FILE              what a container sees of a payload
+//!                                    /..data -> ..2026_11_21_05_10_00.123456789
+//! <root>/pods/<uid>/volume-subpaths/<volume>/<container>/<index>       the bind that pins a subPath
+//! ```
+//!
+//! Mirrors `pkg/volume/util/subpath/subpath_linux.go`, `pkg/volume/util/atomic_writer.go` and
+//! `pkg/kubelet/kubelet_getters.go` of Kubernetes. Each plugin of the table follows its `GetPath`
+//! and `SetUp` in `pkg/volume`: the volumes' path and the filesystem that the plugin mounts, if any.
+//! Secret, projected and downwardAPI volumes wrap an emptyDir of medium Memory
+//! (`wrappedVolumeSpec`); a configMap is on the kubelet's disk. An emptyDir requires no mount: no
+//! file records its medium.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -11,9 +21,208 @@ use std::path::{Component, Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::kubelet::{PodPath, VolumeLayout, VolumeSubpath};
 use crate::mount_table::FsType;
-use crate::paths::join;
+use crate::paths::{below, join};
+
+/// `<root>/pods/<uid>/<name>...`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodPath<'p, 'r> {
+    pub kubelet_root: &'r Path,
+    pub pod_uid: &'p str,
+    /// The names after the pod's folder.
+    pub names: Vec<&'p OsStr>,
+}
+
+impl<'p, 'r> PodPath<'p, 'r> {
+    /// Parses a path below a kubelet's root; `None` if it is no pod's. A path with `..` also gives
+    /// `None`: the kubelet writes none, and only a walk shows where it leads.
+    pub fn from_path(
+        path: &'p Path,
+        kubelet_roots: impl IntoIterator<Item = &'r Path>,
+    ) -> Option<Self> {
+        let mut roots = kubelet_roots.into_iter();
+        roots.find_map(|root| Self::below(root, path))
+    }
+
+    /// True if a path looks like a path below a pod's folder, regardless of the root.
+    pub fn may_be_one(path: &Path) -> bool {
+        let mut names = path.components().map(Component::as_os_str);
+        names.any(|name| name == "pods")
+            && names
+                .nth(1)
+                .is_some_and(|name| name == "volumes" || name == "volume-subpaths")
+    }
+
+    fn below(kubelet_root: &'r Path, path: &'p Path) -> Option<Self> {
+        let mut names = Vec::new();
+        for component in below(path, kubelet_root)?.components() {
+            match component {
+                Component::Normal(name) => names.push(name),
+                _ => return None,
+            }
+        }
+        match names.as_slice() {
+            [pods, uid, ..] if *pods == "pods" => Some(Self {
+                kubelet_root,
+                pod_uid: uid.to_str()?,
+                names: names.split_off(2),
+            }),
+            _ => None,
+        }
+    }
+}
+
+// The path of a volume-subpath bind.
+
+/// `<root>/pods/<uid>/volume-subpaths/<volume>/<container>/<index>`, parsed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumeSubpath {
+    kubelet_root: PathBuf,
+    pod_uid: String,
+    volume: String,
+    container: String,
+    index: u32,
+}
+
+impl VolumeSubpath {
+    const FOLDER: &'static str = "volume-subpaths";
+
+    /// Parses a path below a kubelet's root; `None` if the path is not a subpath's.
+    pub fn from_path<'a>(
+        path: &Path,
+        kubelet_roots: impl IntoIterator<Item = &'a Path>,
+    ) -> Option<Self> {
+        Self::from_pod_path(&PodPath::from_path(path, kubelet_roots)?)
+    }
+
+    /// Parses a pod's path; `None` if it is not the path of a subpath bind. An index with a sign or
+    /// leading zeros is invalid, because the kubelet writes no such index.
+    pub fn from_pod_path(path: &PodPath<'_, '_>) -> Option<Self> {
+        let &[folder, volume, container, number] = path.names.as_slice() else {
+            return None;
+        };
+        let number = number.to_str()?;
+        let index: u32 = number.parse().ok()?;
+        if folder != Self::FOLDER || index.to_string() != number {
+            return None;
+        }
+        Some(Self {
+            kubelet_root: path.kubelet_root.to_owned(),
+            pod_uid: path.pod_uid.to_owned(),
+            volume: volume.to_str()?.to_owned(),
+            container: container.to_str()?.to_owned(),
+            index,
+        })
+    }
+
+    /// The parsed path, without `.` and doubled slashes.
+    pub fn path(&self) -> PathBuf {
+        self.in_pod([
+            Self::FOLDER,
+            &self.volume,
+            &self.container,
+            &self.index.to_string(),
+        ])
+    }
+
+    /// The path of this subpath below the given kubelet root.
+    pub fn at_root(&self, kubelet_root: &Path) -> Self {
+        Self {
+            kubelet_root: kubelet_root.to_owned(),
+            ..self.clone()
+        }
+    }
+
+    /// `<root>/pods/<uid>`
+    pub fn pod_directory(&self) -> PathBuf {
+        self.in_pod([])
+    }
+
+    /// The path of the volume if it belongs to `plugin`.
+    pub fn volume_directory(&self, plugin: Plugin) -> PathBuf {
+        let folder = self.in_pod(["volumes", plugin.folder, &self.volume]);
+        join(folder, plugin.below)
+    }
+
+    fn in_pod<'a>(&'a self, names: impl IntoIterator<Item = &'a str>) -> PathBuf {
+        let mut path = self.kubelet_root.join("pods");
+        path.push(&self.pod_uid);
+        path.extend(names);
+        path
+    }
+
+    /// True if the two subpaths belong to the same volume of the same pod.
+    pub fn is_of_the_same_volume(&self, other: &Self) -> bool {
+        self.volume == other.volume
+            && self.pod_uid == other.pod_uid
+            && self.kubelet_root == other.kubelet_root
+    }
+
+    pub fn pod_uid(&self) -> &str {
+        &self.pod_uid
+    }
+
+    /// The volume's name in the pod, or the volume's own name for a claim.
+    pub fn volume(&self) -> &str {
+        &self.volume
+    }
+
+    /// The container's name in the pod.
+    pub fn container(&self) -> &str {
+        &self.container
+    }
+}
+
+// AtomicWriter's names.
+
+/// The link to the current payload; AtomicWriter's rename of the link swaps the whole payload at
+/// once.
+pub const DATA_LINK: &str = "..data";
+
+/// The arrangement of the files in a volume's directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VolumeLayout {
+    /// Behind `..data`, as AtomicWriter writes them: in the kubelet's own volumes, and in those of
+    /// drivers that use its code for secrets, certificates and identities.
+    Payload,
+    /// Directly in the directory.
+    Plain,
+}
+
+/// The name of a payload's directory, such as `..2026_11_21_05_10_00.123456789`.
+///
+/// Go's layout `..2006_01_02_15_04_05.` and then the digits that `os.MkdirTemp` appends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TimestampDirectory(String);
+
+impl TimestampDirectory {
+    const LAYOUT: &'static str = "..dddd_dd_dd_dd_dd_dd.";
+
+    /// Parses the name of a timestamp directory; `None` for any other name.
+    pub fn from_name(name: &OsStr) -> Option<Self> {
+        let name = name.to_str()?;
+        let (date, suffix) = name.split_at_checked(Self::LAYOUT.len())?;
+        let is_date = date
+            .bytes()
+            .zip(Self::LAYOUT.bytes())
+            .all(|(actual, wanted)| match wanted {
+                b'd' => actual.is_ascii_digit(),
+                _ => actual == wanted,
+            });
+        let is_number = !suffix.is_empty() && suffix.bytes().all(|byte| byte.is_ascii_digit());
+        (is_date && is_number).then(|| Self(name.to_owned()))
+    }
+
+    pub fn name(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for TimestampDirectory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
 
 /// The writer of a volume's content, which decides how far a path in the volume can be trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,6 +298,15 @@ impl Plugin {
         }
     }
 
+    /// The mount of a volume that was a tmpfs: an emptyDir of medium Memory, or a tmpfs that a driver
+    /// of a flexVolume mounted.
+    pub(crate) fn memory(self) -> RequiredMount {
+        match self == FLEX_VOLUME {
+            true => FLEX_MEMORY,
+            false => MEMORY,
+        }
+    }
+
     /// True if the plugin's volumes can be mount points. A flexVolume's driver may mount, but need
     /// not.
     pub fn may_mount(self) -> bool {
@@ -151,9 +369,9 @@ const PLUGINS: &[Plugin] = &[
     plugin("kubernetes.io~empty-dir", Writer::Containers, None),
     CSI_DRIVER,
     mounted("kubernetes.io~nfs", &["nfs", "nfs4"], NFS),
-    mounted("kubernetes.io~local-volume", &[], BLOCK),
-    mounted("kubernetes.io~aws-ebs", &[], BLOCK),
-    mounted("kubernetes.io~azure-disk", &[], BLOCK),
+    block("kubernetes.io~local-volume"),
+    block("kubernetes.io~aws-ebs"),
+    block("kubernetes.io~azure-disk"),
     mounted(
         "kubernetes.io~azure-file",
         &["cifs", "nfs", "nfs4", "smb3"],
@@ -164,20 +382,20 @@ const PLUGINS: &[Plugin] = &[
         &["ceph", "fuse.ceph", "fuse.ceph-fuse"],
         NODE_MOUNT,
     ),
-    mounted("kubernetes.io~cinder", &[], BLOCK),
-    mounted("kubernetes.io~fc", &[], BLOCK),
-    mounted("kubernetes.io~gce-pd", &[], BLOCK),
+    block("kubernetes.io~cinder"),
+    block("kubernetes.io~fc"),
+    block("kubernetes.io~gce-pd"),
     mounted("kubernetes.io~glusterfs", &["fuse.glusterfs"], NODE_MOUNT),
-    mounted("kubernetes.io~iscsi", &[], BLOCK),
-    mounted("kubernetes.io~rbd", &[], BLOCK),
-    mounted("kubernetes.io~vsphere-volume", &[], BLOCK),
+    block("kubernetes.io~iscsi"),
+    block("kubernetes.io~rbd"),
+    block("kubernetes.io~vsphere-volume"),
     // Plugins of earlier Kubernetes versions.
-    mounted("kubernetes.io~flocker", &[], BLOCK),
-    mounted("kubernetes.io~photon-pd", &[], BLOCK),
-    mounted("kubernetes.io~portworx-volume", &[], BLOCK),
+    block("kubernetes.io~flocker"),
+    block("kubernetes.io~photon-pd"),
+    block("kubernetes.io~portworx-volume"),
     mounted("kubernetes.io~quobyte", &[], NODE_MOUNT),
-    mounted("kubernetes.io~scaleio", &[], BLOCK),
-    mounted("kubernetes.io~storageos", &[], BLOCK),
+    block("kubernetes.io~scaleio"),
+    block("kubernetes.io~storageos"),
     plugin("kubernetes.io~git-repo", Writer::Containers, None),
 ];
 
@@ -188,6 +406,10 @@ const fn plugin(folder: &'static str, writer: Writer, mount: Option<RequiredMoun
         writer,
         mount,
     }
+}
+
+const fn block(folder: &'static str) -> Plugin {
+    mounted(folder, &[], BLOCK)
 }
 
 const fn mounted(
@@ -250,30 +472,19 @@ impl MountedVolume {
         })
     }
 
-    /// The volume of a subpath, if it belongs to `plugin` and that plugin mounts.
-    pub fn of_subpath(subpath: &VolumeSubpath, plugin: Plugin) -> Option<Self> {
-        Some(Self {
-            mount_point: subpath.volume_directory(plugin),
-            pod_uid: subpath.pod_uid.to_owned(),
-            plugin,
-            required: plugin.mount?,
-            volume: subpath.volume().to_owned(),
-        })
-    }
-
-    /// The volume of a subpath that shows a former tmpfs: an emptyDir of medium Memory, or a tmpfs
-    /// that a driver mounted.
-    pub fn of_memory(subpath: &VolumeSubpath, plugin: Plugin, directory: &Path) -> Self {
+    /// The volume of a subpath, at `directory`, which lacks a mount.
+    pub(crate) fn of_subpath(
+        subpath: &VolumeSubpath,
+        plugin: Plugin,
+        required: RequiredMount,
+        directory: &Path,
+    ) -> Self {
         Self {
             mount_point: directory.to_owned(),
-            pod_uid: subpath.pod_uid.to_owned(),
+            pod_uid: subpath.pod_uid.clone(),
             plugin,
-            required: if plugin == FLEX_VOLUME {
-                FLEX_MEMORY
-            } else {
-                MEMORY
-            },
-            volume: subpath.volume().to_owned(),
+            required,
+            volume: subpath.volume.clone(),
         }
     }
 
@@ -366,6 +577,109 @@ fn file_name(text: &str) -> Option<&str> {
     let mut parts = Path::new(text).components();
     let is_name = matches!(parts.next(), Some(Component::Normal(_))) && parts.next().is_none();
     is_name.then_some(text)
+}
+
+#[cfg(test)]
+mod pod_path_tests {
+    use super::*;
+
+    fn uid(path: &str) -> Option<&str> {
+        PodPath::from_path(
+            Path::new(path),
+            ["/data/kubelet", "/var/lib/kubelet"].map(Path::new),
+        )
+        .map(|pod| pod.pod_uid)
+    }
+
+    #[test]
+    fn a_pods_paths_are_those_below_its_folder() {
+        for path in [
+            "",
+            "/",
+            "/volumes/kubernetes.io~secret/token",
+            "//etc-hosts/.",
+        ] {
+            assert_eq!(
+                uid(&format!("/var/lib/kubelet/pods/u-1{path}")),
+                Some("u-1"),
+                "{path}"
+            );
+        }
+        for path in [
+            "/var/lib/kubelet/pods",
+            "/var/lib/kubelet/plugins/u-1",
+            "/var/lib/kubelet/pods/u-1/../u-2",
+            "/var/lib/kubelet/pods/../u-1",
+            "/elsewhere/pods/u-1",
+        ] {
+            assert_eq!(uid(path), None, "{path}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod volume_subpath_tests {
+    use super::*;
+
+    fn taken(path: &str) -> Option<VolumeSubpath> {
+        VolumeSubpath::from_path(
+            Path::new(path),
+            [Path::new("/data/kubelet"), Path::new("/var/lib/kubelet")],
+        )
+    }
+
+    #[test]
+    fn a_subpath_is_parsed_and_formatted() {
+        let subpath = taken("/var/lib/kubelet/pods/u-1/volume-subpaths/conf/app/12").unwrap();
+        assert_eq!(
+            (subpath.pod_uid(), subpath.volume(), subpath.container()),
+            ("u-1", "conf", "app")
+        );
+        assert_eq!(
+            subpath.path(),
+            Path::new("/var/lib/kubelet/pods/u-1/volume-subpaths/conf/app/12")
+        );
+        assert_eq!(
+            subpath.volume_directory(Plugin::from_folder("kubernetes.io~secret".as_ref()).unwrap()),
+            Path::new("/var/lib/kubelet/pods/u-1/volumes/kubernetes.io~secret/conf")
+        );
+    }
+
+    #[test]
+    fn other_paths_are_refused() {
+        for path in [
+            "/var/lib/kubelet/pods/u/volume-subpaths/conf/app",
+            "/var/lib/kubelet/pods/u/volume-subpaths/conf/app/0/more",
+            "/var/lib/kubelet/pods/u/volume-subpaths/conf/app/zero",
+            "/var/lib/kubelet/pods/u/volume-subpaths/conf/../0",
+            "/elsewhere/pods/u/volume-subpaths/conf/app/0",
+            "/var/lib/kubelet/pods/u/volumes/conf/app/0",
+        ] {
+            assert_eq!(taken(path), None, "{path}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod payload_tests {
+    use super::*;
+
+    #[test]
+    fn only_atomic_writers_names_are_taken() {
+        let taken = |name: &str| TimestampDirectory::from_name(OsStr::new(name)).is_some();
+        assert!(taken("..2026_11_21_05_10_00.123456789"));
+        assert!(taken("..2026_11_21_06_46_27.7661507"));
+        for other in [
+            "..data",
+            "..2026_11_21_05_10_00.",
+            "..2026_11_21_05_10_00.12a",
+            "2026_11_21_05_10_00.1",
+            "..2026-11-21_05_10_00.1",
+            "",
+        ] {
+            assert!(!taken(other), "{other}");
+        }
+    }
 }
 
 #[cfg(test)]
