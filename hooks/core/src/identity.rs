@@ -61,11 +61,25 @@ impl PodName {
 
 /// The known names of a container.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "JsonNames", into = "JsonNames")]
+#[serde(deny_unknown_fields)]
 pub struct Identity {
     /// The container's name in the pod; without a pod, the engine's name for the container.
+    #[serde(rename = "name", skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
+    #[serde(flatten, with = "PodOfContainer")]
     pub pod: PodName,
+}
+
+/// The JSON form of a pod beside the name of a container.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "PodName")]
+struct PodOfContainer {
+    #[serde(rename = "pod", skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    namespace: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    uid: Option<String>,
 }
 
 impl Identity {
@@ -112,49 +126,6 @@ impl Identity {
     /// True if no name is known.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
-    }
-}
-
-/// The JSON form in reports and in the journal.
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct JsonNames {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    name: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pod: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    namespace: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    uid: Option<String>,
-}
-
-impl From<JsonNames> for Identity {
-    fn from(names: JsonNames) -> Self {
-        Self {
-            container: names.name,
-            pod: PodName {
-                uid: names.uid,
-                namespace: names.namespace,
-                name: names.pod,
-            },
-        }
-    }
-}
-
-impl From<Identity> for JsonNames {
-    fn from(identity: Identity) -> Self {
-        let PodName {
-            uid,
-            namespace,
-            name,
-        } = identity.pod;
-        Self {
-            name: identity.container,
-            pod: name,
-            namespace,
-            uid,
-        }
     }
 }
 

@@ -10,10 +10,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
-pub mod annotations;
-pub mod cgroup;
 pub mod evidence;
-pub mod fault_points;
 pub mod handover;
 pub mod identity;
 pub mod judge;
@@ -23,7 +20,7 @@ pub mod paths;
 pub mod places;
 pub mod plan;
 pub mod policy;
-pub mod process_stat;
+pub mod process;
 pub mod program_names;
 pub mod proof;
 pub mod refresh;

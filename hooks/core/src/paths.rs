@@ -21,11 +21,30 @@ pub fn lies_below(path: &Path, directory: &Path) -> bool {
 
 /// The part of `path` after `directory`; `None` if `path` is outside of `directory`.
 pub fn below<'p>(path: &'p Path, directory: &Path) -> Option<&'p Path> {
-    match by_bytes(bytes(path), bytes(directory)) {
-        Compared::Below(rest) => Some(rest),
-        Compared::Elsewhere => None,
-        Compared::Nothing => path.strip_prefix(directory).ok(),
+    let (whole, above) = (bytes(path), bytes(directory));
+    let equal = whole.iter().zip(above).take_while(|(a, b)| a == b);
+    let shared = equal.count();
+    let ends_in_name = is_in_name(whole[..shared].last());
+    match (&whole[shared..], &above[shared..]) {
+        ([], []) => return Some(Path::new("")),
+        ([b'/', rest @ ..], [])
+            if ends_in_name && begins_with_name(rest) && is_in_name(rest.last()) =>
+        {
+            return Some(Path::new(OsStr::from_bytes(rest)));
+        }
+        // Redundant slashes and dots may be involved, as in `a//b` and `a/./b`.
+        ([b'/', ..], []) => {}
+        ([], [b'/', next @ ..]) if !is_in_name(next.first()) => {}
+        // A name ends where the other path's name continues, or both names continue differently.
+        // After a slash comes a name or the path's end.
+        (path, directory)
+            if ends_in_name || is_in_name(path.first()) && is_in_name(directory.first()) =>
+        {
+            return None;
+        }
+        _ => {}
     }
+    path.strip_prefix(directory).ok()
 }
 
 /// A path below a directory. `Path::join` of an empty path would leave a slash at the end.
@@ -46,41 +65,6 @@ pub fn climbs(path: &Path) -> bool {
 /// True if a path is `/`, `//` and `/.` included.
 pub fn is_root(path: &Path) -> bool {
     !bytes(path).iter().any(|byte| is_in_name(Some(byte))) && path == Path::new("/")
-}
-
-/// The result of comparing the bytes of two paths without parsing their names.
-enum Compared<'p> {
-    Below(&'p Path),
-    Elsewhere,
-    /// Redundant slashes and dots may be involved, as in `a//b` and `a/./b`.
-    Nothing,
-}
-
-fn by_bytes<'p>(path: &'p [u8], directory: &[u8]) -> Compared<'p> {
-    let shared = path
-        .iter()
-        .zip(directory)
-        .take_while(|(a, b)| a == b)
-        .count();
-    let ends_in_name = is_in_name(path[..shared].last());
-    match (&path[shared..], &directory[shared..]) {
-        ([], []) => Compared::Below(Path::new("")),
-        ([b'/', rest @ ..], [])
-            if ends_in_name && begins_with_name(rest) && is_in_name(rest.last()) =>
-        {
-            Compared::Below(Path::new(OsStr::from_bytes(rest)))
-        }
-        // A name ends where the other path's name continues, or both names continue differently.
-        // After a slash comes a name or the path's end.
-        ([b'/', ..], []) => Compared::Nothing,
-        ([], [b'/', next @ ..]) if !is_in_name(next.first()) => Compared::Nothing,
-        (path, directory)
-            if ends_in_name || is_in_name(path.first()) && is_in_name(directory.first()) =>
-        {
-            Compared::Elsewhere
-        }
-        _ => Compared::Nothing,
-    }
 }
 
 /// A byte that can only belong to a name.

@@ -55,28 +55,19 @@ impl Places {
 
     /// The directories in which kubelets and runtimes mount things.
     pub fn directories(&self) -> impl Iterator<Item = &Path> {
-        self.kubelet_roots
-            .iter()
-            .chain(&self.runtime_directories)
-            .map(PathBuf::as_path)
+        self.kubelet_roots()
+            .chain(self.runtime_directories.iter().map(PathBuf::as_path))
     }
 
     /// Adds the `other_name` of each directory; `None` if no directory has another name.
     pub fn with_names(&self, other_name: impl Fn(&Path) -> Option<PathBuf>) -> Option<Self> {
-        let more = |directories: &[PathBuf]| -> Vec<PathBuf> {
-            let names = directories
-                .iter()
-                .filter_map(|directory| other_name(directory));
-            names.filter(|name| !directories.contains(name)).collect()
-        };
-        let (roots, directories) = (more(&self.kubelet_roots), more(&self.runtime_directories));
-        if roots.is_empty() && directories.is_empty() {
-            return None;
-        }
         let mut places = self.clone();
-        places.kubelet_roots.extend(roots);
-        places.runtime_directories.extend(directories);
-        Some(places)
+        for directories in [&mut places.kubelet_roots, &mut places.runtime_directories] {
+            let mut names: Vec<_> = directories.iter().filter_map(|it| other_name(it)).collect();
+            names.retain(|name| !directories.contains(name));
+            directories.extend(names);
+        }
+        (places != *self).then_some(places)
     }
 
     /// The same places, and the directories of the runtimes that made the mounts or bundles at

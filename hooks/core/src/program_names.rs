@@ -21,3 +21,10 @@ pub fn self_test_of(program: &str) -> &'static str {
         _ => "--version",
     }
 }
+
+/// The variable that names the guard's faults, separated by commas, for a program that was built
+/// with the feature `fault-points`.
+pub const FAULT_VARIABLE: &str = "BINDGUARD_FAULT";
+/// The fault of a shim that panics in a method for a container whose id is this text and the
+/// method's name.
+pub const PANIC_IN: &str = "panic-in-";

@@ -123,14 +123,11 @@ impl RefreshRequest {
             Some("") => request.refuse(REFRESH, "", EXPECTED_CONTAINERS),
             Some(text) => {
                 let mut names = Vec::new();
-                for name in text
-                    .split(',')
-                    .map(str::trim)
-                    .filter(|name| !name.is_empty())
-                {
-                    match may_be_container(name) {
-                        true => names.push(name.to_owned()),
-                        false => request.refuse(REFRESH, name, EXPECTED_CONTAINERS),
+                for name in text.split(',') {
+                    match name.trim() {
+                        "" => {}
+                        name if may_be_container(name) => names.push(name.to_owned()),
+                        name => request.refuse(REFRESH, name, EXPECTED_CONTAINERS),
                     }
                 }
                 if !names.is_empty() {
@@ -178,8 +175,10 @@ impl RefreshRequest {
     }
 
     fn read_binds(&mut self, name: &str, text: Option<&str>, expected: &str) {
-        let text = self.checked(name, text);
-        for kind in text.into_iter().flat_map(|text| text.split(',')) {
+        let Some(text) = self.checked(name, text) else {
+            return;
+        };
+        for kind in text.split(',') {
             match kind.trim() {
                 VOLUMES => self.binds.volumes = true,
                 HOST_ROOT => self.binds.host_root = true,
@@ -298,20 +297,17 @@ pub struct UnknownNotification(String);
 impl Notify {
     /// Reads `none`, `touch`, `signal:NAME` or `signal:NAME@PROGRAM`.
     pub fn from_text(text: &str) -> Option<Self> {
-        let text = text.trim();
-        match text {
+        let text = match text.trim() {
             "none" => return Some(Self::None),
             "touch" => return Some(Self::Touch),
-            _ => {}
-        }
-        let (signal, program) = match text.strip_prefix("signal:")?.split_once('@') {
-            Some((signal, program)) => (signal, Some(program)),
-            None => (text.strip_prefix("signal:")?, None),
+            text => text.strip_prefix("signal:")?,
         };
-        let signal = signal.strip_prefix("SIG").unwrap_or(signal).parse().ok()?;
-        Some(match program {
-            Some(program) => Self::SignalProgram(signal, ProgramName::from_text(program)?),
-            None => Self::Signal(signal),
+        let signal_of = |name: &str| name.strip_prefix("SIG").unwrap_or(name).parse().ok();
+        Some(match text.split_once('@') {
+            Some((signal, program)) => {
+                Self::SignalProgram(signal_of(signal)?, ProgramName::from_text(program)?)
+            }
+            None => Self::Signal(signal_of(text)?),
         })
     }
 }

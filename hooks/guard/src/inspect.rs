@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Instant;
 
-use bindguard_core::annotations::policy_of_pod;
 use bindguard_core::error_chain;
 use bindguard_core::evidence::FileKind;
 use bindguard_core::identity::Identity;
@@ -16,7 +15,7 @@ use bindguard_core::kubelet::{MountedVolume, PodPath, VolumeSubpath};
 use bindguard_core::paths::lies_in;
 use bindguard_core::places::Places;
 use bindguard_core::plan::{Plan, refusal_of, refusal_of_unseen};
-use bindguard_core::policy::{Alarm, Mode, Policy, Scope};
+use bindguard_core::policy::{Alarm, Mode, Policy, Scope, policy_of_pod};
 use bindguard_core::report::{Outcome, PlannedAction, Report};
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{Bind, RequestedPropagation, SpecError, SpecView};

@@ -12,6 +12,7 @@ use std::time::Duration;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, USER_AGENT};
+use hyper::http::request::Builder;
 use hyper::{Method, Request, Uri};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
@@ -25,8 +26,7 @@ use serde::Deserialize;
 use tokio::task::{JoinError, JoinHandle, spawn_blocking};
 use tokio::time::timeout;
 
-use super::access::{Access, AccessError};
-use super::credentials::{Credentials, ReadError, Token};
+use crate::credentials::{Access, AccessError, Credentials, ReadError, Token};
 
 /// An idle connection is closed after this time: its server may need the room.
 const IDLE: Duration = Duration::from_secs(20);
@@ -149,7 +149,8 @@ impl ApiClient {
     /// # Errors
     /// If there is no answer, or it is an error.
     pub async fn get(&mut self, path: &str) -> Result<String, ApiError> {
-        self.request(Method::GET, path, None).await
+        self.request(Method::GET, path, "application/json", String::new())
+            .await
     }
 
     /// Creates an object.
@@ -161,8 +162,8 @@ impl ApiClient {
         path: &str,
         object: &serde_json::Value,
     ) -> Result<String, ApiError> {
-        let body = ("application/json", object.to_string());
-        self.request(Method::POST, path, Some(body)).await
+        self.request(Method::POST, path, "application/json", object.to_string())
+            .await
     }
 
     /// Changes an object by a merge patch (RFC 7386).
@@ -174,8 +175,9 @@ impl ApiClient {
         path: &str,
         patch: &serde_json::Value,
     ) -> Result<String, ApiError> {
-        let body = ("application/merge-patch+json", patch.to_string());
-        self.request(Method::PATCH, path, Some(body)).await
+        let kind = "application/merge-patch+json";
+        self.request(Method::PATCH, path, kind, patch.to_string())
+            .await
     }
 
     /// Closes the connection. Its buffers, authorities and keys are several hundred KiB. The next
@@ -188,46 +190,69 @@ impl ApiClient {
         &mut self,
         method: Method,
         path: &str,
-        body: Option<(&'static str, String)>,
+        kind: &'static str,
+        body: String,
     ) -> Result<String, ApiError> {
-        let answer = timeout(REQUEST_TIMEOUT, self.answer(method, path, body)).await;
+        let request = Request::builder()
+            .method(method)
+            .header(USER_AGENT, USER)
+            .header(CONTENT_TYPE, kind);
+        let answer = timeout(REQUEST_TIMEOUT, self.answer(request, path, body)).await;
         let answered = answer.unwrap_or(Err(ApiError::Silent));
-        if answered
-            .as_ref()
-            .is_err_and(|error| !matches!(error, ApiError::Status(status) if status.code != 401))
-        {
+        match &answered {
+            Ok(_) => {}
+            Err(ApiError::Status(status)) if status.code != 401 => {}
             // The credentials may have been replaced.
-            self.disconnect();
+            Err(_) => self.disconnect(),
         }
         answered
     }
 
     async fn answer(
         &mut self,
-        method: Method,
+        mut request: Builder,
         path: &str,
-        body: Option<(&'static str, String)>,
+        body: String,
     ) -> Result<String, ApiError> {
         let connected = match self.connected.take() {
             Some(connected) => connected,
             None => {
                 let access = Arc::clone(&self.access);
-                let credentials = self
-                    .credentials
-                    .done(move || access.credentials())
-                    .await??;
-                Connected::new(credentials)?
+                let credentials = self.credentials.done(move || access.credentials());
+                Connected::new(credentials.await??)?
             }
         };
         let connected = self.connected.insert(connected);
-        let token = match connected.token.clone() {
-            Some(token) => {
-                let read = self.token.done(move || token.read()).await?;
-                Some(read.map_err(ApiError::Token)?)
-            }
-            None => None,
-        };
-        connected.request(method, path, body, token).await
+        if let Some(token) = connected.token.clone() {
+            let token = self.token.done(move || token.read()).await?;
+            let token = token.map_err(ApiError::Token)?;
+            let mut value = HeaderValue::try_from(format!("Bearer {token}"))
+                .map_err(hyper::http::Error::from)?;
+            value.set_sensitive(true);
+            request = request.header(AUTHORIZATION, value);
+        }
+        let server = &connected.server;
+        let prefix = server.path().trim_end_matches('/');
+        let scheme = server.scheme_str().unwrap_or("https");
+        let authority = server
+            .authority()
+            .map_or("", |authority| authority.as_str());
+        let request = request
+            .uri(format!("{scheme}://{authority}{prefix}{path}"))
+            .body(Full::from(body))?;
+        let (head, body) = connected.client.request(request).await?.into_parts();
+        let body = Limited::new(body, MAX_ANSWER).collect().await;
+        let body = body.map_err(|error| ApiError::Body(io::Error::other(error)))?;
+        let text = String::from_utf8_lossy(&body.to_bytes()).into_owned();
+        if head.status.is_success() {
+            return Ok(text);
+        }
+        let mut status = serde_json::from_str::<Status>(&text).unwrap_or_default();
+        status.code = head.status.as_u16();
+        if status.message.is_empty() {
+            status.message = head.status.to_string();
+        }
+        Err(ApiError::Status(Box::new(status)))
     }
 }
 
@@ -270,63 +295,14 @@ impl Connected {
             token: credentials.token.map(Arc::new),
         })
     }
-
-    async fn request(
-        &self,
-        method: Method,
-        path: &str,
-        body: Option<(&'static str, String)>,
-        token: Option<String>,
-    ) -> Result<String, ApiError> {
-        let prefix = self.server.path().trim_end_matches('/');
-        let scheme = self.server.scheme_str().unwrap_or("https");
-        let authority = self
-            .server
-            .authority()
-            .map_or("", |authority| authority.as_str());
-        let mut request = Request::builder()
-            .method(method)
-            .uri(format!("{scheme}://{authority}{prefix}{path}"))
-            .header(USER_AGENT, USER);
-        if let Some(token) = token {
-            let mut value = HeaderValue::try_from(format!("Bearer {token}"))
-                .map_err(hyper::http::Error::from)?;
-            value.set_sensitive(true);
-            request = request.header(AUTHORIZATION, value);
-        }
-        let (kind, body) = body.unwrap_or(("application/json", String::new()));
-        let request = request.header(CONTENT_TYPE, kind).body(Full::from(body))?;
-        let (head, body) = self.client.request(request).await?.into_parts();
-        let body = Limited::new(body, MAX_ANSWER).collect().await;
-        let body = body
-            .map_err(|error| ApiError::Body(io::Error::other(error)))?
-            .to_bytes();
-        let text = String::from_utf8_lossy(&body).into_owned();
-        if head.status.is_success() {
-            return Ok(text);
-        }
-        let status = serde_json::from_str::<Status>(&text).unwrap_or_default();
-        let message = if status.message.is_empty() {
-            head.status.to_string()
-        } else {
-            status.message
-        };
-        Err(ApiError::Status(Box::new(Status {
-            code: head.status.as_u16(),
-            message,
-            ..status
-        })))
-    }
 }
 
 /// True for plain HTTP to another machine.
 fn is_readable_on_the_way(server: &Uri) -> bool {
     let host = server.host().unwrap_or_default();
     let host = host.trim_start_matches('[').trim_end_matches(']');
-    let is_loopback = host == "localhost"
-        || host
-            .parse::<IpAddr>()
-            .is_ok_and(|address| address.is_loopback());
+    let address = host.parse::<IpAddr>();
+    let is_loopback = host == "localhost" || address.is_ok_and(|address| address.is_loopback());
     server.scheme_str() == Some("http") && !is_loopback
 }
 

@@ -1,31 +1,163 @@
-//! The parts of a connection to the API server: address, authorities, client certificate, token.
+//! The credentials of a connection to the API server: the service account of the agent's pod, or a
+//! kubeconfig.
+//!
+//! Of the kubeconfig format, the part is read that node components use: a server, its authority, and
+//! a client certificate or a token. kube's own reader would be a third of the agent's program, and
+//! with it of its memory (docs/decisions/0029). Programs that print credentials are not run.
 
-use std::fs;
+use std::env::{self, VarError};
+use std::fs::{self, File};
 use std::io;
+use std::net::IpAddr;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use hyper::Uri;
 use rustls::pki_types::pem::{Error as PemError, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use serde::Deserialize;
+
+/// The directory in which the kubelet mounts the service account's files.
+const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+/// Why there are no credentials.
+#[derive(Debug, thiserror::Error)]
+pub enum AccessError {
+    /// Neither is there.
+    #[error(
+        "no kubeconfig is configured, and this is no pod with a service account; set [agent.kubernetes] kubeconfig"
+    )]
+    None,
+    /// The environment's port is missing or no number.
+    #[error("read KUBERNETES_SERVICE_PORT")]
+    Port(#[source] VarError),
+    /// The server's address is none.
+    #[error("the address of the API server in the environment is not valid")]
+    Server,
+    /// The directory of the service account is not there.
+    #[error("open {SERVICE_ACCOUNT}; set automountServiceAccountToken")]
+    Directory(#[source] io::Error),
+    /// Its files are not readable.
+    #[error("read the service account of this pod")]
+    ServiceAccount(#[from] ReadError),
+    /// The kubeconfig is not usable.
+    #[error("read the kubeconfig {}", path.display())]
+    Kubeconfig {
+        path: PathBuf,
+        #[source]
+        source: KubeconfigError,
+    },
+}
+
+/// The service account of this pod.
+///
+/// Its files are in the pod's mount namespace, which the agent leaves, and the kubelet replaces the
+/// token every hour. So the directory stays open, and the files are read through its descriptor.
+#[derive(Debug)]
+pub struct ServiceAccount {
+    server: Uri,
+    directory: File,
+}
+
+impl ServiceAccount {
+    /// The service account of this process. The process must still be in the pod's mount namespace.
+    /// `None` outside a pod.
+    ///
+    /// # Errors
+    /// If its directory is not there.
+    pub fn of_this_pod() -> Option<Result<Self, AccessError>> {
+        let host = env::var("KUBERNETES_SERVICE_HOST").ok()?;
+        Some(Self::open(&host, Path::new(SERVICE_ACCOUNT)))
+    }
+
+    fn open(host: &str, directory: &Path) -> Result<Self, AccessError> {
+        let port = env::var("KUBERNETES_SERVICE_PORT").map_err(AccessError::Port)?;
+        let host = match host.parse() {
+            Ok(IpAddr::V6(address)) => format!("[{address}]"),
+            Ok(IpAddr::V4(_)) | Err(_) => host.to_owned(),
+        };
+        let server = format!("https://{host}:{port}")
+            .parse()
+            .map_err(|_| AccessError::Server)?;
+        Ok(Self {
+            server,
+            directory: File::open(directory).map_err(AccessError::Directory)?,
+        })
+    }
+
+    fn credentials(&self) -> Result<Credentials, AccessError> {
+        let files = PathBuf::from(format!("/proc/self/fd/{}", self.directory.as_raw_fd()));
+        let authority = files.join("ca.crt");
+        let authority = read(&authority, fs::read(&authority))?;
+        Ok(Credentials {
+            server: self.server.clone(),
+            server_name: None,
+            authorities: certificates(&authority, "authority's certificate")?,
+            identity: None,
+            token: Some(Token::File(files.join("token"))),
+        })
+    }
+}
+
+/// The credentials to use. Credentials are read for each new connection: kubelet and administrators
+/// renew the files.
+#[derive(Debug)]
+pub enum Access {
+    /// Those of the pod.
+    ServiceAccount(ServiceAccount),
+    /// Those of a file.
+    Kubeconfig(PathBuf),
+}
+
+impl Access {
+    /// The pod's service account, else the kubeconfig. The config is the node's: its kubeconfig may
+    /// name a server at 127.0.0.1, which a pod with a network of its own does not reach.
+    ///
+    /// # Errors
+    /// If there is neither.
+    pub fn choose(
+        kubeconfig: Option<PathBuf>,
+        service_account: Option<Result<ServiceAccount, AccessError>>,
+    ) -> Result<Self, AccessError> {
+        match (service_account, kubeconfig) {
+            (Some(Ok(account)), _) => Ok(Self::ServiceAccount(account)),
+            (Some(Err(_)) | None, Some(path)) => Ok(Self::Kubeconfig(path)),
+            (Some(Err(error)), None) => Err(error),
+            (None, None) => Err(AccessError::None),
+        }
+    }
+
+    pub(crate) fn credentials(&self) -> Result<Credentials, AccessError> {
+        match self {
+            Self::ServiceAccount(account) => account.credentials(),
+            Self::Kubeconfig(path) => read_kubeconfig(path).map_err(|source| {
+                let path = path.clone();
+                AccessError::Kubeconfig { path, source }
+            }),
+        }
+    }
+}
 
 /// Everything for a connection.
 #[derive(Debug)]
-pub(super) struct Credentials {
-    pub(super) server: Uri,
+pub(crate) struct Credentials {
+    pub(crate) server: Uri,
     /// The name in the server's certificate, if it is not that of its address.
-    pub(super) server_name: Option<String>,
-    pub(super) authorities: Vec<CertificateDer<'static>>,
-    pub(super) identity: Option<ClientIdentity>,
-    pub(super) token: Option<Token>,
+    pub(crate) server_name: Option<String>,
+    pub(crate) authorities: Vec<CertificateDer<'static>>,
+    pub(crate) identity: Option<ClientIdentity>,
+    pub(crate) token: Option<Token>,
 }
 
 #[derive(Debug)]
-pub(super) struct ClientIdentity {
-    pub(super) chain: Vec<CertificateDer<'static>>,
-    pub(super) key: PrivateKeyDer<'static>,
+pub(crate) struct ClientIdentity {
+    pub(crate) chain: Vec<CertificateDer<'static>>,
+    pub(crate) key: PrivateKeyDer<'static>,
 }
 
-pub(super) enum Token {
+pub(crate) enum Token {
     /// As the kubeconfig has it.
     Text(String),
     /// In a file that is read for each request: its owner replaces it.
@@ -42,10 +174,10 @@ impl std::fmt::Debug for Token {
 }
 
 impl Token {
-    pub(super) fn read(&self) -> Result<String, ReadError> {
+    pub(crate) fn read(&self) -> Result<String, ReadError> {
         match self {
             Self::Text(text) => Ok(text.clone()),
-            Self::File(path) => Ok(text(path)?.trim().to_owned()),
+            Self::File(path) => Ok(read(path, fs::read_to_string(path))?.trim().to_owned()),
         }
     }
 }
@@ -68,32 +200,298 @@ pub enum ReadError {
     },
 }
 
-pub(super) fn bytes(path: &Path) -> Result<Vec<u8>, ReadError> {
-    fs::read(path).map_err(|source| ReadError::File {
+fn read<T>(path: &Path, read: io::Result<T>) -> Result<T, ReadError> {
+    read.map_err(|source| ReadError::File {
         path: path.to_owned(),
         source,
     })
 }
 
-fn text(path: &Path) -> Result<String, ReadError> {
-    fs::read_to_string(path).map_err(|source| ReadError::File {
-        path: path.to_owned(),
-        source,
+fn certificates(pem: &[u8], what: &'static str) -> Result<Vec<CertificateDer<'static>>, ReadError> {
+    let certificates: Result<_, _> = CertificateDer::pem_slice_iter(pem).collect();
+    certificates.map_err(|source| ReadError::Pem { what, source })
+}
+
+/// Why a kubeconfig is not usable.
+#[derive(Debug, thiserror::Error)]
+pub enum KubeconfigError {
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    #[error("parse it as YAML")]
+    Yaml(#[from] serde_norway::Error),
+    /// It has no such part.
+    #[error("it has no {what} {name:?}")]
+    Missing {
+        /// The kind of the part.
+        what: &'static str,
+        name: String,
+    },
+    /// The form of a part differs from the API's documentation.
+    #[error("its {0} is not valid")]
+    Invalid(&'static str),
+    /// Credentials of a kind that the agent does not use.
+    #[error(
+        "its user has neither a client certificate nor a token; programs, passwords and providers are not supported"
+    )]
+    Unsupported,
+    /// The server would not be authenticated, and would get the token.
+    #[error(
+        "its cluster sets insecure-skip-tls-verify, which is not supported; give it a certificate-authority"
+    )]
+    Insecure,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Kubeconfig {
+    current_context: String,
+    contexts: Vec<Named<Context>>,
+    clusters: Vec<Named<Cluster>>,
+    users: Vec<Named<User>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Named<T> {
+    name: String,
+    #[serde(alias = "context", alias = "cluster", alias = "user")]
+    part: T,
+}
+
+#[derive(Debug, Deserialize)]
+struct Context {
+    cluster: String,
+    user: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Cluster {
+    server: String,
+    tls_server_name: Option<String>,
+    #[serde(default)]
+    insecure_skip_tls_verify: bool,
+    certificate_authority: Option<PathBuf>,
+    certificate_authority_data: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct User {
+    client_certificate: Option<PathBuf>,
+    client_certificate_data: Option<String>,
+    client_key: Option<PathBuf>,
+    client_key_data: Option<String>,
+    token: Option<String>,
+    #[serde(rename = "tokenFile")]
+    token_file: Option<PathBuf>,
+    exec: Option<serde_norway::Value>,
+    auth_provider: Option<serde_norway::Value>,
+    username: Option<String>,
+}
+
+impl std::fmt::Debug for User {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("User").finish_non_exhaustive()
+    }
+}
+
+/// The credentials of the current context.
+fn read_kubeconfig(path: &Path) -> Result<Credentials, KubeconfigError> {
+    let file: Kubeconfig = serde_norway::from_slice(&read(path, fs::read(path))?)?;
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    let context = named(file.contexts, "context", &file.current_context)?;
+    let cluster = named(file.clusters, "cluster", &context.cluster)?;
+    let user = named(file.users, "user", &context.user)?;
+    if cluster.insecure_skip_tls_verify {
+        return Err(KubeconfigError::Insecure);
+    }
+    let authorities = match content(
+        &cluster.certificate_authority,
+        &cluster.certificate_authority_data,
+        folder,
+    )? {
+        Some(pem) => certificates(&pem, "authority's certificate")?,
+        None => Vec::new(),
+    };
+    let server = cluster.server.parse();
+    Ok(Credentials {
+        server: server.map_err(|_| KubeconfigError::Invalid("server"))?,
+        server_name: cluster.tls_server_name,
+        authorities,
+        identity: user.identity(folder)?,
+        token: user.token(folder)?,
     })
 }
 
-pub(super) fn certificates(
-    pem: &[u8],
-    what: &'static str,
-) -> Result<Vec<CertificateDer<'static>>, ReadError> {
-    CertificateDer::pem_slice_iter(pem)
-        .collect::<Result<_, _>>()
-        .map_err(|source| ReadError::Pem { what, source })
+fn named<T>(parts: Vec<Named<T>>, what: &'static str, name: &str) -> Result<T, KubeconfigError> {
+    match parts.into_iter().find(|part| part.name == name) {
+        Some(found) => Ok(found.part),
+        None => Err(KubeconfigError::Missing {
+            what,
+            name: name.to_owned(),
+        }),
+    }
 }
 
-pub(super) fn key(pem: &[u8]) -> Result<PrivateKeyDer<'static>, ReadError> {
-    PrivateKeyDer::from_pem_slice(pem).map_err(|source| ReadError::Pem {
-        what: "client's key",
-        source,
-    })
+impl User {
+    fn identity(&self, folder: &Path) -> Result<Option<ClientIdentity>, KubeconfigError> {
+        let chain = content(
+            &self.client_certificate,
+            &self.client_certificate_data,
+            folder,
+        )?;
+        let pem = content(&self.client_key, &self.client_key_data, folder)?;
+        let (Some(chain), Some(pem)) = (chain, pem) else {
+            return Ok(None);
+        };
+        let key = PrivateKeyDer::from_pem_slice(&pem).map_err(|source| ReadError::Pem {
+            what: "client's key",
+            source,
+        });
+        Ok(Some(ClientIdentity {
+            chain: certificates(&chain, "client's certificate")?,
+            key: key?,
+        }))
+    }
+
+    fn token(self, folder: &Path) -> Result<Option<Token>, KubeconfigError> {
+        let of_file = self.token_file.map(|file| Token::File(folder.join(file)));
+        let token = self.token.map(Token::Text).or(of_file);
+        let has_certificate =
+            self.client_certificate.is_some() || self.client_certificate_data.is_some();
+        let has_other =
+            self.exec.is_some() || self.auth_provider.is_some() || self.username.is_some();
+        if token.is_none() && !has_certificate && has_other {
+            return Err(KubeconfigError::Unsupported);
+        }
+        Ok(token)
+    }
+}
+
+/// The content of a file, or of its text in the kubeconfig, which comes first.
+fn content(
+    file: &Option<PathBuf>,
+    data: &Option<String>,
+    folder: &Path,
+) -> Result<Option<Vec<u8>>, KubeconfigError> {
+    match (data, file) {
+        (Some(data), _) => {
+            let pem = STANDARD.decode(data.trim());
+            Ok(Some(pem.map_err(|_| KubeconfigError::Invalid("base64"))?))
+        }
+        (None, Some(file)) => {
+            let file = folder.join(file);
+            Ok(Some(read(&file, fs::read(&file))?))
+        }
+        (None, None) => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use super::*;
+
+    /// The DaemonSet's agent reads the config of the node.
+    #[test]
+    fn the_nodes_kubeconfig_is_used_only_without_a_service_account() {
+        let directory = || File::open("/").unwrap();
+        let account = || ServiceAccount {
+            server: "https://10.0.0.1:443".parse().unwrap(),
+            directory: directory(),
+        };
+        let kubeconfig = || Some(PathBuf::from("/etc/kubernetes/kubelet.conf"));
+        assert!(matches!(
+            Access::choose(kubeconfig(), Some(Ok(account()))),
+            Ok(Access::ServiceAccount(_))
+        ));
+        assert!(matches!(
+            Access::choose(None, Some(Ok(account()))),
+            Ok(Access::ServiceAccount(_))
+        ));
+        let unmounted = || Some(Err(AccessError::Directory(io::ErrorKind::NotFound.into())));
+        assert!(matches!(
+            Access::choose(kubeconfig(), unmounted()),
+            Ok(Access::Kubeconfig(_))
+        ));
+        assert!(matches!(
+            Access::choose(None, unmounted()),
+            Err(AccessError::Directory(_))
+        ));
+        assert!(matches!(
+            Access::choose(kubeconfig(), None),
+            Ok(Access::Kubeconfig(_))
+        ));
+        assert!(matches!(Access::choose(None, None), Err(AccessError::None)));
+    }
+}
+
+#[cfg(test)]
+mod kubeconfig_tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use super::*;
+
+    fn read(user: &str) -> Result<Credentials, KubeconfigError> {
+        read_with("tls-server-name: api", user)
+    }
+
+    fn read_with(cluster: &str, user: &str) -> Result<Credentials, KubeconfigError> {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("token"), "from a file\n").unwrap();
+        let path = folder.path().join("kubelet.conf");
+        let text = format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: c\npreferences: {{}}\n\
+             contexts:\n- name: c\n  context: {{ cluster: k, user: u, namespace: n }}\n\
+             clusters:\n- name: k\n  cluster:\n    server: https://192.0.2.1:6443\n    {cluster}\n\
+             users:\n- name: u\n  user: {user}\n"
+        );
+        fs::write(&path, text).unwrap();
+        let credentials = read_kubeconfig(&path)?;
+        if let Some(token) = &credentials.token {
+            assert!(["text", "from a file"].contains(&token.read().unwrap().as_str()));
+        }
+        Ok(credentials)
+    }
+
+    #[test]
+    fn tokens_are_read_from_the_text_and_from_a_file() {
+        let credentials = read("{ token: text }").unwrap();
+        assert_eq!(credentials.server, "https://192.0.2.1:6443/");
+        assert_eq!(credentials.server_name.as_deref(), Some("api"));
+        assert!(
+            !format!("{credentials:?}").contains("text"),
+            "a token is no text for a log"
+        );
+        assert!(matches!(
+            read("{ tokenFile: token }").unwrap().token,
+            Some(Token::File(_))
+        ));
+        assert!(read("{}").unwrap().token.is_none());
+    }
+
+    #[test]
+    fn servers_are_authenticated() {
+        let insecure = read_with("insecure-skip-tls-verify: true", "{ token: text }");
+        assert!(matches!(insecure, Err(KubeconfigError::Insecure)));
+        read_with("insecure-skip-tls-verify: false", "{ token: text }").unwrap();
+    }
+
+    #[test]
+    fn other_kinds_of_credentials_are_refused() {
+        for user in ["{ exec: { command: aws } }", "{ username: a, password: b }"] {
+            assert!(
+                matches!(read(user), Err(KubeconfigError::Unsupported)),
+                "{user}"
+            );
+        }
+        let wrong = read("{ client-certificate-data: '!', client-key-data: YQ== }");
+        assert!(matches!(wrong, Err(KubeconfigError::Invalid("base64"))));
+        assert!(matches!(
+            read("{ client-certificate: none, client-key: none }"),
+            Err(KubeconfigError::Read(_))
+        ));
+        assert!(matches!(read("["), Err(KubeconfigError::Yaml(_))));
+    }
 }

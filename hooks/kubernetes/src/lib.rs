@@ -4,30 +4,25 @@
 //! program (docs/decisions/0029).
 #![forbid(unsafe_code)]
 
-mod access;
 mod client;
 mod credentials;
-mod kubeconfig;
 
 use std::env;
 use std::fs;
 
-pub use self::access::{Access, AccessError, ServiceAccount};
 pub use self::client::{ApiClient, ApiError, Status, StatusCause, StatusDetails};
-pub use self::credentials::ReadError;
-pub use self::kubeconfig::KubeconfigError;
+pub use self::credentials::{Access, AccessError, KubeconfigError, ReadError, ServiceAccount};
 
 /// The node's name in Kubernetes: the config's, the environment's, or the kernel's.
 pub fn node_name(configured: Option<&str>) -> String {
-    let of_environment = || env::var("NODE_NAME").ok().filter(|name| !name.is_empty());
-    let of_kernel = || {
-        fs::read_to_string("/proc/sys/kernel/hostname")
-            .unwrap_or_default()
-            .trim()
-            .to_lowercase()
-    };
-    configured
-        .map(str::to_owned)
-        .or_else(of_environment)
-        .unwrap_or_else(of_kernel)
+    if let Some(name) = configured {
+        return name.to_owned();
+    }
+    match env::var("NODE_NAME") {
+        Ok(name) if !name.is_empty() => name,
+        _ => {
+            let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+            name.trim().to_lowercase()
+        }
+    }
 }

@@ -13,10 +13,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use bindguard_core::cgroup::container_of;
 use bindguard_core::identity::MANAGER;
 use bindguard_core::places::Places;
-use bindguard_core::process_stat::{START_TIME, number};
+use bindguard_core::process::{START_TIME, container_of, number};
 use bindguard_core::refresh::SpecBind;
 use bindguard_core::spec::SpecView;
 use bindguard_guard::refresh::FileBind;

@@ -10,7 +10,7 @@ use std::{fs, io};
 use bindguard_core::evidence::Observed;
 use bindguard_core::mount_table::MountId;
 use bindguard_core::paths::lies_in;
-use bindguard_core::process_stat::{PARENT, number};
+use bindguard_core::process::{PARENT, number};
 use bindguard_core::spec::IdMap;
 use bindguard_sys::Failure;
 use bindguard_sys::enter::HeldProcess;

@@ -353,7 +353,7 @@ impl BindSurvey<'_> {
                     MountResult::Stale
                         | MountResult::KeyGone
                         | MountResult::Occupied
-                        | MountResult::Refused { .. }
+                        | MountResult::Refused(_)
                         | MountResult::Failed { .. }
                 )
             });

@@ -19,9 +19,9 @@ use std::mem;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use bindguard_core::cgroup::container_of;
 use bindguard_core::evidence::FilePlace;
 use bindguard_core::mount_table::MountTable;
+use bindguard_core::process::container_of;
 use bindguard_core::spec::{MountMakers, RequestedUserNamespace, SpecUsers, SpecView};
 use bindguard_guard::refresh::{
     RunningContainers, Writer, WriterReach, places_by_binds, reach_by_spec,

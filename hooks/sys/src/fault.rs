@@ -115,6 +115,6 @@ static IS_DISABLED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBoo
 
 #[cfg(feature = "fault-points")]
 fn asks_for(fault: &str) -> bool {
-    std::env::var(bindguard_core::fault_points::VARIABLE)
+    std::env::var(bindguard_core::program_names::FAULT_VARIABLE)
         .is_ok_and(|faults| faults.split(',').any(|word| word == fault))
 }

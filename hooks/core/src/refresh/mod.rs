@@ -23,6 +23,7 @@ use strum::VariantArray;
 use crate::evidence::Reach;
 use crate::judge::{Expected, OnIt, Shown, Verdict, judge};
 use crate::mount_table::{MountEntry, MountId, MountTable};
+use crate::text::serialize_path;
 
 pub use crate::refresh::files::{
     BoundFile, HostRootBind, can_lead, files_in_container, host_roots_in_container,
@@ -164,13 +165,16 @@ fn judged<'e>(
 // the node, the pod or the policy changes; a failed step may succeed at the next refresh.
 
 /// Why a refresh leaves a stale mount as it is.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Refused {
     pub reason: RefusedReason,
     /// The symlink, folder, file or mount that the rule is about: on the host, or a mount point in
     /// the container.
+    #[serde(serialize_with = "serialize_path")]
     pub path: PathBuf,
     /// Details that the reason lacks.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
@@ -281,13 +285,6 @@ pub enum RefusedReason {
 
 impl RefusedReason {
     pub const ALL: &[Self] = Self::VARIANTS;
-
-    pub fn describe(self, path: &str, error: Option<&str>) -> String {
-        match error {
-            Some(error) => format!("{path} {self}: {error}"),
-            None => format!("{path} {self}"),
-        }
-    }
 }
 
 impl Refused {
@@ -308,8 +305,11 @@ impl Refused {
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let path = self.path.to_string_lossy();
-        f.write_str(&self.reason.describe(&path, self.error.as_deref()))
+        write!(f, "{} {}", self.path.display(), self.reason)?;
+        match &self.error {
+            Some(error) => write!(f, ": {error}"),
+            None => Ok(()),
+        }
     }
 }
 

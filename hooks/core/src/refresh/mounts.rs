@@ -19,13 +19,11 @@ use crate::judge::{Expected, ExpectedTarget, PathInVolume, RepairMethod, StaleCa
 use crate::kubelet::{VolumeLayout, Writer};
 use crate::mount_table::{MountEntry, MountId, MountTable};
 use crate::paths::lies_below;
+use crate::proof::add_newest;
 use crate::refresh::volumes::index_at;
 
 /// The file of a bundle with the [`RefreshedMounts`].
 pub const REFRESHED_FILE: &str = "bindguard-refreshed.json";
-
-/// Limit of mounts that are kept for a bind.
-const MAX_REFRESHED: usize = 8;
 
 /// The mounts that refreshes replaced or made in a container whose create left no record. Who made
 /// the other mounts of the container stays unknown.
@@ -70,28 +68,20 @@ impl RefreshedMounts {
 
     /// Adds a mount of a bind.
     pub fn add(&mut self, bind: usize, id: Option<u64>, place: FilePlace) {
-        if self.bind(bind).is_none() {
+        let at = self.binds.iter().position(|known| known.bind == bind);
+        let at = at.unwrap_or(self.binds.len());
+        if at == self.binds.len() {
             self.binds.push(RefreshedBind {
                 bind,
                 ..RefreshedBind::default()
             });
         }
-        for known in &mut self.binds {
-            if known.bind == bind {
-                add_newest(&mut known.ids, id);
-                add_newest(&mut known.places, Some(place));
-                return;
-            }
+        let known = &mut self.binds[at];
+        if let Some(id) = id {
+            add_newest(&mut known.ids, id);
         }
+        add_newest(&mut known.places, place);
     }
-}
-
-fn add_newest<T: PartialEq>(list: &mut Vec<T>, newest: Option<T>) {
-    let Some(newest) = newest else { return };
-    list.retain(|known| *known != newest);
-    list.push(newest);
-    let excess = list.len().saturating_sub(MAX_REFRESHED);
-    list.drain(..excess);
 }
 
 /// A bind of a spec whose source is a mount point of the host.

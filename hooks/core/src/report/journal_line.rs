@@ -13,7 +13,6 @@
 //! kind changes only when the form of the kind changes.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 use std::time::Duration;
@@ -23,7 +22,7 @@ use serde_json::Value;
 use strum::{EnumString, IntoStaticStr, VariantArray};
 
 use crate::identity::{Identity, PodName};
-use crate::refresh::{Refused, RefusedReason};
+use crate::refresh::Refused;
 use crate::refresh_request::Notify;
 use crate::report::{BindRecord, RecordedReport, Report, microseconds};
 use crate::source::KindName;
@@ -51,10 +50,9 @@ pub enum UnreadLine {
 }
 
 /// The kind of a line.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum LineKind {
-    #[default]
     Create,
     NriCreate,
     Rebind,
@@ -70,14 +68,6 @@ impl LineKind {
             Self::Create => 1,
             Self::NriCreate | Self::Rebind | Self::Refresh | Self::Release => 2,
         }
-    }
-
-    #[allow(
-        clippy::trivially_copy_pass_by_ref,
-        reason = "serde passes a reference"
-    )]
-    fn is_create(&self) -> bool {
-        *self == Self::Create
     }
 }
 
@@ -109,12 +99,7 @@ impl JournalLine {
             LineKind::Refresh => serde_json::from_str(line).map(Self::Refresh),
             LineKind::Release => serde_json::from_str(line).map(Self::Release),
         };
-        match known {
-            Ok(Self::Create(line) | Self::NriCreate(line)) if !line.unknown.is_empty() => {
-                Err(UnreadLine::Newer)
-            }
-            known => known.map_err(|_| UnreadLine::Newer),
-        }
+        known.map_err(|_| UnreadLine::Newer)
     }
 
     /// The time at which the line was written: RFC 3339, UTC.
@@ -143,15 +128,16 @@ impl JournalLine {
 /// A line about a create. `R` is a reference to a [`Report`](super::Report) in a line that is
 /// written.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct CreateLine<R = RecordedReport> {
     version: u32,
     /// Absent in a line of version 1.
-    #[serde(default, skip_serializing_if = "LineKind::is_create")]
-    kind: LineKind,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kind: Option<LineKind>,
     /// RFC 3339, UTC; none if the clock shows a year past 9999.
     pub time: Option<String>,
     /// The version of bindguard that wrote the line.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub bindguard: Option<String>,
     /// The container's id, as the runtime gets it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -162,19 +148,16 @@ pub struct CreateLine<R = RecordedReport> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
     /// Why policy refused the create, if it did.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
     /// Why no guard checked the create; absent if a guard did.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub unchecked: Option<Unchecked>,
     #[serde(flatten)]
     pub report: R,
     /// The number of binds that are not in the line, because it would be too long.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub omitted_binds: Option<usize>,
-    /// Keys of a newer version.
-    #[serde(flatten)]
-    unknown: BTreeMap<String, Value>,
 }
 
 /// Why no guard checked a create.
@@ -209,10 +192,9 @@ impl Unchecked {
 impl<R> CreateLine<R> {
     /// A line of the shim or the wrapper about the first create of a container.
     pub fn new(report: R) -> Self {
-        let kind = LineKind::Create;
         Self {
-            version: kind.version(),
-            kind,
+            version: LineKind::Create.version(),
+            kind: None,
             time: None,
             bindguard: Some(env!("CARGO_PKG_VERSION").to_owned()),
             id: None,
@@ -222,7 +204,6 @@ impl<R> CreateLine<R> {
             unchecked: None,
             report,
             omitted_binds: None,
-            unknown: BTreeMap::new(),
         }
     }
 
@@ -231,7 +212,7 @@ impl<R> CreateLine<R> {
         let kind = LineKind::NriCreate;
         Self {
             version: kind.version(),
-            kind,
+            kind: Some(kind),
             ..Self::new(report)
         }
     }
@@ -322,13 +303,13 @@ pub struct RefreshLine {
     /// The mounts that were stale.
     pub mounts: Vec<RefreshedMount>,
     /// The notification, if the pod requested a notification and a mount was replaced.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub notification: Option<Notification>,
     /// Errors that kept the whole container from its refresh.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
     /// The number of mounts that are not in the line, because it would be too long.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub omitted_mounts: Option<usize>,
     /// Total time, in microseconds.
     pub duration_us: u64,
@@ -375,7 +356,7 @@ pub struct RefreshedMount {
     /// The current file on the host.
     pub source: String,
     /// The kind of the bind, if the bind is a host root.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<KindName>,
     pub outcome: MountResult,
 }
@@ -400,14 +381,7 @@ pub enum MountResult {
     /// The volume changed faster than the mount could be replaced.
     Restless,
     /// A rule leaves the mount as it is.
-    Refused {
-        reason: RefusedReason,
-        /// The symlink, folder, file or mount that the rule is about.
-        path: String,
-        /// Details that the reason lacks.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        error: Option<String>,
-    },
+    Refused(Refused),
     /// It could not be replaced.
     Failed { error: String },
 }
@@ -431,7 +405,7 @@ pub struct Notification {
     /// The notification, as an annotation requests it.
     pub request: Notify,
     /// Why the application was not notified.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
@@ -466,11 +440,7 @@ impl RefreshedMount {
                 "the kernel detached this bind when the directory around it was updated; restart the container".into()
             }
             MountResult::Restless => "its volume changed all the time".into(),
-            MountResult::Refused {
-                reason,
-                path,
-                error,
-            } => reason.describe(path, error.as_deref()).into(),
+            MountResult::Refused(refused) => refused.to_string().into(),
             MountResult::Failed { error } => error.into(),
         })
     }
@@ -490,19 +460,16 @@ impl MountResult {
 
 impl From<Refused> for MountResult {
     fn from(refused: Refused) -> Self {
-        Self::Refused {
-            reason: refused.reason,
-            path: refused.path.to_string_lossy().into_owned(),
-            error: refused.error,
-        }
+        Self::Refused(refused)
     }
 }
 
 impl fmt::Display for RefreshedMount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.destination)?;
-        self.reason()
-            .map_or(Ok(()), |reason| write!(f, ": {reason}"))
+        match self.reason() {
+            Some(reason) => write!(f, "{}: {reason}", self.destination),
+            None => f.write_str(&self.destination),
+        }
     }
 }
 
@@ -523,7 +490,7 @@ pub struct ReleaseLine {
     pub container: Identity,
     pub copies: Vec<ReleasedCopy>,
     /// The number of copies that are not in the line, because it would be too long.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub omitted_copies: Option<usize>,
     /// Total time, in microseconds.
     pub duration_us: u64,
@@ -541,7 +508,7 @@ pub struct ReleasedCopy {
     pub device: String,
     pub result: ReleaseResult,
     /// Why the copy is not released.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 

@@ -32,11 +32,7 @@ pub type RecordedReport = ReportOf<BindRecord>;
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ReportOf<B> {
     /// The checked bundle. Its path need not be text.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        serialize_with = "as_text"
-    )]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "as_text")]
     pub bundle: Option<PathBuf>,
     /// The container, as the spec's annotations name it.
     #[serde(default, skip_serializing_if = "Identity::is_empty")]
@@ -52,7 +48,7 @@ pub struct ReportOf<B> {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
     /// Time until every bind was judged, in microseconds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub inspection_us: Option<u64>,
     /// Total time, in microseconds.
     pub duration_us: u64,
@@ -106,9 +102,8 @@ impl Report {
 }
 
 fn as_text<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
-    path.as_deref()
-        .map(Path::to_string_lossy)
-        .serialize(serializer)
+    let path = path.as_deref().map(Path::to_string_lossy);
+    path.serialize(serializer)
 }
 
 #[allow(
@@ -214,11 +209,10 @@ impl BindRecord {
             Some(outcome) => message += &outcome.to_string(),
             None => message += "left as it is",
         }
-        let severity = match self.is_repaired() {
-            true => Severity::Info,
-            false => Severity::Warning,
-        };
-        Some((severity, message))
+        match self.is_repaired() {
+            true => Some((Severity::Info, message)),
+            false => Some((Severity::Warning, message)),
+        }
     }
 }
 
@@ -348,20 +342,15 @@ const MAX_TEXT: usize = 320;
 /// runtime.
 pub fn explain_unrepaired(binds: &[BindReport]) -> Option<String> {
     let reasons: Vec<String> = binds.iter().filter_map(explain).collect();
-    let named: Vec<_> = reasons
-        .iter()
-        .take(MAX_BINDS)
-        .map(|reason| cut(reason, MAX_TEXT))
-        .collect();
-    match reasons.len() {
-        0 => None,
-        1..=MAX_BINDS => Some(named.join("; ")),
-        all => Some(format!(
-            "{}; and {} more",
-            named.join("; "),
-            all - MAX_BINDS
-        )),
+    let mut text = cut(reasons.first()?, MAX_TEXT).into_owned();
+    for reason in reasons.iter().take(MAX_BINDS).skip(1) {
+        text += "; ";
+        text += &cut(reason, MAX_TEXT);
     }
+    if reasons.len() > MAX_BINDS {
+        text += &format!("; and {} more", reasons.len() - MAX_BINDS);
+    }
+    Some(text)
 }
 
 fn explain(BindReport { finding, outcome }: &BindReport) -> Option<String> {
@@ -388,13 +377,11 @@ fn explain(BindReport { finding, outcome }: &BindReport) -> Option<String> {
         SourceKind::MountedVolume(_) | SourceKind::PlainVolume => "volume".to_owned(),
         SourceKind::InVolume | SourceKind::HostRoot | SourceKind::Foreign => "mount".to_owned(),
     };
-    let (path, verdict, reason) = (
+    Some(format!(
+        "the {subject} at {} is {}: {}{failed}{next}",
         path.display(),
         finding.verdict.name(),
-        finding.verdict.reason()?,
-    );
-    Some(format!(
-        "the {subject} at {path} is {verdict}: {reason}{failed}{next}"
+        finding.verdict.reason()?
     ))
 }
 

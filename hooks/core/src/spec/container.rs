@@ -454,7 +454,7 @@ impl MountMakers {
 }
 
 #[cfg(test)]
-mod users_tests {
+mod tests {
     use super::*;
 
     const IDS: &str = r#"[{"containerID":0,"hostID":100000,"size":65536}]"#;

@@ -312,7 +312,7 @@ impl<'a> Look<'a> {
             let opened = found.refuse_peer_of_host();
             let opened = opened.and_then(|()| found.files.open_current(&found.shown));
             let below = opened.and_then(|_| found.files.mounts_below(&found.shown, &self.table));
-            if let Err(why @ (MountResult::KeyGone | MountResult::Refused { .. })) = below {
+            if let Err(why @ (MountResult::KeyGone | MountResult::Refused(_))) = below {
                 let place = found.place().to_owned();
                 let progress: &mut MountProgress = progress.entry(place).or_default();
                 progress.failure = Some(why);

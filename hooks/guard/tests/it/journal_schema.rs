@@ -8,7 +8,7 @@ use bindguard_core::judge::{Finding, Lack, NoRemedy, Pinning, StaleCause, Unmoun
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
 use bindguard_core::proof::Difference;
-use bindguard_core::refresh::RefusedReason;
+use bindguard_core::refresh::{Refused, RefusedReason};
 use bindguard_core::refresh_request::{Notify, NotifySignal, ProgramName};
 use bindguard_core::report::{
     Actor, AttachMethod, BindReport, MountResult, Notification, Outcome, PlannedAction, RebindLine,
@@ -246,10 +246,12 @@ fn refreshed(error: Option<&str>) -> RefreshLine {
     let failed = MountResult::Failed {
         error: "move_mount: EINVAL".to_owned(),
     };
-    let refuse = |reason| MountResult::Refused {
-        reason,
-        path: "/srv/data/conf".to_owned(),
-        error: error.map(str::to_owned),
+    let refuse = |reason| {
+        MountResult::Refused(Refused {
+            reason,
+            path: "/srv/data/conf".into(),
+            error: error.map(str::to_owned),
+        })
     };
     let left = [
         MountResult::Stale,

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
-use bindguard_core::refresh::RefusedReason;
+use bindguard_core::refresh::{Refused, RefusedReason};
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::MountResult;
 use bindguard_guard::refresh::{
@@ -166,10 +166,10 @@ fn a_volume_that_a_container_may_write_is_refused() {
             .mounts
             .iter()
             .map(|mount| match mount.outcome.clone() {
-                MountResult::Refused { reason, path, .. } => (reason, path),
+                MountResult::Refused(Refused { reason, path, .. }) => (reason, path),
                 other => panic!("{sources:?}: {other:?}"),
             });
-        let directory = scene.volume().to_string_lossy().into_owned();
+        let directory = scene.volume();
         let expected = vec![(expected, directory); 2];
         assert_eq!(refused.collect::<Vec<_>>(), expected, "{sources:?}");
         assert_eq!(contents(&container)[0].as_deref(), Some("1"));

@@ -7,7 +7,7 @@ use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 
 use bindguard_core::places::Places;
-use bindguard_core::refresh::RefusedReason;
+use bindguard_core::refresh::{Refused, RefusedReason};
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::MountResult;
 use bindguard_guard::refresh::{
@@ -96,7 +96,9 @@ impl Scene {
     fn refused(&self, container: &Container) -> (RefusedReason, String) {
         let refreshed = self.refresh(container);
         match refreshed.mounts[0].outcome.clone() {
-            MountResult::Refused { reason, path, .. } => (reason, path),
+            MountResult::Refused(Refused { reason, path, .. }) => {
+                (reason, path.to_string_lossy().into_owned())
+            }
             other => panic!("{other:?}"),
         }
     }

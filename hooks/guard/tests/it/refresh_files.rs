@@ -17,7 +17,7 @@ use std::thread;
 use std::time::Duration;
 
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::refresh::{KeptMounts, RefusedReason, SubpathInContainer};
+use bindguard_core::refresh::{KeptMounts, Refused, RefusedReason, SubpathInContainer};
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::MountResult;
 use bindguard_core::spec::SpecView;
@@ -317,11 +317,8 @@ fn a_file_of_another_directory_is_never_shown() {
     fs::rename(&conf, moved).unwrap();
     symlink("elsewhere", &conf).unwrap();
     fs::write(scene.folder.path().join("elsewhere/app.conf"), "9").unwrap();
-    let refused = MountResult::Refused {
-        reason: RefusedReason::OtherFolderOfUser,
-        path: scene.folder.path().to_string_lossy().into_owned(),
-        error: None,
-    };
+    let refused = Refused::new(RefusedReason::OtherFolderOfUser, scene.folder.path());
+    let refused = MountResult::Refused(refused);
     // A survey has the reason as well: a command that is refused is no cure.
     let seen = find_stale(&container.process, &[&scene.files(&container)]).unwrap();
     assert_eq!(seen.mounts[0].outcome, refused);
@@ -355,7 +352,7 @@ fn a_file_of_another_filesystem_is_found_unless_the_container_mounted_it() {
     umount2(&conf, MntFlags::MNT_DETACH).unwrap();
     over(&conf, "1");
     let refreshed = scene.refresh(&plain);
-    let refused = matches!(refreshed.mounts[0].outcome, MountResult::Refused { .. });
+    let refused = matches!(refreshed.mounts[0].outcome, MountResult::Refused(_));
     assert!(refused && refreshed.mounts.len() == 1, "{refreshed:?}");
     let mounts = covered.mounts();
     let refreshed = scene.refresh(&covered);

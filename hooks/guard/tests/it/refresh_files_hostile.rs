@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use bindguard_core::refresh::RefusedReason;
+use bindguard_core::refresh::{Refused, RefusedReason};
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::MountResult;
 use bindguard_core::spec::{SpecUsers, SpecView};
@@ -127,10 +127,9 @@ impl Scene {
     /// The reason of the refusal, and its path below P.
     fn refused(&self, refreshed: &Refreshed) -> Option<(RefusedReason, String)> {
         match refreshed.mounts.first()?.outcome.clone() {
-            MountResult::Refused { reason, path, .. } => Some((
+            MountResult::Refused(Refused { reason, path, .. }) => Some((
                 reason,
-                Path::new(&path)
-                    .strip_prefix(&self.folder)
+                path.strip_prefix(&self.folder)
                     .unwrap()
                     .to_string_lossy()
                     .into_owned(),

@@ -10,7 +10,7 @@
 use std::collections::HashMap;
 use std::fmt::Debug;
 
-use bindguard_core::annotations::{MODE, PROPAGATION};
+use bindguard_core::policy::{MODE, PROPAGATION};
 use bindguard_core::refresh_request::{NOTIFY, REFRESH, REFRESH_BINDS};
 use prost::bytes::{Buf, BufMut, Bytes};
 use prost::encoding::{DecodeContext, WireType, bytes, skip_field};

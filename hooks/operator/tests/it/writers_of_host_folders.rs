@@ -11,7 +11,7 @@ use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use bindguard_core::places::Places;
-use bindguard_core::refresh::RefusedReason;
+use bindguard_core::refresh::{Refused, RefusedReason};
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::MountResult;
 use bindguard_core::spec::SpecView;
@@ -164,7 +164,7 @@ fn refused(refreshed: &Refreshed) -> Option<(RefusedReason, String)> {
         panic!("{refreshed:?}");
     };
     match mount.outcome.clone() {
-        MountResult::Refused { reason, .. } => {
+        MountResult::Refused(Refused { reason, .. }) => {
             let text = mount.reason().unwrap_or_default().into_owned();
             Some((reason, text))
         }

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use bindguard_core::mount_table::{MountTable, TableError};
-use bindguard_core::process_stat::{START_TIME, number};
+use bindguard_core::process::{START_TIME, number};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};

@@ -22,8 +22,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use std::{fs, io};
 
-use bindguard_core::cgroup::ContainerCgroups;
-use bindguard_core::process_stat::{START_TIME, number};
+use bindguard_core::process::{ContainerCgroups, START_TIME, number};
 use bindguard_core::refresh_request::ProgramName;
 
 use crate::enter::process::HeldProcess;

@@ -4,9 +4,8 @@
 
 use std::path::Path;
 
-use bindguard_core::annotations::policy_of_pod;
 use bindguard_core::identity::Identity;
-use bindguard_core::policy::{Alarm, PodsMay, Policy};
+use bindguard_core::policy::{Alarm, PodsMay, Policy, policy_of_pod};
 use bindguard_core::report::Report;
 use bindguard_core::spec::{RequestedPropagation, RootfsPropagation, SpecEdit, SpecView, Text};
 use serde_json::value::RawValue;

@@ -9,7 +9,7 @@ use std::{fs, mem};
 
 use bindguard_core::error_chain;
 use bindguard_core::judge::VerdictName;
-use bindguard_core::process_stat::{START_TIME, number};
+use bindguard_core::process::{START_TIME, number};
 use bindguard_core::source::KindName;
 use bindguard_operator::container_mounts::{ContainerMounts, UnreadContainer, container_mounts};
 use bindguard_operator::cri::query;

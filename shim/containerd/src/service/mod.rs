@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bindguard_core::error_chain;
-use bindguard_core::fault_points::PANIC_IN;
+use bindguard_core::program_names::PANIC_IN;
 use containerd_shim_protos::api::*;
 use protobuf::{Message, MessageField};
 use ttrpc::asynchronous::transport::Socket;

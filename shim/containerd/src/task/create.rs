@@ -20,10 +20,9 @@ use std::time::Duration;
 use std::{fs, io};
 
 use bindguard_config::load_without_file;
-use bindguard_core::annotations::policy_of_pod;
 use bindguard_core::error_chain;
 use bindguard_core::identity::CONTAINER_TYPE;
-use bindguard_core::policy::BelowEmptyDirs;
+use bindguard_core::policy::{BelowEmptyDirs, policy_of_pod};
 use containerd_shim_protos::api::{CheckpointTaskRequest, CreateTaskRequest};
 use containerd_shim_protos::events::task as proto;
 use containerd_shim_protos::shim::oci::CheckpointOptions;

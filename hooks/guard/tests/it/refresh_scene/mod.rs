@@ -163,9 +163,9 @@ pub fn failure(refreshed: &Refreshed) -> String {
 /// The rule by which the only mount was not replaced.
 pub fn refusal(refreshed: &Refreshed) -> RefusedReason {
     match &refreshed.mounts[..] {
-        [only] => match only.outcome {
-            MountResult::Refused { reason, .. } => reason,
-            ref other => panic!("{other:?}"),
+        [only] => match &only.outcome {
+            MountResult::Refused(refused) => refused.reason,
+            other => panic!("{other:?}"),
         },
         others => panic!("{others:?}"),
     }

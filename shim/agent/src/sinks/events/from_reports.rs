@@ -4,7 +4,7 @@ use std::path::Path;
 
 use bindguard_core::identity::{Identity, PodName};
 use bindguard_core::judge::{Unmounted, Verdict, VerdictName};
-use bindguard_core::refresh::RefusedReason;
+use bindguard_core::refresh::{Refused, RefusedReason};
 use bindguard_core::report::{
     BindRecord, CreateLine, JournalLine, MountResult, Outcome, RefreshLine, RefreshedMount,
     ReleaseResult, ReleasedCopy,
@@ -114,14 +114,14 @@ fn from_mount(mount: &RefreshedMount) -> Option<(Reason, String)> {
             // A create leaves a bind private by the same rules.
             let until = match mount.outcome {
                 MountResult::Stale
-                | MountResult::Refused {
+                | MountResult::Refused(Refused {
                     reason:
                         RefusedReason::RecursivelyReadOnly
                         | RefusedReason::ReadOnlyKept
                         | RefusedReason::OnlyReported
                         | RefusedReason::PrivateOnHost,
                     ..
-                } => "also after a restart of the container",
+                }) => "also after a restart of the container",
                 _ => "until the container restarts",
             };
             format!("{place} keeps mounts that the host unmounts, {until}: {why}")

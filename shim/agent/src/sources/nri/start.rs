@@ -14,12 +14,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use bindguard_config::Config;
-use bindguard_core::annotations::policy_of_pod;
 use bindguard_core::error_chain;
 use bindguard_core::identity::Identity;
 use bindguard_core::kubelet::PodPath;
 use bindguard_core::plan::refusal_of_uncompared;
-use bindguard_core::policy::{Alarm, Mode};
+use bindguard_core::policy::{Alarm, Mode, policy_of_pod};
 use bindguard_core::refresh::SpecBind;
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{Actor, RefreshLine};

@@ -30,7 +30,7 @@ use std::{env, fs, io, thread};
 
 use anyhow::{Context, Error, Result, bail};
 use bindguard_core::mount_table::{Device, MountTable};
-use bindguard_core::process_stat::{PARENT, START_TIME, number};
+use bindguard_core::process::{PARENT, START_TIME, number};
 use bindguard_core::program_names::{AGENT, RUNTIME, SHIM, SHIM_RUNTIME_TYPE, WRAPPER};
 use bindguard_operator::cri::{Cri, CriError, is_unimplemented, query};
 use bindguard_operator::doctor::GuardedRuntimes;
