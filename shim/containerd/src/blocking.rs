@@ -9,12 +9,23 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use std::{io, thread};
 
+use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::kernel;
 
+/// The maximum number of events that epoll_wait(2) returns; tokio would reserve space for 1024.
+const EVENTS_AT_ONCE: usize = 128;
 /// Enough for a buffer and some calls.
 const STACK: usize = 256 * 1024;
+
+/// The event loop of a process: one thread.
+pub fn event_loop() -> io::Result<Runtime> {
+    Builder::new_current_thread()
+        .enable_all()
+        .max_io_events_per_tick(EVENTS_AT_ONCE)
+        .build()
+}
 
 /// Starts a thread that no caller waits for.
 pub fn spawn_thread(work: impl FnOnce() + Send + 'static) -> io::Result<()> {

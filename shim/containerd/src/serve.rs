@@ -13,10 +13,9 @@ use std::{fs, io};
 
 use nix::libc::{SIGINT, SIGTERM, SIGUSR1};
 use rustix::fs::Mode;
-use ttrpc::asynchronous::Server;
 
 use crate::args::Args;
-use crate::blocking::{read_each, run_blocking};
+use crate::blocking::{event_loop, read_each, run_blocking};
 use crate::bootstrap::{events_address, remove_socket};
 use crate::events::TaskEvents;
 use crate::exits::{Exits, child_pids, reap_on_sigchld};
@@ -30,8 +29,6 @@ use crate::{kernel, logging, memory};
 const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 /// The time limit for sending the answer to `Shutdown`.
 const GOODBYE_LIMIT: Duration = Duration::from_millis(200);
-/// The maximum number of events that epoll_wait(2) returns; tokio would reserve space for 1024.
-const EVENTS_AT_ONCE: usize = 128;
 /// Each line of the log is a single write, which the fifo keeps whole up to 4 KiB.
 const MAX_LINE: usize = 2048;
 /// The interval at which a shim that got SIGTERM checks whether it may end.
@@ -52,11 +49,7 @@ pub fn serve(args: &Args) -> Result<(), StepError> {
     let this = rustix::process::getpid();
     rustix::process::set_child_subreaper(Some(this))
         .map_err(failed("become the subreaper of containers"))?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .max_io_events_per_tick(EVENTS_AT_ONCE)
-        .build();
-    runtime
+    event_loop()
         .map_err(failed("start the event loop"))?
         .block_on(run(args, listener))
 }
@@ -93,15 +86,7 @@ async fn run(args: &Args, listener: UnixListener) -> Result<(), StepError> {
 
     // The bundle in which the server started may be gone at the end.
     let address = listener.local_addr();
-    let watched = listener
-        .set_nonblocking(true)
-        .and_then(|()| tokio::net::UnixListener::from_std(listener));
-    let listener = watched.map_err(failed("watch the socket"))?;
-    let services = service::services(&containers);
-    let listener = service::answering_unknown(listener, services.keys());
-    let mut server = Server::new()
-        .add_listener(listener)
-        .register_service(services);
+    let mut server = service::server(listener, &containers).map_err(failed("watch the socket"))?;
     server
         .start()
         .await

@@ -35,6 +35,7 @@ use protobuf::well_known_types::any::Any;
 use protobuf::{Message, MessageField};
 
 use crate::args::Args;
+use crate::blocking::event_loop;
 use crate::bundle::{Bundle, ShimSpec};
 use crate::events::timestamp;
 use crate::exits::Exits;
@@ -144,10 +145,7 @@ pub fn delete(args: &Args) -> Result<(), StepError> {
     logging::to_stderr(args.debug).map_err(failed("log to stderr"))?;
     let bundle = Bundle::at(bundle_path(args).map_err(failed("find the bundle"))?);
     let pid = Bundle::read_pid(&bundle.init_pid_file()).unwrap_or_default();
-    let event_loop = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
-    let event_loop = event_loop.map_err(failed("start an event loop"))?;
+    let event_loop = event_loop().map_err(failed("start an event loop"))?;
     event_loop.block_on(async {
         let crashed = !bundle.is_settled();
         if crashed {

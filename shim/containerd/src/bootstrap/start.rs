@@ -14,7 +14,7 @@ use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -32,10 +32,11 @@ use rustix::thread::{CoreSchedulingScope, create_core_scheduling_cookie};
 use super::claim::{Claim, claim};
 use super::{ADDRESS_FILE, SOCKET_DIRECTORY, link_of_group};
 use crate::args::Args;
+use crate::blocking::event_loop;
 use crate::bundle::{Bundle, ShimSpec, write_beside};
 use crate::cgroup::hierarchies_with_controllers;
 use crate::options::{Options, OptionsError};
-use crate::service::{ServerAnswer, expect};
+use crate::service::takes;
 use crate::step::{StepError, failed};
 use crate::{logging, memory};
 
@@ -64,8 +65,10 @@ pub fn start(args: &Args) -> Result<(), Box<dyn Error>> {
     }
     let group = group_of(&spec, &args.id);
     let link = link_of_group(directory, &args.address, &args.namespace, &group);
-    let claimed = claim(&link, |server| waits_for(server, &args.id))
-        .map_err(failed("bind the shim's socket"))?;
+    let claimed = claim(&link, |server| {
+        Ok(event_loop()?.block_on(takes(server, &args.id)))
+    });
+    let claimed = claimed.map_err(failed("bind the shim's socket"))?;
     let socket = match claimed {
         Claim::Serving(socket) => socket,
         Claim::New(own) => {
@@ -94,14 +97,6 @@ fn group_of(spec: &ShimSpec, id: &str) -> String {
         }
     }
     id.to_owned()
-}
-
-/// True if the server waits for this container from now on. A server that is about to end does not.
-fn waits_for(server: UnixStream, id: &str) -> io::Result<bool> {
-    let event_loop = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    Ok(event_loop.block_on(expect(server, id)) == ServerAnswer::Waits)
 }
 
 fn start_server(args: &Args, sent: &StartInput, listener: &UnixListener) -> Result<(), StepError> {

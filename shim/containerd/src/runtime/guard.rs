@@ -34,6 +34,7 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -63,6 +64,7 @@ use super::invoke::{RunStreams, Running, RuntimeCall, RuntimeError};
 use super::{Runtime, is_program, look_up};
 use crate::blocking::{run_blocking, spawn_thread};
 use crate::io::PreparedIo;
+use crate::kernel;
 
 const RETRIES: u32 = 3;
 /// The time limit for the end of a killed guard, which may have become the runtime.
@@ -110,11 +112,7 @@ impl Runtime {
     pub async fn make(&self, mut call: NewContainer<'_>) -> Result<bool, RuntimeError> {
         let args = &mut call.args;
         args.extend(["--bundle".into(), (&self.bundle.path).into()]);
-        args.extend(["--pid-file".into(), self.bundle.init_pid_file().into()]);
-        if let Some(socket) = call.prepared_io.console_socket() {
-            args.extend(["--console-socket".into(), socket.into()]);
-        }
-        args.push((&self.id).into());
+        self.add_process(args, &self.bundle.init_pid_file(), call.prepared_io);
         let made = self.run_through_guard(&call).await;
         made.map_err(|error| error.into_final(call.prepared_io))
     }
@@ -187,8 +185,7 @@ impl Runtime {
         if let Some(output) = call.prepared_io.last_output() {
             tracing::warn!(id, "the guard's last output: {output}");
         }
-        let program = self.resolve_binary().await?;
-        let plain = RuntimeCall::new(self, program, call.verb, call.args.clone());
+        let plain = self.call(call.verb, call.args.clone()).await?;
         let streams = RunStreams::Process(call.prepared_io);
         plain.run(streams).await.map(|_| false)
     }
@@ -260,18 +257,15 @@ impl Runtime {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
         let answers = pipe::Receiver::from_owned_fd(read)?;
         let mut request = RuntimeCall::new(self, guard.to_owned(), call.verb, call.args.clone());
-        request.environment = vec![
-            (handover::RUNTIME_VARIABLE, (&self.binary).into()),
-            (
-                handover::PIPE_VARIABLE,
-                write.as_raw_fd().to_string().into(),
-            ),
-            (handover::ATTEMPT_VARIABLE, attempt.to_string().into()),
-        ];
-        // A probe that the guard forked holds the container's streams: it must be killed together
-        // with a late guard.
-        request.leads_group = true;
-        request.inherited = Some(write);
+        request
+            .command
+            .env(handover::RUNTIME_VARIABLE, &self.binary)
+            .env(handover::PIPE_VARIABLE, write.as_raw_fd().to_string())
+            .env(handover::ATTEMPT_VARIABLE, attempt.to_string())
+            // A probe that the guard forked holds the container's streams: it must be killed
+            // together with a late guard.
+            .process_group(0);
+        kernel::inherit(&mut request.command, write);
         let running = request
             .spawn(RunStreams::Process(call.prepared_io))
             .map_err(io::Error::other)?;
@@ -448,7 +442,7 @@ impl Runtime {
         let mut args = vec!["--bundle".into(), bundle.into(), (&self.id).into()];
         args.extend(more);
         let mut call = RuntimeCall::new(self, guard.to_owned(), verb, args);
-        call.leads_group = true;
+        call.command.process_group(0);
         call.spawn(RunStreams::CapturedStdout)
     }
 }

@@ -14,9 +14,8 @@
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -70,18 +69,10 @@ pub enum RunStreams<'a> {
     Process(&'a PreparedIo),
 }
 
-/// A run of the runtime, not started yet.
+/// A run of the runtime, not started yet. The caller may add to the command.
 pub struct RuntimeCall {
-    program: PathBuf,
+    pub command: Command,
     verb: &'static str,
-    arguments: Vec<OsString>,
-    /// Added to the program's environment.
-    pub environment: Vec<(&'static str, OsString)>,
-    directory: PathBuf,
-    /// Passed to the child, under the same number. No other child inherits the descriptor.
-    pub inherited: Option<OwnedFd>,
-    /// The run gets a process group, so that `kill_group` also reaches forked processes.
-    pub leads_group: bool,
     log: LogFile,
     exits: Arc<Exits>,
 }
@@ -103,29 +94,26 @@ impl RuntimeCall {
         verb: &'static str,
         args: Vec<OsString>,
     ) -> Self {
-        let log = LogFile::in_bundle(&runtime.bundle.path, verb);
-        // containerd may have removed the bundle of a container whose create it gave up.
-        let directory = if runtime.bundle.is_gone() {
-            PathBuf::from("/")
-        } else {
-            runtime.bundle.path.clone()
-        };
-        let mut arguments: Vec<OsString> = vec!["--root".into(), (&runtime.root).into()];
-        arguments.extend(["--log".into(), (&log.path).into()]);
-        arguments.extend(["--log-format".into(), "json".into()]);
+        let bundle = &runtime.bundle;
+        let log = LogFile::in_bundle(&bundle.path, verb);
+        let mut command = Command::new(program);
+        command.arg("--root").arg(&runtime.root);
+        command.arg("--log").arg(&log.path);
+        command.args(["--log-format", "json"]);
         if runtime.systemd_cgroup {
-            arguments.push("--systemd-cgroup".into());
+            command.arg("--systemd-cgroup");
         }
-        arguments.push(verb.into());
-        arguments.extend(args);
+        command.arg(verb).args(args);
+        // containerd may have removed the bundle of a container whose create it gave up.
+        command.current_dir(match bundle.is_gone() {
+            true => Path::new("/"),
+            false => &bundle.path,
+        });
+        kernel::die_with_this_thread(&mut command);
+        kernel::with_default_signals(&mut command);
         Self {
-            program,
+            command,
             verb,
-            arguments,
-            environment: vec![],
-            directory,
-            inherited: None,
-            leads_group: false,
             log,
             exits: Arc::clone(&runtime.exits),
         }
@@ -137,53 +125,41 @@ impl RuntimeCall {
     }
 
     pub fn spawn(self, streams: RunStreams<'_>) -> Result<Running, RuntimeError> {
-        let program = self.program.display().to_string();
+        let program = Path::new(self.command.get_program()).to_owned();
         self.try_spawn(streams)
             .map_err(|error| RuntimeError::Failed {
-                message: format!("run {program}: {error}"),
+                message: format!("run {}: {error}", program.display()),
             })
     }
 
-    fn try_spawn(self, streams: RunStreams<'_>) -> io::Result<Running> {
+    fn try_spawn(mut self, streams: RunStreams<'_>) -> io::Result<Running> {
         let (mut stdout_file, mut stderr_file) = (None, None);
-        let mut command = Command::new(&self.program);
+        let mut ends;
         match streams {
             RunStreams::Captured | RunStreams::CapturedStdout => {
-                let stderr = &*stderr_file.insert(memory_file()?);
-                let mut stdout = stderr;
+                let file: &File = stderr_file.insert(memory_file()?);
+                ends = [None, Some(file.as_fd()), Some(file.as_fd())];
                 if matches!(streams, RunStreams::CapturedStdout) {
-                    stdout = stdout_file.insert(memory_file()?);
+                    let file: &File = stdout_file.insert(memory_file()?);
+                    ends[1] = Some(file.as_fd());
                 }
-                command.stdin(Stdio::null());
-                command.stdout(stdio(Some(stdout.as_fd()))?);
-                command.stderr(stdio(Some(stderr.as_fd()))?);
             }
             RunStreams::Process(prepared_io) => {
-                let [stdin, stdout, stderr] = prepared_io.child_streams();
+                ends = prepared_io.child_streams();
                 // With a terminal the runtime's stderr has no reader, and the container's process
                 // does not get this stderr.
-                if stderr.is_none() && prepared_io.console_socket().is_some() {
-                    stderr_file = Some(memory_file()?);
+                if ends[2].is_none() && prepared_io.console_socket().is_some() {
+                    let file: &File = stderr_file.insert(memory_file()?);
+                    ends[2] = Some(file.as_fd());
                 }
-                let captured = stderr_file.as_ref().map(AsFd::as_fd);
-                command.stdin(stdio(stdin)?);
-                command.stdout(stdio(stdout)?);
-                command.stderr(stdio(stderr.or(captured))?);
             }
         }
-        command
-            .args(self.arguments)
-            .envs(self.environment)
-            .current_dir(self.directory);
-        if self.leads_group {
-            command.process_group(0);
-        }
-        kernel::die_with_this_thread(&mut command);
-        kernel::with_default_signals(&mut command);
-        if let Some(fd) = self.inherited {
-            kernel::inherit(&mut command, fd);
-        }
-        let child = command.spawn()?;
+        let [stdin, stdout, stderr] = ends;
+        self.command
+            .stdin(stdio(stdin)?)
+            .stdout(stdio(stdout)?)
+            .stderr(stdio(stderr)?);
+        let child = self.command.spawn()?;
         Ok(Running {
             child: Watched::child(child.id(), &self.exits)?,
             verb: self.verb,

@@ -11,6 +11,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -98,8 +99,18 @@ impl Runtime {
         verb: &'static str,
         args: Vec<OsString>,
     ) -> Result<(), RuntimeError> {
-        let call = RuntimeCall::new(self, self.resolve_binary().await?, verb, args);
+        let call = self.call(verb, args).await?;
         call.run(RunStreams::Captured).await.map(drop)
+    }
+
+    /// A call of the runtime itself, without the guard.
+    async fn call(
+        &self,
+        verb: &'static str,
+        args: Vec<OsString>,
+    ) -> Result<RuntimeCall, RuntimeError> {
+        let program = self.resolve_binary().await?;
+        Ok(RuntimeCall::new(self, program, verb, args))
     }
 
     /// Removes the remains of a failed create, in any state, so that the next one finds the name
@@ -120,8 +131,8 @@ impl Runtime {
             message: format!("read the answer of ps: {why}"),
         };
         let args = vec!["--format".into(), "json".into(), (&self.id).into()];
-        let mut call = RuntimeCall::new(self, self.resolve_binary().await?, "ps", args);
-        call.leads_group = true;
+        let mut call = self.call("ps", args).await?;
+        call.command.process_group(0);
         let running = call.spawn(RunStreams::CapturedStdout)?;
         let answer = running.finish_within(PIDS_LIMIT).await;
         let json =
@@ -140,16 +151,21 @@ impl Runtime {
         pid_file: &Path,
         prepared_io: &PreparedIo,
     ) -> Result<(), RuntimeError> {
-        let mut args: Vec<OsString> = vec!["--process".into(), process.into(), "--detach".into()];
+        let mut args = vec!["--process".into(), process.into(), "--detach".into()];
+        self.add_process(&mut args, pid_file, prepared_io);
+        let call = self.call("exec", args).await?;
+        let done = call.run(RunStreams::Process(prepared_io)).await;
+        done.map(drop)
+            .map_err(|error| error.into_final(prepared_io))
+    }
+
+    /// Adds the last arguments of a verb that makes a process.
+    fn add_process(&self, args: &mut Vec<OsString>, pid_file: &Path, prepared_io: &PreparedIo) {
         args.extend(["--pid-file".into(), pid_file.into()]);
         if let Some(socket) = prepared_io.console_socket() {
             args.extend(["--console-socket".into(), socket.into()]);
         }
         args.push((&self.id).into());
-        let call = RuntimeCall::new(self, self.resolve_binary().await?, "exec", args);
-        let done = call.run(RunStreams::Process(prepared_io)).await;
-        done.map(drop)
-            .map_err(|error| error.into_final(prepared_io))
     }
 
     /// True if the runtime still has state of this container. runc, crun and youki have a directory

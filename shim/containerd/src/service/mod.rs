@@ -2,80 +2,51 @@
 //!
 //! containerd 1.x calls the service `containerd.task.v2.Task`, 2.x `containerd.task.v3.Task`. The
 //! messages are equal, so one implementation serves requests of 1.x and 2.x. Every method is
-//! explicit: for a missing method ttrpc answers NOT_FOUND, which means to containerd that the
-//! container is gone.
-//!
-//! Calls to a server that `start` or `delete` finds at a socket.
+//! explicit: NOT_FOUND for a missing method would mean to containerd that the container is gone.
 
+mod connection;
 mod containers;
-mod unknown_services;
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
-use std::os::unix::net::UnixStream;
+use std::io;
+use std::os::unix::net::UnixListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use async_trait::async_trait;
 use bindguard_core::error_chain;
 use bindguard_core::program_names::PANIC_IN;
 use containerd_shim_protos::api::*;
 use protobuf::{Message, MessageField};
-use ttrpc::asynchronous::transport::Socket;
-use ttrpc::asynchronous::{Client, MethodHandler, Service, TtrpcContext};
+use ttrpc::asynchronous::{MethodHandler, Server, Service, TtrpcContext};
 use ttrpc::{Code, Error, Request, Response, Status, get_status};
 
 use crate::blocking::lock;
 use crate::events::timestamp;
 use crate::task::TaskError;
 
+pub use connection::{is_alive, takes};
 pub use containers::Containers;
-pub use unknown_services::answering_unknown;
 
 const V2: &str = "containerd.task.v2.Task";
 const V3: &str = "containerd.task.v3.Task";
-const METHODS: [&str; 17] = [
-    "Create",
-    "Start",
-    "Exec",
-    "Delete",
-    "Kill",
-    "Pause",
-    "Resume",
-    "Update",
-    "State",
-    "Pids",
-    "Wait",
-    "CloseIO",
-    "ResizePty",
-    "Connect",
-    "Shutdown",
-    "Checkpoint",
-    "Stats",
-];
+/// The call of our own `start`.
+const EXPECT: &str = "bindguard.shim.v1.Group/Expect";
 
-/// The task service under both names, and the service of our own `start`.
-pub fn services(containers: &Arc<Containers>) -> HashMap<String, Service> {
-    let mut all = HashMap::new();
-    for (name, methods) in [
-        (V2, &METHODS[..]),
-        (V3, &METHODS),
-        (EXPECT_SERVICE, &[EXPECT]),
-    ] {
-        let mut service = Service {
-            methods: HashMap::new(),
-            streams: HashMap::new(),
-        };
-        for method in methods {
-            let handler = Box::new(TaskService(Arc::clone(containers)));
-            service.methods.insert((*method).to_owned(), handler);
-        }
-        all.insert(name.to_owned(), service);
-    }
-    all
+/// A server of the task service on this socket. ttrpc knows a single method without a name: it gets
+/// each request whole, see [`connection`].
+pub fn server(listener: UnixListener, containers: &Arc<Containers>) -> io::Result<Server> {
+    let task_service = Box::new(TaskService(Arc::clone(containers)));
+    let service = Service {
+        methods: HashMap::from([(String::new(), task_service as _)]),
+        streams: HashMap::new(),
+    };
+    let server = Server::new().add_listener(connection::accept_from(listener)?);
+    Ok(server.register_service(HashMap::from([(String::new(), service)])))
 }
 
 struct TaskService(Arc<Containers>);
@@ -84,7 +55,7 @@ struct TaskService(Arc<Containers>);
 impl MethodHandler for TaskService {
     /// Every failure is in the response: Rust's ttrpc answers UNKNOWN to any error of a handler.
     async fn handler(&self, _: TtrpcContext, request: Request) -> ttrpc::Result<Response> {
-        let answered = match self.call(&request.method, &request.payload) {
+        let answered = match self.call(&request.payload) {
             Ok(call) => call.await,
             Err(status) => Err(status),
         };
@@ -107,15 +78,20 @@ type Answer = Result<Vec<u8>, Status>;
 type PendingAnswer = Pin<Box<dyn Future<Output = Answer> + Send>>;
 
 impl TaskService {
-    fn call(&self, method: &str, payload: &[u8]) -> Result<PendingAnswer, Status> {
+    fn call(&self, request: &[u8]) -> Result<PendingAnswer, Status> {
+        let request: Request = decode(request)?;
+        let method = match &*request.service {
+            V2 | V3 => request.method,
+            service => format!("{service}/{}", request.method),
+        };
+        let payload = &request.payload;
         let containers = Arc::clone(&self.0);
         let begin = |method, id: &str, exec_id: &str| self.0.calls.begin(method, id, exec_id);
-        Ok(match method {
+        Ok(match &*method {
             "Create" => {
                 let request: CreateTaskRequest = decode(payload)?;
                 let call = begin("create", &request.id, "");
                 change(call, async move {
-                    panic_on_request("create", &request.id);
                     encode(&CreateTaskResponse {
                         pid: containers.create(request).await?,
                         ..Default::default()
@@ -125,7 +101,6 @@ impl TaskService {
             "Start" => {
                 let StartRequest { id, exec_id, .. } = decode(payload)?;
                 change(begin("start", &id, &exec_id), async move {
-                    panic_on_request("start", &id);
                     encode(&StartResponse {
                         pid: containers.find(&id)?.start(&exec_id).await?,
                         ..Default::default()
@@ -188,7 +163,6 @@ impl TaskService {
             "State" => {
                 let StateRequest { id, exec_id, .. } = decode(payload)?;
                 query(begin("state", &id, &exec_id), async move {
-                    panic_on_request("state", &id);
                     encode(&containers.find(&id)?.state(&exec_id)?)
                 })
             }
@@ -290,15 +264,6 @@ fn broken_message(what: &str, error: &protobuf::Error) -> Status {
     get_status(Code::INTERNAL, format!("ttrpc err: {what} {error}"))
 }
 
-/// In a build with fault points a method panics for the container that is named after it.
-fn panic_on_request(method: &str, id: &str) {
-    let is_requested = id.strip_prefix(PANIC_IN) == Some(method);
-    assert!(
-        !cfg!(feature = "fault-points") || !is_requested,
-        "a fault point"
-    );
-}
-
 /// A method's future is boxed before it is wrapped: one wrapper is in the program, not one a method.
 fn change(call: PendingCall, work: impl Future<Output = Answer> + Send + 'static) -> PendingAnswer {
     Box::pin(run_to_end(call, Box::pin(work)))
@@ -317,7 +282,7 @@ fn query(call: PendingCall, work: impl Future<Output = Answer> + Send + 'static)
 async fn run_to_end(call: PendingCall, work: PendingAnswer) -> Answer {
     let method = call.method;
     let work = tokio::spawn(async move {
-        let _pending = call;
+        call.panic_on_request();
         work.await
     });
     match work.await {
@@ -332,8 +297,11 @@ async fn run_to_end(call: PendingCall, work: PendingAnswer) -> Answer {
 /// Runs a method that only reads. The future may be dropped at any time.
 async fn run_cancellable(call: PendingCall, mut work: PendingAnswer) -> Answer {
     let caught = std::future::poll_fn(|context| {
-        catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context)))
-            .unwrap_or_else(|_| Poll::Ready(Err(panicked(call.method))))
+        let polled = catch_unwind(AssertUnwindSafe(|| {
+            call.panic_on_request();
+            work.as_mut().poll(context)
+        }));
+        polled.unwrap_or_else(|_| Poll::Ready(Err(panicked(call.method))))
     });
     caught.await
 }
@@ -382,6 +350,8 @@ impl Calls {
         let number = pending.last_key_value().map_or(0, |(last, _)| last + 1);
         pending.insert(number, (name, Instant::now()));
         PendingCall {
+            is_to_panic: cfg!(feature = "fault-points")
+                && id.strip_prefix(PANIC_IN) == Some(method),
             calls: Arc::clone(self),
             method,
             number,
@@ -405,85 +375,19 @@ struct PendingCall {
     calls: Arc<Calls>,
     method: &'static str,
     number: u64,
+    /// In a build with fault points a method panics for the container that is named after it.
+    is_to_panic: bool,
+}
+
+impl PendingCall {
+    fn panic_on_request(&self) {
+        assert!(!self.is_to_panic, "a fault point");
+    }
 }
 
 impl Drop for PendingCall {
     fn drop(&mut self) {
         lock(&self.calls.0).remove(&self.number);
-    }
-}
-
-/// The time limit: a server that hangs must not block the caller.
-const LIMIT: Duration = Duration::from_secs(2);
-
-pub const EXPECT_SERVICE: &str = "bindguard.shim.v1.Group";
-pub const EXPECT: &str = "Expect";
-
-/// True if the connection's server lives. The kernel accepts for a killed server until its files
-/// are closed, and then hangs up. A living server answers, with or without the container. A server
-/// that hangs counts as alive.
-pub async fn is_alive(server: UnixStream, id: &str) -> bool {
-    let answer = call_server(server, V3, "Connect", id).await;
-    !answer.is_err_and(|error| has_hung_up(&error))
-}
-
-/// Calls a method whose only argument is the container.
-async fn call_server(
-    server: UnixStream,
-    service: &str,
-    method: &str,
-    id: &str,
-) -> ttrpc::Result<Response> {
-    let message = ConnectRequest {
-        id: id.to_owned(),
-        ..Default::default()
-    };
-    let request = Request {
-        service: service.to_owned(),
-        method: method.to_owned(),
-        timeout_nano: i64::try_from(LIMIT.as_nanos()).unwrap_or(i64::MAX),
-        payload: message.write_to_bytes().map_err(other)?,
-        ..Default::default()
-    };
-    server.set_nonblocking(true).map_err(other)?;
-    let server = tokio::net::UnixStream::from_std(server).map_err(other)?;
-    Client::new(Socket::from(server)).request(request).await
-}
-
-fn other(error: impl std::error::Error) -> Error {
-    Error::Others(error.to_string())
-}
-
-/// True unless the error is an answer, a missed time limit, or a call that could not be sent.
-fn has_hung_up(error: &Error) -> bool {
-    !matches!(error, Error::RpcStatus(_) | Error::Others(_))
-}
-
-/// The server's answer to `start`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ServerAnswer {
-    /// It waits for the container, or does not know the call.
-    Waits,
-    /// It is about to end.
-    Ends,
-}
-
-/// Announces a container to the server behind this connection, for `start`.
-///
-/// A pod's last container may be deleted, and its shim shut down, between a new container's `start`
-/// and `Create`: the create would find no server. So `start` calls first. If the server answers
-/// that it ends, `start` makes a new server. A server without this call, of Go's shim or of an
-/// older version, is used without the announcement.
-pub async fn expect(server: UnixStream, id: &str) -> ServerAnswer {
-    match call_server(server, EXPECT_SERVICE, EXPECT, id).await {
-        Err(Error::RpcStatus(status)) if status.code() == Code::UNAVAILABLE => ServerAnswer::Ends,
-        // The server hung up before, during or after the call.
-        Err(error) if has_hung_up(&error) => ServerAnswer::Ends,
-        Err(error @ Error::Others(_)) => {
-            tracing::warn!(%error, "announce the container to the shim of its group");
-            ServerAnswer::Waits
-        }
-        Ok(_) | Err(_) => ServerAnswer::Waits,
     }
 }
 
@@ -497,29 +401,32 @@ mod tests {
 
     use tokio::sync::oneshot;
     use tokio::time::timeout;
+    use ttrpc::asynchronous::Client;
     use ttrpc::asynchronous::transport::Socket;
-    use ttrpc::asynchronous::{Client, Server};
 
     use super::containers::tests::containers;
     use super::*;
-    use crate::events::TaskEvents;
-    use crate::exits::Exits;
     use crate::runtime::RuntimeError;
-    use crate::task::SharedState;
 
-    #[tokio::test]
-    async fn both_names_have_all_methods() {
-        let shared = SharedState {
-            namespace: "n".into(),
-            events: TaskEvents::publish_to("/nonexistent".into(), "n".into()),
-            exits: Arc::new(Exits::default()),
-        };
-        let services = services(&Arc::new(Containers::new(shared)));
-        assert_eq!(services.len(), 3);
-        for name in [V2, V3] {
-            assert_eq!(services[name].methods.len(), 17, "{name}");
-        }
-    }
+    const METHODS: [&str; 17] = [
+        "Create",
+        "Start",
+        "Exec",
+        "Delete",
+        "Kill",
+        "Pause",
+        "Resume",
+        "Update",
+        "State",
+        "Pids",
+        "Wait",
+        "CloseIO",
+        "ResizePty",
+        "Connect",
+        "Shutdown",
+        "Checkpoint",
+        "Stats",
+    ];
 
     fn call() -> PendingCall {
         Arc::new(Calls::default()).begin("x", "web", "")
@@ -600,18 +507,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
-        listener.set_nonblocking(true).unwrap();
-        let listener = tokio::net::UnixListener::from_std(listener).unwrap();
-        let services = services(&Arc::new(containers()));
-        let listener = answering_unknown(listener, services.keys());
-        let mut server = Server::new()
-            .add_listener(listener)
-            .register_service(services);
+        let mut server = server(listener, &Arc::new(containers())).unwrap();
         server.start().await.unwrap();
-        for (service, method, payload, code) in [
-            (V2, "State", &b"\xff"[..], Code::INTERNAL),
-            (V3, "Create", b"\xff", Code::INTERNAL),
-            (V3, "State", b"", Code::NOT_FOUND),
+        let mut calls = vec![
+            (V3, "State", &b""[..], Code::NOT_FOUND),
             (V3, "Dance", b"", Code::UNIMPLEMENTED),
             (
                 "containerd.runtime.sandbox.v1.Sandbox",
@@ -626,8 +525,15 @@ mod tests {
                 Code::UNIMPLEMENTED,
             ),
             ("any.other.Service", "State", b"\xff", Code::UNIMPLEMENTED),
+            ("bindguard.shim.v1.Group", "Expect", b"\xff", Code::INTERNAL),
             ("", "", b"", Code::UNIMPLEMENTED),
-        ] {
+        ];
+        for method in METHODS {
+            for service in [V2, V3] {
+                calls.push((service, method, b"\xff", Code::INTERNAL));
+            }
+        }
+        for (service, method, payload, code) in calls {
             let stream = UnixStream::connect(&path).unwrap();
             stream.set_nonblocking(true).unwrap();
             let client = Client::new(Socket::from(
@@ -647,89 +553,6 @@ mod tests {
                 }
                 other => panic!("{called}: {other:?}"),
             }
-        }
-    }
-}
-
-#[cfg(test)]
-mod client_tests {
-    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
-
-    use std::collections::HashMap;
-    use std::io::Read;
-    use std::os::unix::net::UnixListener;
-    use std::sync::Arc;
-    use std::{fs, thread};
-
-    use ttrpc::asynchronous::Server;
-    use ttrpc::asynchronous::transport::Listener;
-
-    use super::*;
-    use crate::service::containers::tests::containers;
-    use crate::service::{is_alive, services};
-
-    /// Includes a server that has no such service, and does not know the container.
-    #[tokio::test]
-    async fn a_server_that_answers_lives() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("socket");
-        let listener = UnixListener::bind(&path).unwrap();
-        listener.set_nonblocking(true).unwrap();
-        let mut server = Server::new().add_listener(Listener::try_from(listener).unwrap());
-        server = server.register_service(HashMap::new());
-        server.start().await.unwrap();
-        assert!(is_alive(UnixStream::connect(&path).unwrap(), "c").await);
-    }
-
-    /// The refusal passes through ttrpc with its code, on which `start` depends.
-    #[tokio::test]
-    async fn a_server_waits_unless_it_is_about_to_end() {
-        let folder = tempfile::tempdir().unwrap();
-        for answer in [ServerAnswer::Waits, ServerAnswer::Ends] {
-            let containers = Arc::new(containers());
-            if answer == ServerAnswer::Ends {
-                containers.shut_down();
-            }
-            let path = folder.path().join(format!("{answer:?}"));
-            let listener = UnixListener::bind(&path).unwrap();
-            listener.set_nonblocking(true).unwrap();
-            let mut server = Server::new()
-                .add_listener(Listener::try_from(listener).unwrap())
-                .register_service(services(&containers));
-            server.start().await.unwrap();
-            assert_eq!(
-                expect(UnixStream::connect(&path).unwrap(), "c").await,
-                answer
-            );
-        }
-    }
-
-    /// A server that never accepted the call, or ended during or after it.
-    #[tokio::test]
-    async fn a_server_that_hangs_up_is_dead_and_does_not_wait() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("socket");
-        for read_limit in [None, Some(1), Some(100)] {
-            let listener = UnixListener::bind(&path).unwrap();
-            let clients = [
-                UnixStream::connect(&path).unwrap(),
-                UnixStream::connect(&path).unwrap(),
-            ];
-            let server = thread::spawn(move || {
-                let Some(most) = read_limit else { return };
-                for _ in 0..2 {
-                    let _ = listener.accept().unwrap().0.read(&mut vec![0; most]);
-                }
-            });
-            let [one, other] = clients;
-            assert!(!is_alive(one, "c").await, "{read_limit:?}");
-            assert_eq!(
-                expect(other, "c").await,
-                ServerAnswer::Ends,
-                "{read_limit:?}"
-            );
-            server.join().unwrap();
-            fs::remove_file(&path).unwrap();
         }
     }
 }
