@@ -32,7 +32,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use crate::blocking::lock;
-use crate::signals::Signals;
+use crate::kernel::Signals;
 use crate::step::{StepError, failed};
 
 /// The largest number of statuses: a call may hang for ever in a pod whose containers leave orphans

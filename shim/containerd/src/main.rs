@@ -21,7 +21,6 @@ mod rootfs;
 mod runtime;
 mod serve;
 mod service;
-mod signals;
 mod step;
 mod task;
 

@@ -19,8 +19,7 @@ use std::time::Duration;
 use nix::libc::SIGCHLD;
 use tokio::time::timeout;
 
-use crate::kernel;
-use crate::signals::Signals;
+use crate::kernel::{self, Signals};
 
 /// A pod's containers start and end within less time, and the next container would use the pages
 /// again.

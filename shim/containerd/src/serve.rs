@@ -19,11 +19,11 @@ use crate::blocking::{event_loop, read_each, run_blocking};
 use crate::bootstrap::{events_address, remove_socket};
 use crate::events::TaskEvents;
 use crate::exits::{Exits, child_pids, reap_on_sigchld};
+use crate::kernel::{self, Signals};
 use crate::service::{self, Containers};
-use crate::signals::Signals;
 use crate::step::{StepError, failed};
 use crate::task::SharedState;
-use crate::{kernel, logging, memory};
+use crate::{logging, memory};
 
 /// The time limit for the last events; Go's shim waits as long.
 const FLUSH_LIMIT: Duration = Duration::from_secs(5);

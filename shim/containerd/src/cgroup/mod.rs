@@ -19,25 +19,23 @@
 //! /sys/fs/cgroup is tried first. The mount table, which has ten thousand lines on some nodes, is
 //! read only if that fails: inside a container, as in kind, or with hierarchies mounted elsewhere.
 
-mod files;
+mod figures;
 mod leftover;
 #[cfg(test)]
 mod live;
 mod oom;
-mod v1;
-mod v2;
 
 use std::cell::OnceCell;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 
 use bindguard_core::mount_table::MountEntry;
 use protobuf::well_known_types::any::Any;
 
 use crate::step::{StepError, failed};
-use files::Metrics;
-use v1::Controllers;
+use figures::Metrics;
 
 pub use leftover::remove_leftover_cgroup;
 pub use oom::OomWatch;
@@ -48,6 +46,14 @@ const V2_NAME: &str = "io.containerd.cgroups.v2.Metrics";
 
 /// Only a node that booted with systemd has this directory, see sd_booted(3).
 const BOOTED: &str = "/run/systemd/system";
+
+/// The cgroup's directory in each mounted controller.
+pub type Controllers = BTreeMap<&'static str, PathBuf>;
+
+/// The controllers of version 1 that count something.
+const CONTROLLER_NAMES: [&str; 7] = [
+    "cpu", "cpuacct", "memory", "pids", "blkio", "hugetlb", "rdma",
+];
 
 /// A container's cgroup: its directories in the hierarchies.
 #[derive(Debug, Clone)]
@@ -63,8 +69,8 @@ impl Cgroup {
     /// `None` after the container's end, when the cgroup has been removed.
     pub fn metrics(&self) -> Option<Any> {
         let (name, metrics) = match self {
-            Self::V1(controllers) => (V1_NAME, v1::metrics(controllers)),
-            Self::V2(directory) => (V2_NAME, v2::metrics(directory)),
+            Self::V1(controllers) => (V1_NAME, figures::of_version_1(controllers)),
+            Self::V2(directory) => (V2_NAME, figures::of_version_2(directory)),
         };
         (metrics != Metrics::default()).then(|| Any {
             type_url: name.to_owned(),
@@ -77,7 +83,7 @@ impl Cgroup {
     /// needs that.
     pub fn enable_controllers(&self) {
         if let Self::V2(directory) = self {
-            v2::enable_controllers(directory);
+            enable_controllers(directory);
         }
     }
 }
@@ -119,14 +125,14 @@ pub fn find(pid: u32) -> Result<Cgroup, StepError> {
         }
     } else {
         let mut controllers = Controllers::default();
-        for name in Controllers::NAMES {
+        for name in CONTROLLER_NAMES {
             if let Some(membership) = memberships.iter().find(|line| line.has(name))
                 && let Some(directory) = search.directory(Some(name), membership.path)?
             {
-                controllers.0.push((name, directory));
+                controllers.insert(name, directory);
             }
         }
-        if !controllers.0.is_empty() {
+        if !controllers.is_empty() {
             return Ok(Cgroup::V1(controllers));
         }
     }
@@ -160,7 +166,7 @@ impl<'a> Membership<'a> {
 /// version 1 (hybrid) counts as version 1.
 fn is_unified(at_the_usual_place: bool, memberships: &[Membership<'_>]) -> bool {
     let is_read =
-        |membership: &Membership<'_>| Controllers::NAMES.iter().any(|name| membership.has(name));
+        |membership: &Membership<'_>| CONTROLLER_NAMES.iter().any(|name| membership.has(name));
     at_the_usual_place || !memberships.iter().any(is_read)
 }
 
@@ -311,6 +317,51 @@ fn hierarchies_in(root: &Path) -> Vec<PathBuf> {
     hierarchies
 }
 
+const CONTROLLERS: &str = "cgroup.controllers";
+const SUBTREE_CONTROL: &str = "cgroup.subtree_control";
+
+/// Enables the controllers of the topmost cgroup in all cgroups above this cgroup. A cgroup has a
+/// controller if `cgroup.subtree_control` of every ancestor enables the controller, see cgroups(7).
+///
+/// A runtime enables the controllers for the container's limits, or leaves the work to systemd.
+/// After each create Go's shim enables all controllers of the root, so that the figures exist. This
+/// shim enables only the missing controllers. A failure is harmless: a cgroup with processes of its
+/// own enables no controller, and in a user namespace the upper cgroups belong to a different user.
+pub fn enable_controllers(cgroup: &Path) {
+    let mut above = Vec::new();
+    for path in cgroup.ancestors().skip(1) {
+        if fs::metadata(path.join(SUBTREE_CONTROL)).is_err() {
+            break;
+        }
+        above.push(path);
+    }
+    let Some(root) = above.last() else {
+        return;
+    };
+    let Ok(all) = fs::read_to_string(root.join(CONTROLLERS)) else {
+        return;
+    };
+    for cgroup in above.into_iter().rev() {
+        if let Err(error) = hand_down(&cgroup.join(SUBTREE_CONTROL), &all) {
+            tracing::debug!(%error, cgroup = %cgroup.display(), "some controllers stay disabled");
+        }
+    }
+}
+
+fn hand_down(file: &Path, all: &str) -> io::Result<()> {
+    let enabled = fs::read_to_string(file)?;
+    let mut result = Ok(());
+    for name in all.split_whitespace() {
+        if !enabled.split_whitespace().any(|enabled| enabled == name) {
+            // A write for each name: the kernel accepts all names of a write, or no name.
+            let opened = fs::OpenOptions::new().append(true).open(file);
+            let written = opened.and_then(|mut file| file.write_all(format!("+{name}").as_bytes()));
+            result = written.and(result);
+        }
+    }
+    result
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -339,6 +390,25 @@ mod tests {
         assert!(decide(None, true, || true));
         assert!(!decide(None, true, || false));
         assert!(!decide(None, false, || true));
+    }
+
+    /// Tests on a plain folder, whose files keep what is written.
+    #[test]
+    fn missing_controllers_are_enabled_from_the_top_down_to_the_parent() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, slice) = (dir.path().join("cgroup"), dir.path().join("cgroup/pods"));
+        let container = slice.join("c");
+        fs::create_dir_all(&container).unwrap();
+        let control = |cgroup: &Path| fs::read_to_string(cgroup.join(SUBTREE_CONTROL)).unwrap();
+        for (cgroup, enabled) in [(&root, "cpu memory"), (&slice, "cpu "), (&container, "")] {
+            fs::write(cgroup.join(CONTROLLERS), "cpu io memory pids\n").unwrap();
+            fs::write(cgroup.join(SUBTREE_CONTROL), enabled).unwrap();
+        }
+        enable_controllers(&container);
+        assert_eq!(control(&root), "cpu memory+io+pids");
+        assert_eq!(control(&slice), "cpu +io+memory+pids");
+        assert_eq!(control(&container), "", "a container decides for itself");
+        enable_controllers(Path::new("/nowhere/at/all"));
     }
 }
 

@@ -33,7 +33,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::Cgroup;
-use super::files::{FlatKeyed, is_absent};
+use super::figures::{FlatKeyed, is_absent};
 use crate::step::{StepError, failed};
 
 const WATCH: &str = "watch for out-of-memory kills";

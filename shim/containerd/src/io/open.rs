@@ -10,18 +10,43 @@
 //! which the shim keeps open until `CloseIO`. Any other file (a regular file, /dev/null) is copied
 //! by a thread as an input, and passed to the process itself as an output: the event loop watches
 //! no such file.
+//!
+//! A logging program, `binary://`, reads both outputs:
+//!
+//! ```text
+//!   shim ──starts──► program   only CONTAINER_ID and CONTAINER_NAMESPACE in its environment
+//!                      3 ◄──── the process's stdout, by a pipe that the shim does not read
+//!                      4 ◄──── its stderr
+//!                      5 ────► one byte, or the end: "I am ready"
+//! ```
+//! The process starts when the program is ready. When the process ends, the pipes have no writer,
+//! and the program ends. If it does not, the shim sends SIGTERM, and then kills it. Go's shim sends
+//! SIGTERM at once, so that a program without a handler loses unread output; here it may first read
+//! to the end.
+//!
+//! The program does not depend on the shim's life: when the shim is killed, the container continues
+//! to write to it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
 
+use nix::libc::{SIGKILL, SIGTERM};
 use rustix::fs::OFlags;
+use tokio::io::AsyncReadExt;
+use tokio::net::unix::pipe;
+use tokio::sync::watch;
+use tokio::time::timeout;
 
 use super::Streams;
-use super::console::nonblocking;
 use crate::blocking::{run_blocking, spawn_thread};
+use crate::exits::{Exits, Watched};
+use crate::kernel;
 use crate::step::{StepError, failed};
 
 /// The files behind the three names.
@@ -105,30 +130,37 @@ impl OpenedStreams {
 }
 
 fn open_stdin(name: &str) -> Result<Option<Input>, StepError> {
-    match parse("stdin", name)? {
-        Stream::Nowhere => Ok(None),
-        Stream::Path(path) => {
+    if name.is_empty() {
+        return Ok(None);
+    }
+    match parse(name) {
+        Some(("fifo", path, _)) => {
             let input = open_input(&path).map_err(failed(open("stdin", &path)))?;
             Ok(Some(input))
         }
-        Stream::File(_) | Stream::Logger(_) => Err(unsupported("stdin", name)),
+        _ => Err(unsupported("stdin", name)),
     }
 }
 
 fn open_output(stream: &str, name: &str) -> Result<OutputTarget, StepError> {
-    Ok(match parse(stream, name)? {
-        Stream::Nowhere => OutputTarget::Nowhere,
-        Stream::Path(path) => open_output_path(&path).map_err(failed(open(stream, &path)))?,
-        Stream::File(path) => {
+    if name.is_empty() {
+        return Ok(OutputTarget::Nowhere);
+    }
+    Ok(match parse(name) {
+        Some(("fifo", path, _)) => open_output_path(&path).map_err(failed(open(stream, &path)))?,
+        Some(("file", path, _)) => {
             let file = open_log_file(&path).map_err(failed(open(stream, &path)))?;
             OutputTarget::LogFile(path, file)
         }
-        Stream::Logger(program) => OutputTarget::Logger(program),
+        Some((scheme @ ("binary" | "binary-v2"), path, query)) => {
+            OutputTarget::Logger(LogProgram {
+                path,
+                arguments: arguments(query),
+                must_signal_ready: scheme == "binary-v2",
+            })
+        }
+        _ => return Err(unsupported(stream, name)),
     })
-}
-
-fn parse(stream: &str, name: &str) -> Result<Stream, StepError> {
-    Stream::parse(name).ok_or_else(|| unsupported(stream, name))
 }
 
 fn unsupported(stream: &str, name: &str) -> StepError {
@@ -162,14 +194,15 @@ fn open_input(path: &Path) -> io::Result<Input> {
     if !fs::metadata(path)?.file_type().is_fifo() {
         let mut file = File::open(path)?;
         let (read, mut write) = io::pipe()?;
-        let read = OwnedFd::from(read);
-        nonblocking(&read)?;
         spawn_thread(move || {
             if let Err(error) = io::copy(&mut file, &mut write) {
                 tracing::debug!(%error, "an input ended early");
             }
         })?;
-        return Ok(Input { read, hold: None });
+        return Ok(Input {
+            read: read.into(),
+            hold: None,
+        });
     }
     // The reader first: a non-blocking open of the write end fails (ENXIO) as long as there is no
     // reader.
@@ -187,7 +220,17 @@ fn fifo_options() -> OpenOptions {
     options
 }
 
-/// A stream as containerd names it: nothing, a path, or a URI.
+#[derive(Debug, PartialEq, Eq)]
+pub struct LogProgram {
+    path: PathBuf,
+    /// Keys and values of the query, in order.
+    arguments: Vec<String>,
+    /// True if an end without output counts as a failure: otherwise it counts as ready.
+    must_signal_ready: bool,
+}
+
+/// The scheme, the path and the query of a stream's name, which is a path or a URI. `None` for an
+/// invalid path.
 ///
 /// ```text
 ///   /run/containerd/fifo/1/web-stdout     a path, nearly always of a fifo
@@ -199,55 +242,20 @@ fn fifo_options() -> OpenOptions {
 /// be missing (`file:/x`), `%20` is a blank in a path, and `+` is a blank in a query. A path with
 /// an invalid escape is refused, a query part with an invalid escape is skipped. The first value of
 /// a repeated key is used.
-#[derive(Debug, PartialEq, Eq)]
-enum Stream {
-    Nowhere,
-    Path(PathBuf),
-    /// A log file to create.
-    File(PathBuf),
-    Logger(LogProgram),
-}
-
-#[derive(Debug, PartialEq, Eq)]
-pub struct LogProgram {
-    pub path: PathBuf,
-    /// Keys and values of the query, in order.
-    pub arguments: Vec<String>,
-    /// True if an end without output counts as a failure: otherwise it counts as ready.
-    pub must_signal_ready: bool,
-}
-
-impl Stream {
-    /// `None` for a URI with an unknown scheme, or with an invalid path.
-    fn parse(name: &str) -> Option<Self> {
-        if name.is_empty() {
-            return Some(Self::Nowhere);
-        }
-        let (scheme, rest) = match name.split_once(":/") {
-            Some((scheme, rest)) if !scheme.contains('/') => (scheme, rest),
-            _ => return Some(Self::Path(name.into())),
-        };
-        let (rest, _fragment) = rest.split_once('#').unwrap_or((rest, ""));
-        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let path = match place.strip_prefix('/') {
-            Some(after_slashes) => match after_slashes.find('/') {
-                Some(slash) => after_slashes[slash..].to_owned(),
-                None => String::new(),
-            },
-            None => format!("/{place}"),
-        };
-        let path = PathBuf::from(decoded(&path)?);
-        match scheme {
-            "fifo" => Some(Self::Path(path)),
-            "file" => Some(Self::File(path)),
-            "binary" | "binary-v2" => Some(Self::Logger(LogProgram {
-                path,
-                arguments: arguments(query),
-                must_signal_ready: scheme == "binary-v2",
-            })),
-            _ => None,
-        }
-    }
+fn parse(name: &str) -> Option<(&str, PathBuf, &str)> {
+    let (scheme, rest) = match name.split_once(":/") {
+        Some((scheme, rest)) if !scheme.contains('/') => (scheme, rest),
+        _ => return Some(("fifo", name.into(), "")),
+    };
+    let (rest, _fragment) = rest.split_once('#').unwrap_or((rest, ""));
+    let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let path = match place.strip_prefix('/') {
+        Some(after_slashes) => after_slashes
+            .find('/')
+            .map_or("", |slash| &after_slashes[slash..]),
+        None => &name[scheme.len() + 1..][..1 + place.len()],
+    };
+    Some((scheme, decoded(path)?.into(), query))
 }
 
 fn arguments(query: &str) -> Vec<String> {
@@ -283,6 +291,118 @@ fn decoded(text: &str) -> Option<String> {
         rest = after;
     }
     Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// The time limit until a program is ready. Go's shim waits for ever, and so does the client.
+const READY_LIMIT: Duration = Duration::from_secs(60);
+/// The time limit for reading after the last writer is gone.
+const READ_ON_LIMIT: Duration = Duration::from_secs(2);
+/// The time limit for its end after SIGTERM.
+const TERM_LIMIT: Duration = Duration::from_secs(10);
+
+/// The process whose output a program reads.
+#[derive(Debug, Clone, Copy)]
+pub struct LoggedProcess<'a> {
+    /// The container's id, or the exec's.
+    pub id: &'a str,
+    /// containerd's namespace.
+    pub namespace: &'a str,
+    pub exits: &'a Arc<Exits>,
+}
+
+/// A program that runs, or has run. It is killed when dropped.
+#[derive(Debug)]
+pub struct Logger {
+    program: PathBuf,
+    watched: Arc<Watched>,
+    ended: watch::Receiver<bool>,
+}
+
+impl Logger {
+    /// Starts the program with the reading ends of stdout and stderr, and waits until it is ready.
+    pub async fn start(
+        program: LogProgram,
+        process: LoggedProcess<'_>,
+        [stdout, stderr]: [OwnedFd; 2],
+    ) -> Result<Self, StepError> {
+        let name = format!("the logging program {}", program.path.display());
+        let step = format!("start {name}");
+        let (ready, ready_writer) = io::pipe().map_err(failed(&step))?;
+        let mut ready = pipe::Receiver::from_owned_fd(ready.into()).map_err(failed(&step))?;
+
+        let mut command = Command::new(&program.path);
+        command
+            .args(&program.arguments)
+            .env_clear()
+            .env("CONTAINER_ID", process.id)
+            .env("CONTAINER_NAMESPACE", process.namespace)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let fds = vec![stdout, stderr, ready_writer.into()];
+        kernel::inherit_from_three(&mut command, fds).map_err(failed(&step))?;
+        kernel::with_default_signals(&mut command);
+        let exits = Arc::clone(process.exits);
+        // Known before the thread ends: while the thread lives, the child is no orphan.
+        let spawn = move || command.spawn().map(|child| exits.know(child.id()));
+        // Away from the event loop: the file may be on a server that does not answer.
+        let known = run_blocking(spawn).await.and_then(|started| started);
+        let known = known.map_err(failed(&step))?;
+        let watched = Arc::new(Watched::known(known).map_err(failed(format!("watch {name}")))?);
+        let (end, ended) = watch::channel(false);
+        let dying = Arc::clone(&watched);
+        tokio::spawn(async move {
+            dying.exit().await;
+            end.send_replace(true);
+        });
+        let logger = Self {
+            program: program.path,
+            watched,
+            ended,
+        };
+
+        let mut word = [0];
+        match timeout(READY_LIMIT, ready.read(&mut word)).await {
+            Ok(Ok(0)) if program.must_signal_ready => {
+                Err(format!("{name} did not say that it is ready: it may have ended").into())
+            }
+            Ok(Ok(_)) => Ok(logger),
+            Ok(Err(error)) => Err(failed(step)(error)),
+            Err(_) => Err(format!("{name} is not ready after {READY_LIMIT:?}").into()),
+        }
+    }
+
+    /// Waits for the program's end, which follows the end of its process, and forces it if
+    /// necessary.
+    pub async fn finish(&self) {
+        if self.ends_within(READ_ON_LIMIT).await {
+            return;
+        }
+        self.send(SIGTERM);
+        if !self.ends_within(TERM_LIMIT).await {
+            tracing::warn!(program = %self.program.display(), "a logging program does not end and is killed");
+            self.send(SIGKILL);
+        }
+    }
+
+    async fn ends_within(&self, limit: Duration) -> bool {
+        let mut ended = self.ended.clone();
+        timeout(limit, ended.wait_for(|ended| *ended)).await.is_ok()
+    }
+
+    fn send(&self, signal: i32) {
+        if let Err(error) = self.watched.signal(signal) {
+            tracing::debug!(program = %self.program.display(), %error, "signal a logging program");
+        }
+    }
+}
+
+impl Drop for Logger {
+    fn drop(&mut self) {
+        if !*self.ended.borrow() {
+            self.send(SIGKILL);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -336,9 +456,6 @@ mod tests {
         fs::write(file.path(), [7; 200_000]).unwrap();
         for (path, length) in [(file.path(), 200_000), (Path::new("/dev/null"), 0)] {
             let input = open_input(path).unwrap();
-            let flags = rustix::fs::fcntl_getfl(&input.read).unwrap();
-            assert!(flags.contains(OFlags::NONBLOCK));
-            rustix::fs::fcntl_setfl(&input.read, flags - OFlags::NONBLOCK).unwrap();
             let mut bytes = Vec::new();
             File::from(input.read).read_to_end(&mut bytes).unwrap();
             assert_eq!(bytes, vec![7; length]);
@@ -356,47 +473,50 @@ mod tests {
     }
 
     fn logger(name: &str) -> LogProgram {
-        match Stream::parse(name) {
-            Some(Stream::Logger(program)) => program,
-            other => panic!("{name}: {other:?}"),
+        match open_output("stdout", name) {
+            Ok(OutputTarget::Logger(program)) => program,
+            _ => panic!("{name}: no program"),
         }
     }
 
     #[test]
     fn paths_and_files() {
-        assert_eq!(Stream::parse(""), Some(Stream::Nowhere));
+        assert!(matches!(
+            open_output("stdout", ""),
+            Ok(OutputTarget::Nowhere)
+        ));
         assert_eq!(
-            Stream::parse("/run/a b%20"),
-            Some(Stream::Path("/run/a b%20".into()))
+            parse("/run/a b%20"),
+            Some(("fifo", "/run/a b%20".into(), ""))
         );
         assert_eq!(
-            Stream::parse("/run/odd://name"),
-            Some(Stream::Path("/run/odd://name".into()))
+            parse("/run/odd://name"),
+            Some(("fifo", "/run/odd://name".into(), ""))
         );
         assert_eq!(
-            Stream::parse("file:///var/log/a%20b?x=y"),
-            Some(Stream::File("/var/log/a b".into()))
+            parse("file:///var/log/a%20b?x=y"),
+            Some(("file", "/var/log/a b".into(), "x=y"))
         );
-        assert_eq!(Stream::parse("npipe:////./pipe/x"), None);
+        assert!(open_output("stdout", "npipe:////./pipe/x").is_err());
     }
 
     /// As Go's net/url reads them.
     #[test]
     fn uris_without_a_host_and_with_invalid_escapes() {
         assert_eq!(
-            Stream::parse("file:/var/log/a"),
-            Some(Stream::File("/var/log/a".into()))
+            parse("file:/var/log/a"),
+            Some(("file", "/var/log/a".into(), ""))
         );
         assert_eq!(
             logger("binary:/bin/log?tag=web").path,
             PathBuf::from("/bin/log")
         );
         assert_eq!(
-            Stream::parse("/run/a:/b%zz"),
-            Some(Stream::Path("/run/a:/b%zz".into()))
+            parse("/run/a:/b%zz"),
+            Some(("fifo", "/run/a:/b%zz".into(), ""))
         );
         for name in ["file:///tmp/%zz", "file:///tmp/100%", "binary:///bin/%2"] {
-            assert_eq!(Stream::parse(name), None, "{name}");
+            assert_eq!(parse(name), None, "{name}");
         }
         assert_eq!(
             logger("binary:///bin/log?a=%zz&b=1;c&d=2").arguments,
@@ -417,5 +537,69 @@ mod tests {
     fn percent_decoding() {
         assert_eq!(decoded("1%C3%A9").as_deref(), Some("1é"));
         assert_eq!(decoded("%+1"), None);
+    }
+}
+
+#[cfg(test)]
+mod logger_tests {
+    use super::*;
+
+    /// A program that runs this script; its stdout and stderr have no writer.
+    async fn started(script: &str, must_signal_ready: bool) -> Result<Logger, StepError> {
+        let exits = Arc::new(Exits::default());
+        let arguments = ["-c", script].map(str::to_owned).to_vec();
+        let program = LogProgram {
+            path: "/bin/sh".into(),
+            arguments,
+            must_signal_ready,
+        };
+        let pipes = [io::pipe().unwrap().0.into(), io::pipe().unwrap().0.into()];
+        Logger::start(
+            program,
+            LoggedProcess {
+                id: "web",
+                namespace: "n",
+                exits: &exits,
+            },
+            pipes,
+        )
+        .await
+    }
+
+    #[tokio::test]
+    async fn a_closed_pipe_means_ready_for_the_older_kind_only() {
+        assert!(started("exit 0", false).await.is_ok());
+        let error = started("exit 0", true).await.unwrap_err().to_string();
+        assert!(error.ends_with("it may have ended"), "{error}");
+        assert!(started("echo >&5", true).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn the_environment_is_the_containers_name() {
+        let wanted =
+            r#"test "$CONTAINER_NAMESPACE/$CONTAINER_ID" = n/web && test -z "$CARGO" && echo >&5"#;
+        assert!(started(wanted, true).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_program_that_reads_to_the_end_is_not_signalled() {
+        let folder = tempfile::tempdir().unwrap();
+        let signalled = folder.path().join("signalled");
+        let script = format!(
+            "trap ': > {}' TERM; echo >&5; cat <&3 <&4; sleep 0.1",
+            signalled.display()
+        );
+        // a machine may be too slow for it once, but not ten times
+        let mut is_left_alone = false;
+        for _ in 0..10 {
+            let logger = started(&script, true).await.unwrap();
+            logger.finish().await;
+            assert!(*logger.ended.borrow());
+            is_left_alone = fs::remove_file(&signalled).is_err();
+            if is_left_alone {
+                break;
+            }
+        }
+        assert!(is_left_alone);
     }
 }
