@@ -94,11 +94,14 @@ impl PendingProcess {
     /// Watches the process, after the runtime has reported its pid. This works also after the
     /// process was reaped. If it cannot be watched it is killed: its client gets an error.
     pub fn watch(&self, pid: u32) -> Result<Watched, StepError> {
-        match Watched::open(pid, &self.exits) {
+        match Watched::known(self.exits.know(pid)) {
             Ok(watched) if watched.is_child() => Ok(watched),
             // The process is gone, or a new process has the pid.
             other => match self.exits.inner().statuses.find(self.since, pid) {
-                Some(exit) => Ok(Watched::reaped(pid, exit)),
+                Some(exit) => Ok(Watched {
+                    pid,
+                    process: WatchedState::Reaped(exit),
+                }),
                 None => other.inspect_err(|_| kill_child(pid)),
             },
         }
@@ -209,8 +212,7 @@ pub async fn reap_on_sigchld(exits: Arc<Exits>) {
     };
     while children.next().await.is_ok() {
         // Usually the child's own waiter was faster, and no zombie is left.
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        if matches!(waitid(WaitId::All, options), Ok(None) | Err(Errno::CHILD)) {
+        if matches!(waitid(WaitId::All, LOOK), Ok(None) | Err(Errno::CHILD)) {
             continue;
         }
         for pid in child_pids() {
@@ -243,13 +245,9 @@ fn reap(pid: u32, exits: &Exits) {
     let Some(raw) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
         return;
     };
-    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-    match waitid(WaitId::Pid(raw), options) {
+    match waitid(WaitId::Pid(raw), REAP) {
         Ok(Some(status)) => {
-            let exit = Exit {
-                status: status_of(&status),
-                at: SystemTime::now(),
-            };
+            let exit = Exit::now(status_of(&status));
             exits.inner().statuses.keep(pid, exit);
             tracing::debug!(pid, "reaped an orphan");
         }
@@ -261,10 +259,9 @@ fn reap(pid: u32, exits: &Exits) {
 /// The status that containerd gets when the real status is lost, as with Go's shim.
 const LOST_STATUS: u32 = 255;
 
+const REAP: WaitIdOptions = WaitIdOptions::EXITED.union(WaitIdOptions::NOHANG);
 /// For a look at a child that leaves it to be reaped.
-const LOOK: WaitIdOptions = WaitIdOptions::EXITED
-    .union(WaitIdOptions::NOHANG)
-    .union(WaitIdOptions::NOWAIT);
+const LOOK: WaitIdOptions = REAP.union(WaitIdOptions::NOWAIT);
 
 /// The status and the time of a process's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -273,6 +270,13 @@ pub struct Exit {
     pub status: u32,
     /// The time at which the shim learned of it.
     pub at: SystemTime,
+}
+
+impl Exit {
+    pub fn now(status: u32) -> Self {
+        let at = SystemTime::now();
+        Self { status, at }
+    }
 }
 
 /// A child, or a process that becomes a child when the runtime ends.
@@ -294,13 +298,8 @@ enum WatchedState {
 }
 
 impl Watched {
-    /// Opens a process. Call `open` before the process can have been reaped: until then the kernel
-    /// does not reuse the pid.
-    pub fn open(pid: u32, exits: &Arc<Exits>) -> Result<Self, StepError> {
-        Self::known(exits.know(pid))
-    }
-
-    /// Opens a process that is known already.
+    /// Opens a process. Its pid must be known before the process can have been reaped: until then the
+    /// kernel does not reuse the pid.
     pub fn known(known: KnownPid) -> Result<Self, StepError> {
         let step = format!("watch process {}", known.pid);
         Self::watch(known).map_err(failed(step))
@@ -323,14 +322,6 @@ impl Watched {
                 known: Mutex::new(Some(known)),
             },
         })
-    }
-
-    /// A process that has ended, with the status that the orphans' reaper kept.
-    pub fn reaped(pid: u32, exit: Exit) -> Self {
-        Self {
-            pid,
-            process: WatchedState::Reaped(exit),
-        }
     }
 
     /// True if it is a child of this process, not yet reaped.
@@ -375,8 +366,7 @@ impl Watched {
                     break LOST_STATUS;
                 }
             };
-            let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-            match waitid(WaitId::PidFd(pidfd.get_ref().as_fd()), options) {
+            match waitid(WaitId::PidFd(pidfd.get_ref().as_fd()), REAP) {
                 Ok(Some(status)) => break status_of(&status),
                 // Woken too early; the kernel will wake this again.
                 Ok(None) => ready.clear_ready(),
@@ -389,10 +379,7 @@ impl Watched {
             }
         };
         lock(known).take();
-        Exit {
-            status,
-            at: SystemTime::now(),
-        }
+        Exit::now(status)
     }
 }
 
@@ -448,7 +435,7 @@ mod tests {
     async fn a_reaped_pid_is_free() {
         let exits = Arc::new(Exits::default());
         let pid = Command::new("true").spawn().unwrap().id();
-        let watched = Watched::open(pid, &exits).unwrap();
+        let watched = Watched::known(exits.know(pid)).unwrap();
         assert!(exits.is_known(pid));
         watched.exit().await;
         assert!(!exits.is_known(pid));
@@ -561,7 +548,7 @@ mod pidfd_tests {
         if wait_first {
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         }
-        Watched::open(pid, &exits).unwrap().exit().await.status
+        Watched::known(exits.know(pid)).unwrap().exit().await.status
     }
 
     #[tokio::test]
@@ -596,7 +583,7 @@ mod pidfd_tests {
     async fn a_real_time_signal_reaches_its_process() {
         let exits = Arc::new(Exits::default());
         let pid = child("sleep", &["100"]);
-        let watched = Watched::open(pid, &exits).unwrap();
+        let watched = Watched::known(exits.know(pid)).unwrap();
         watched.signal(40).unwrap();
         assert_eq!(watched.exit().await.status, 128 + 40);
     }

@@ -72,7 +72,12 @@ impl Subscriber for Logfmt {
             .unwrap_or_default();
         let mut line = LogfmtLine::default();
         event.record(&mut line);
-        let text = line.finish(&now, *event.metadata().level());
+        let level = match *event.metadata().level() {
+            Level::WARN => "warning".to_owned(),
+            level => level.as_str().to_ascii_lowercase(),
+        };
+        let LogfmtLine { message, fields } = line;
+        let text = format!("time=\"{now}\" level={level} msg={message:?}{fields}\n");
         // A single write, usually shorter than PIPE_BUF, so lines of two shims do not mix; a full
         // fifo drops the line.
         let _ = (&self.file).write_all(text.as_bytes());
@@ -92,22 +97,6 @@ impl Subscriber for Logfmt {
 struct LogfmtLine {
     message: String,
     fields: String,
-}
-
-impl LogfmtLine {
-    fn finish(self, now: &str, level: Level) -> String {
-        let level = match level {
-            Level::ERROR => "error",
-            Level::WARN => "warning",
-            Level::INFO => "info",
-            Level::DEBUG => "debug",
-            Level::TRACE => "trace",
-        };
-        format!(
-            "time=\"{now}\" level={level} msg={:?}{}\n",
-            self.message, self.fields
-        )
-    }
 }
 
 impl Visit for LogfmtLine {

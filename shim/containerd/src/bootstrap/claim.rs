@@ -65,24 +65,30 @@ pub fn claim(
     let deadline = Instant::now() + CLAIM_LIMIT;
     let mut own = None;
     while Instant::now() < deadline {
-        let (old, is_dead) = match find(link)? {
-            Found::Missing => {
-                let new = own.take().map_or_else(|| OwnSocket::bind(link), Ok)?;
-                match symlink(&new.path, link) {
-                    Err(error) if error.kind() == ErrorKind::AlreadyExists => own = Some(new),
-                    made => return made.map(|()| Claim::New(new)),
-                }
-                continue;
+        let Some(old) = target_of(link)? else {
+            let new = own.take().map_or_else(|| OwnSocket::bind(link), Ok)?;
+            match symlink(&new.path, link) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => own = Some(new),
+                made => return made.map(|()| Claim::New(new)),
             }
-            Found::Server(socket, server) => {
-                // A server that does not accept now is used without the question.
+            continue;
+        };
+        let connected = connect_to(&old);
+        if old == link && fs::read_link(link).is_ok() {
+            // A later `start` has replaced the link, whose target is no address for containerd.
+            continue;
+        }
+        let is_dead = match connected {
+            // A server that does not accept now is used without the question.
+            Ok(server) => {
                 if server.map_or(Ok(true), &mut takes)? {
-                    return Ok(Claim::Serving(socket));
+                    return Ok(Claim::Serving(old));
                 }
                 // The server removes its own socket.
-                (socket, false)
+                false
             }
-            Found::Dead(socket) => (socket, true),
+            Err(Errno::CONNREFUSED | Errno::NOENT) => true,
+            Err(errno) => return Err(errno.into()),
         };
         let new = own.take().map_or_else(|| OwnSocket::bind(link), Ok)?;
         if !replace(link, &old, &new.path)? {
@@ -145,59 +151,21 @@ pub fn remove(owner: &Path, socket: &Path) {
     drop(right);
 }
 
-/// The state of the socket that a bundle names.
-pub enum SocketState {
-    /// No process listens.
-    Gone,
-    /// A server that accepts; it may have been killed a moment ago.
-    Accepts(UnixStream),
-    /// A server that does not even accept, and has its queue full; or the kernel does not say.
-    Silent,
-}
-
-/// Removes the socket if no process listens on it.
-pub fn remove_stale(socket: &Path) -> SocketState {
+/// Connects to the socket that a bundle names, and removes the socket if no process listens on it
+/// (ECONNREFUSED). A server that accepts may have been killed a moment ago. `None` for a server that
+/// does not even accept, and has its queue full.
+pub fn remove_stale(socket: &Path) -> Result<Option<UnixStream>, Errno> {
     // Go's shim and older versions of this shim name the group's path, which may be a link by now.
     // The link may soon lead to a new server.
     let socket = fs::read_link(socket).unwrap_or_else(|_| socket.to_owned());
-    match connect_to(&socket) {
-        Ok(Some(server)) => SocketState::Accepts(server),
-        Err(Errno::CONNREFUSED) => {
-            match OwnSocket::bind(&socket) {
-                Ok(own) => remove(&own.path, &socket),
-                Err(error) => {
-                    tracing::warn!(%error, path = %socket.display(), "a stale socket stays")
-                }
-            }
-            SocketState::Gone
-        }
-        Err(Errno::NOENT) => SocketState::Gone,
-        Ok(None) | Err(_) => SocketState::Silent,
-    }
-}
-
-enum Found {
-    Missing,
-    /// The server's socket and a connection; `None` if the server's queue is full and it did not
-    /// accept.
-    Server(PathBuf, Option<UnixStream>),
-    Dead(PathBuf),
-}
-
-fn find(link: &Path) -> io::Result<Found> {
-    let Some(socket) = target_of(link)? else {
-        return Ok(Found::Missing);
-    };
     let connected = connect_to(&socket);
-    if socket == link && fs::read_link(link).is_ok() {
-        // A later `start` has replaced the link, whose target is no address for containerd.
-        return find(link);
+    if matches!(connected, Err(Errno::CONNREFUSED)) {
+        match OwnSocket::bind(&socket) {
+            Ok(own) => remove(&own.path, &socket),
+            Err(error) => tracing::warn!(%error, path = %socket.display(), "a stale socket stays"),
+        }
     }
-    match connected {
-        Ok(server) => Ok(Found::Server(socket, server)),
-        Err(Errno::CONNREFUSED | Errno::NOENT) => Ok(Found::Dead(socket)),
-        Err(errno) => Err(errno.into()),
-    }
+    connected
 }
 
 /// Never waits: a server that does not accept, with a full queue, still counts as present.
@@ -399,7 +367,7 @@ mod tests {
     }
 
     fn is_gone(socket: &Path) -> bool {
-        matches!(remove_stale(socket), SocketState::Gone)
+        matches!(remove_stale(socket), Err(Errno::CONNREFUSED | Errno::NOENT))
     }
 
     #[test]
@@ -568,7 +536,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let link = dir.path().join("group");
         let own = new(&link);
-        assert!(matches!(remove_stale(&own.path), SocketState::Accepts(_)));
+        assert!(matches!(remove_stale(&own.path), Ok(Some(_))));
         assert_eq!(names(dir.path()), 2);
         let socket = killed(own);
         assert!(is_gone(&socket));
@@ -585,7 +553,7 @@ mod tests {
         while let Some(connection) = connect_to(&own.path).unwrap() {
             waiting.push(connection);
         }
-        assert!(matches!(remove_stale(&own.path), SocketState::Silent));
+        assert!(matches!(remove_stale(&own.path), Ok(None)));
     }
 
     /// The bundle of an older shim, or Go's, names the group itself.
@@ -596,7 +564,7 @@ mod tests {
         let own = new(&link);
         remove(&link, &link);
         assert!(matches!(claimed(&link), Claim::Serving(path) if path == own.path));
-        assert!(matches!(remove_stale(&link), SocketState::Accepts(_)));
+        assert!(matches!(remove_stale(&link), Ok(Some(_))));
         killed(own);
         assert!(is_gone(&link));
         assert_eq!(names(dir.path()), 0);

@@ -33,6 +33,7 @@ use containerd_shim_protos::types::introspection::{RuntimeInfo, RuntimeVersion};
 use nix::libc::SIGKILL;
 use protobuf::well_known_types::any::Any;
 use protobuf::{Message, MessageField};
+use rustix::io::Errno;
 
 use crate::args::Args;
 use crate::blocking::event_loop;
@@ -45,7 +46,7 @@ use crate::runtime::{Runtime, look_up};
 use crate::service::is_alive;
 use crate::step::{StepError, failed};
 use crate::task::{end_pod, roll_back};
-use claim::{SocketState, hash};
+use claim::hash;
 
 pub use claim::remove as remove_socket;
 pub use start::start;
@@ -199,13 +200,14 @@ async fn is_socket_gone(bundle: &Path, id: &str) -> bool {
     let socket = Path::new(address.strip_prefix("unix://").unwrap_or(address));
     for _ in 0..DYING_SERVERS {
         match claim::remove_stale(socket) {
-            SocketState::Gone => return true,
-            SocketState::Silent => return false,
-            SocketState::Accepts(server) => {
+            Err(Errno::CONNREFUSED | Errno::NOENT) => return true,
+            Ok(Some(server)) => {
                 if is_alive(server, id).await {
                     return false;
                 }
             }
+            // The server does not even accept, or the kernel does not say.
+            Ok(None) | Err(_) => return false,
         }
     }
     false

@@ -16,7 +16,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use bindguard_core::error_chain;
@@ -55,13 +55,13 @@ const HIGHEST_OOM_SCORE: i32 = 1000;
 pub fn start(args: &Args) -> Result<(), Box<dyn Error>> {
     // Without the fifo the log of `start` is lost; that is no reason to fail.
     let _ = logging::to_fifo(Path::new(logging::FIFO), args.debug, false);
-    let sent = StartInput::read(args)?;
+    let sent = StartInput::parse(&read_limited(io::stdin().lock())?, args)?;
     let spec = Bundle::at(".").spec()?;
     let mut directory = Path::new(SOCKET_DIRECTORY);
-    if let Some(bootstrap) = &sent.bootstrap
-        && let Some(configured) = &bootstrap.socket_directory
+    if let Some(params) = &sent.bootstrap
+        && !params.socket_dir().is_empty()
     {
-        directory = configured;
+        directory = Path::new(params.socket_dir());
     }
     let group = group_of(&spec, &args.id);
     let link = link_of_group(directory, &args.address, &args.namespace, &group);
@@ -81,8 +81,8 @@ pub fn start(args: &Args) -> Result<(), Box<dyn Error>> {
     // file after a restart.
     write_beside(Path::new(ADDRESS_FILE), address.as_bytes())
         .map_err(failed("write the address into the bundle"))?;
-    let answer =
-        encode_answer(&address, sent.bootstrap.as_ref()).map_err(failed("encode the answer"))?;
+    let answer = encode_answer(&address, sent.bootstrap.is_some());
+    let answer = answer.map_err(failed("encode the answer"))?;
     let mut stdout = io::stdout().lock();
     let written = stdout.write_all(&answer).and_then(|()| stdout.flush());
     Ok(written.map_err(failed("answer with the address"))?)
@@ -119,10 +119,10 @@ fn start_server(args: &Args, sent: &StartInput, listener: &UnixListener) -> Resu
         // A signal to containerd's process group does not reach it.
         .process_group(0);
     let mut debug = args.debug;
-    if let Some(bootstrap) = &sent.bootstrap {
-        debug |= bootstrap.debug;
-        if !bootstrap.ttrpc_address.is_empty() {
-            command.env("TTRPC_ADDRESS", &bootstrap.ttrpc_address);
+    if let Some(params) = &sent.bootstrap {
+        debug |= params.log_level.value() <= LogLevel::LOG_LEVEL_DEBUG.value();
+        if !params.containerd_ttrpc_address.is_empty() {
+            command.env("TTRPC_ADDRESS", &params.containerd_ttrpc_address);
         }
     }
     if debug {
@@ -151,8 +151,8 @@ fn start_server(args: &Args, sent: &StartInput, listener: &UnixListener) -> Resu
 /// | 1.6, 1.7 | an `Any` or nothing | the plain address | `start` and `delete` for each container |
 /// | 2.0 to 2.2 | an `Any` or nothing | the plain address, JSON | with the address, version 2: the same |
 /// | 2.3 and later | `BootstrapParams` | also a `BootstrapResult` | with version 3: `start` and `delete` for the sandbox alone |
-fn encode_answer(address: &str, bootstrap: Option<&Bootstrap>) -> protobuf::Result<Vec<u8>> {
-    if bootstrap.is_none() {
+fn encode_answer(address: &str, is_bootstrap: bool) -> protobuf::Result<Vec<u8>> {
+    if !is_bootstrap {
         return Ok(address.as_bytes().to_owned());
     }
     let result = BootstrapResult {
@@ -243,30 +243,14 @@ const MAX_INPUT_BYTES: usize = 10 * 1024 * 1024;
 const MAX_DIRECTORY_BYTES: usize = 107 - 1 - 64;
 
 #[derive(Debug, Default)]
-pub struct StartInput {
+struct StartInput {
     /// The runtime's options; defaults where none could be read.
-    pub options: Options,
-    /// The fields that only 2.3 and later send.
-    pub bootstrap: Option<Bootstrap>,
-}
-
-/// The rest of `BootstrapParams`. A containerd that sends it also understands a `BootstrapResult`.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Bootstrap {
-    /// containerd's event socket; may be empty.
-    pub ttrpc_address: String,
-    /// The directory for shims' sockets from containerd's config.
-    pub socket_directory: Option<PathBuf>,
-    /// Log more.
-    pub debug: bool,
+    options: Options,
+    /// Only 2.3 and later send them. Such a containerd also understands a `BootstrapResult`.
+    bootstrap: Option<BootstrapParams>,
 }
 
 impl StartInput {
-    /// Reads stdin to its end.
-    pub fn read(args: &Args) -> Result<Self, StepError> {
-        Self::parse(&read_limited(io::stdin().lock())?, args)
-    }
-
     fn parse(bytes: &[u8], args: &Args) -> Result<Self, StepError> {
         if bytes.is_empty() {
             return Ok(Self::default());
@@ -275,7 +259,21 @@ impl StartInput {
         if let Ok(params) = &params
             && (&params.instance_id, &params.namespace) == (&args.id, &args.namespace)
         {
-            return Self::from_bootstrap(params);
+            let directory = params.socket_dir();
+            let is_usable = directory.starts_with('/') && directory.len() <= MAX_DIRECTORY_BYTES;
+            if !directory.is_empty() && !is_usable {
+                return Err(format!(
+                    "socket_dir {directory:?}: not an absolute path of at most \
+                     {MAX_DIRECTORY_BYTES} bytes"
+                )
+                .into());
+            }
+            let extensions = params.extensions.iter();
+            let mut values = extensions.filter_map(|extension| extension.value.as_ref());
+            return Ok(Self {
+                options: start_options(values.find(|any| has_options(any)))?,
+                bootstrap: Some(params.clone()),
+            });
         }
         match (Any::parse_from_bytes(bytes), params) {
             (Ok(any), _) if has_options(&any) => Ok(Self {
@@ -290,23 +288,6 @@ impl StartInput {
             .into()),
             (_, Err(_)) => Err(unknown_input()),
         }
-    }
-
-    fn from_bootstrap(params: &BootstrapParams) -> Result<Self, StepError> {
-        let bootstrap = Bootstrap {
-            debug: params.log_level.value() <= LogLevel::LOG_LEVEL_DEBUG.value(),
-            socket_directory: socket_directory(params.socket_dir())?,
-            ttrpc_address: params.containerd_ttrpc_address.clone(),
-        };
-        let mut values = params
-            .extensions
-            .iter()
-            .filter_map(|extension| extension.value.as_ref());
-        let options = start_options(values.find(|any| has_options(any)))?;
-        Ok(Self {
-            options,
-            bootstrap: Some(bootstrap),
-        })
     }
 }
 
@@ -361,17 +342,6 @@ fn start_options(any: Option<&Any>) -> Result<Options, StepError> {
     }
 }
 
-fn socket_directory(named: &str) -> Result<Option<PathBuf>, StepError> {
-    match named {
-        "" => Ok(None),
-        _ if named.starts_with('/') && named.len() <= MAX_DIRECTORY_BYTES => Ok(Some(named.into())),
-        _ => Err(format!(
-            "socket_dir {named:?}: not an absolute path of at most {MAX_DIRECTORY_BYTES} bytes"
-        )
-        .into()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
@@ -380,7 +350,7 @@ mod tests {
 
     #[test]
     fn an_older_containerd_gets_the_address_alone() {
-        assert_eq!(encode_answer("unix:///s/a", None).unwrap(), b"unix:///s/a");
+        assert_eq!(encode_answer("unix:///s/a", false).unwrap(), b"unix:///s/a");
         // A newer containerd that parses it first as a BootstrapResult must fail.
         assert!(BootstrapResult::parse_from_bytes(b"unix:///s/a").is_err());
     }
@@ -389,10 +359,7 @@ mod tests {
     #[test]
     fn one_that_sent_parameters_gets_a_result() {
         let expected = b"\x08\x03\x12\x0bunix:///s/a\x1a\x05ttrpc";
-        assert_eq!(
-            encode_answer("unix:///s/a", Some(&Bootstrap::default())).unwrap(),
-            expected
-        );
+        assert_eq!(encode_answer("unix:///s/a", true).unwrap(), expected);
     }
 
     fn group(annotations: &str) -> String {
@@ -477,24 +444,16 @@ mod stdin_tests {
         })
         .unwrap();
         assert_eq!(sent.options.shim_cgroup, "/shims");
-        let (ttrpc_address, socket_directory) = ("/run/t.sock".into(), Some("/run/s".into()));
-        assert_eq!(
-            sent.bootstrap,
-            Some(Bootstrap {
-                ttrpc_address,
-                socket_directory,
-                debug: true
-            })
-        );
+        let params = sent.bootstrap.unwrap();
+        assert_eq!(params.containerd_ttrpc_address, "/run/t.sock");
+        assert_eq!(params.socket_dir(), "/run/s");
+        assert_eq!(params.log_level, LogLevel::LOG_LEVEL_TRACE.into());
     }
 
     /// containerd may send nothing beyond the flags.
     #[test]
     fn bare_params_are_params() {
-        assert_eq!(
-            sent(&params()).unwrap().bootstrap,
-            Some(Bootstrap::default())
-        );
+        assert_eq!(sent(&params()).unwrap().bootstrap, Some(params()));
     }
 
     #[test]

@@ -46,6 +46,8 @@ const CHECK_PAUSES: [u64; 6] = [2, 8, 30, 100, 300, 1000];
 const MAX_CONTENT: usize = 4096;
 
 const CONTROL: &str = "memory.oom_control";
+/// The key that counts the kills.
+const KILLS: &str = "oom_kill";
 
 /// A container's memory under watch. Kills from before it was opened are not reported.
 #[derive(Debug)]
@@ -133,7 +135,8 @@ impl OomWatch {
             Err(error) if is_absent(&error) => return Ok(None),
             opened => opened.map_err(watch_failed("open", &path))?,
         };
-        let kills = kills(&memory.read().map_err(watch_failed("read", &path))?);
+        let events = memory.read().map_err(watch_failed("read", &path))?;
+        let kills = events.of(KILLS);
         let path = directory.join("cgroup.events");
         let population = PolledFile::open(&path).map_err(watch_failed("open", &path))?;
         Ok(Some((KillSource::V2 { memory, population }, kills)))
@@ -185,54 +188,54 @@ impl OomWatch {
     /// visible. A cgroup that is gone has no count any more, and systemd removes a scope as soon as
     /// it is empty: call this before anything else.
     pub fn take_unreported(&mut self) -> bool {
-        let (directory, alarm, checks_left) = match &mut self.source {
+        match &mut self.source {
             KillSource::V1 {
                 directory,
                 alarm,
                 checks_left,
-            } => (directory, alarm, checks_left),
-            KillSource::V2 { memory, .. } => {
-                return match memory.read() {
-                    Ok(events) => has_grown(&mut self.kills, kills(&events)),
-                    Err(error) => {
-                        if !is_absent(&error) {
-                            tracing::warn!(%error, "memory.events cannot be read");
-                        }
+            } => {
+                // The count since the last read, see eventfd(2). EAGAIN: no alarm since.
+                let mut count = [0; 8];
+                let read = rustix::io::read(alarm.get_ref(), &mut count);
+                let alarms = read.map_or(0, |_| u64::from_ne_bytes(count));
+                let is_new = match read_control(directory) {
+                    Ok(control) => {
+                        let kills = kills_if_counted(directory, &control);
+                        kills.is_some_and(|kills| has_grown(&mut self.kills, kills))
+                            || (alarms > 0 && alarm_is_enough(&control))
+                    }
+                    // If the cgroup is gone, its removal has raised the alarm, or soon will. More
+                    // than one alarm means that memory had run out, and no file shows any more which
+                    // process was killed.
+                    Err(error) if is_absent(&error) => {
+                        let pending = u64::from(*checks_left > 0);
                         self.has_ended = true;
+                        *checks_left = 0;
+                        return alarms + pending > 1;
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, path = %directory.display(), "memory.oom_control cannot be read");
                         false
                     }
                 };
+                if is_new {
+                    *checks_left = 0;
+                } else if alarms > 0 {
+                    *checks_left = CHECK_PAUSES.len();
+                }
+                is_new
             }
-        };
-        // The count since the last read, see eventfd(2). EAGAIN: no alarm since.
-        let mut count = [0; 8];
-        let alarms =
-            rustix::io::read(alarm.get_ref(), &mut count).map_or(0, |_| u64::from_ne_bytes(count));
-        let is_new = match read_control(directory) {
-            Ok(control) => {
-                let grew = kills_if_counted(directory, &control)
-                    .is_some_and(|kills| has_grown(&mut self.kills, kills));
-                grew || (alarms > 0 && alarm_is_enough(&control))
-            }
-            // If the cgroup is gone, its removal has raised the alarm, or soon will. More than one
-            // alarm means that memory had run out, and no file shows any more which process was
-            // killed.
-            Err(error) if is_absent(&error) => {
-                let pending = u64::from(*checks_left > 0);
-                (self.has_ended, *checks_left) = (true, 0);
-                return alarms + pending > 1;
-            }
-            Err(error) => {
-                tracing::warn!(%error, path = %directory.display(), "memory.oom_control cannot be read");
-                false
-            }
-        };
-        if is_new {
-            *checks_left = 0;
-        } else if alarms > 0 {
-            *checks_left = CHECK_PAUSES.len();
+            KillSource::V2 { memory, .. } => match memory.read() {
+                Ok(events) => has_grown(&mut self.kills, events.of(KILLS)),
+                Err(error) => {
+                    if !is_absent(&error) {
+                        tracing::warn!(%error, "memory.events cannot be read");
+                    }
+                    self.has_ended = true;
+                    false
+                }
+            },
         }
-        is_new
     }
 }
 
@@ -250,28 +253,24 @@ fn read_control(directory: &Path) -> io::Result<FlatKeyed> {
 /// True if kills are never counted: the kernel cannot (before 4.13), or may not kill and lets the
 /// container wait for memory for ever.
 fn alarm_is_enough(control: &FlatKeyed) -> bool {
-    control.get("oom_kill").is_none() || control.of("oom_kill_disable") != 0
+    control.get(KILLS).is_none() || control.of("oom_kill_disable") != 0
 }
 
 /// The kills in a cgroup and below, if this kernel counts the kills of the cgroup itself.
 fn kills_if_counted(directory: &Path, control: &FlatKeyed) -> Option<u64> {
-    control.get("oom_kill").map(|_| kills_below(directory))
+    control.get(KILLS).map(|_| kills_below(directory))
 }
 
 /// The kills in a cgroup and its descendants: version 1 does not add them up. The kills of a cgroup
 /// that is removed meanwhile are lost.
 fn kills_below(directory: &Path) -> u64 {
-    let mut sum = read_control(directory).map_or(0, |control| kills(&control));
+    let mut sum = read_control(directory).map_or(0, |control| control.of(KILLS));
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             sum = sum.saturating_add(kills_below(&entry.path()));
         }
     }
     sum
-}
-
-fn kills(events: &FlatKeyed) -> u64 {
-    events.of("oom_kill")
 }
 
 /// A flat keyed file of the kernel that is open and watched.
@@ -433,6 +432,6 @@ mod tests {
     fn kills_are_counted_of_all_events() {
         // From the kernel's admin-guide/cgroup-v2.
         let text = "low 0\nhigh 7\nmax 90\noom 3\noom_kill 2\noom_group_kill 1\n";
-        assert_eq!(kills(&FlatKeyed::parse(text)), 2);
+        assert_eq!(FlatKeyed::parse(text).of(KILLS), 2);
     }
 }

@@ -25,7 +25,6 @@ use ttrpc::Status;
 
 use super::{Calls, shutting_down};
 use crate::blocking::lock;
-use crate::events::timestamp;
 use crate::task::{SharedState, Task, TaskError};
 
 /// The time limit for the `Create` of a container whose `start` was answered; it usually follows
@@ -128,16 +127,11 @@ impl Containers {
 
     /// Deletes an exec, or a container and its name.
     pub(super) async fn delete(&self, id: &str, exec_id: &str) -> Result<DeleteResponse, Status> {
-        let (process, exit) = self.find(id)?.delete(exec_id).await?;
+        let deleted = self.find(id)?.delete(exec_id).await?;
         if exec_id.is_empty() {
             self.forget(id);
         }
-        Ok(DeleteResponse {
-            pid: process.pid(),
-            exit_status: exit.map_or(0, |exit| exit.status),
-            exited_at: exit.map(|exit| timestamp(exit.at)).unwrap_or_default(),
-            ..Default::default()
-        })
+        Ok(deleted)
     }
 
     /// Announces a container: `start` is about to answer with this shim. Refused if the shim is

@@ -11,11 +11,10 @@
 //! the directory into the request, but 1.x does so only if the runtime's name begins with
 //! `io.containerd.runc`. Under any other name the shim must read the options.
 
-use std::collections::HashMap;
+use std::ffi::OsString;
 use std::mem::swap;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 use std::{fs, io};
 
@@ -100,24 +99,18 @@ impl Task {
             },
             outlives_init: !spec.has_own_pid_namespace,
             init: Arc::new(TaskProcess::new(request.id.clone(), streams)),
-            cgroup: OnceLock::new(),
-            restoration: Mutex::default(),
-            execs: Mutex::new(HashMap::new()),
-            turn: tokio::sync::Mutex::new(()),
-            signals: tokio::sync::RwLock::new(()),
-            delete_turn: tokio::sync::Mutex::new(()),
-            deleted_unstarted: AtomicBool::new(false),
+            restoration: Default::default(),
+            cgroup: Default::default(),
+            execs: Default::default(),
+            turn: Default::default(),
+            signals: Default::default(),
+            delete_turn: Default::default(),
+            deleted_unstarted: Default::default(),
             shared: shared.clone(),
         };
 
         rootfs::mount(request.rootfs.clone(), task.bundle.rootfs()).await?;
-        let made = if images_of(&request, &options).is_empty() {
-            task.create_init(&options, &spec).await.map(Some)
-        } else {
-            let prepared = task.prepare_restoration(&request, &options).await;
-            prepared.map(|()| None)
-        };
-        match made {
+        match task.create_init(&request, &options, &spec).await {
             Ok(watched) => {
                 let task = Arc::new(task);
                 task.publish_created(request);
@@ -133,38 +126,62 @@ impl Task {
         }
     }
 
+    /// Opens the init's streams, and creates the init unless it is to be restored at its start.
     async fn create_init(
         &self,
+        request: &CreateTaskRequest,
         options: &Options,
         spec: &ShimSpec,
-    ) -> Result<Arc<Watched>, TaskError> {
+    ) -> Result<Option<Arc<Watched>>, TaskError> {
         let prepared_io = self.open_streams(&self.init).await?;
-        let pending = self.shared.exits.pending_process();
-        let settings = guard_settings(spec).await;
+        let images = images_of(request, options);
+        if !images.is_empty() {
+            *lock(&self.restoration) = Some(Restoration {
+                images: images.to_owned(),
+                parent: request.parent_checkpoint.clone(),
+                prepared_io,
+            });
+            return Ok(None);
+        }
         let mut args = Vec::new();
         if options.no_new_keyring {
             args.push("--no-new-keyring".into());
         }
+        let made = self.make_init("create", args, options, &prepared_io, spec);
+        self.attach_init(made.await?, prepared_io).map(Some)
+    }
+
+    async fn make_init(
+        &self,
+        verb: &'static str,
+        mut args: Vec<OsString>,
+        options: &Options,
+        prepared_io: &PreparedIo,
+        spec: &ShimSpec,
+    ) -> Result<Arc<Watched>, TaskError> {
+        let pending = self.shared.exits.pending_process();
+        let settings = guard_settings(spec).await;
         if options.no_pivot_root {
             args.push("--no-pivot".into());
         }
-        let created = self.runtime.make(NewContainer {
-            verb: "create",
+        let made = self.runtime.make(NewContainer {
+            verb,
             args,
-            prepared_io: &prepared_io,
+            prepared_io,
             settings: &settings,
         });
-        let is_provable = created.await.map_err(TaskError::runtime("create"))?;
+        let is_provable = made.await.map_err(TaskError::runtime(verb))?;
         let pid = Bundle::read_pid(&self.bundle.init_pid_file())?;
-        if is_provable {
+        // The programs of a restored container run already.
+        if is_provable && verb == "create" {
             let proof = self.runtime.prove(pid, &settings);
-            proof.await.map_err(TaskError::runtime("create"))?;
+            proof.await.map_err(TaskError::runtime(verb))?;
         }
-        self.attach_init(Arc::new(pending.watch(pid)?), prepared_io)
+        Ok(Arc::new(pending.watch(pid)?))
     }
 
     /// Finds the new init's cgroup, and starts the copies of its streams.
-    pub(super) fn attach_init(
+    fn attach_init(
         &self,
         watched: Arc<Watched>,
         prepared_io: PreparedIo,
@@ -216,7 +233,7 @@ impl Task {
 /// The settings of the guard before the runtime: from the node's config, with the changes of the
 /// pod's annotations. Read for each create and restore, so that a change of the config also affects
 /// a pod that runs for months.
-pub(super) async fn guard_settings(spec: &ShimSpec) -> GuardSettings {
+async fn guard_settings(spec: &ShimSpec) -> GuardSettings {
     let read = async { run_blocking(with_slot(&READ_SLOTS, bindguard_config::load)?).await };
     let loaded = match timeout(READ_LIMIT, read).await {
         Ok(Ok(loaded)) => loaded,
@@ -283,7 +300,6 @@ const DUMP_LOG: &str = "criu-dump.log";
 pub struct Restoration {
     images: String,
     parent: String,
-    no_pivot_root: bool,
     prepared_io: PreparedIo,
 }
 
@@ -319,22 +335,6 @@ impl Task {
         done
     }
 
-    /// Prepares a container for the restore at its start.
-    pub(super) async fn prepare_restoration(
-        &self,
-        request: &CreateTaskRequest,
-        options: &Options,
-    ) -> Result<(), TaskError> {
-        let restoration = Restoration {
-            images: images_of(request, options).to_owned(),
-            parent: request.parent_checkpoint.clone(),
-            no_pivot_root: options.no_pivot_root,
-            prepared_io: self.open_streams(&self.init).await?,
-        };
-        *lock(&self.restoration) = Some(restoration);
-        Ok(())
-    }
-
     /// Restores the init, if it waits for that; the caller holds its turn. After a failure the start
     /// may be tried again.
     pub(super) async fn restore(&self) -> Result<Option<Arc<Watched>>, TaskError> {
@@ -361,28 +361,17 @@ impl Task {
             "" => self.bundle.work(),
             path => path.into(),
         };
-        let settings = guard_settings(&self.bundle.spec()?).await;
-        let pending = self.shared.exits.pending_process();
         let mut args = images_args(&from.images, work.as_ref(), &from.parent);
         // The shim is the subreaper: the restored process becomes its child.
         args.extend(["--detach".into(), "--no-subreaper".into()]);
-        if from.no_pivot_root {
-            args.push("--no-pivot".into());
-        }
-        let restored = self.runtime.make(NewContainer {
-            verb: "restore",
-            args,
-            prepared_io: &from.prepared_io,
-            settings: &settings,
-        });
-        restored.await.map_err(TaskError::runtime("restore"))?;
-        let pid = Bundle::read_pid(&self.bundle.init_pid_file())?;
-        Ok(Arc::new(pending.watch(pid)?))
+        let spec = self.bundle.spec()?;
+        let made = self.make_init("restore", args, &options, &from.prepared_io, &spec);
+        made.await
     }
 }
 
 /// The images of the new container; empty without a checkpoint.
-pub fn images_of<'a>(request: &'a CreateTaskRequest, options: &'a Options) -> &'a str {
+fn images_of<'a>(request: &'a CreateTaskRequest, options: &'a Options) -> &'a str {
     if request.checkpoint.is_empty() {
         &options.images_to_restore
     } else {

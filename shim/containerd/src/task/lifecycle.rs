@@ -6,20 +6,19 @@ use std::fmt::Write as _;
 use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use bindguard_core::error_chain;
 use bindguard_core::spec::RawObject;
 use bindguard_sys::write_new_file;
-use containerd_shim_protos::api::ExecProcessRequest;
+use containerd_shim_protos::api::{DeleteResponse, ExecProcessRequest};
 use containerd_shim_protos::events::task as proto;
 use containerd_shim_protos::topics;
 use nix::libc::{ESRCH, SIGKILL};
 use tokio::time::timeout;
 
 use super::create::end_pod;
-use super::process::{IllegalMove, ProcessState, TaskProcess};
-use super::{Task, TaskError};
+use super::{IllegalMove, ProcessState, Task, TaskError, TaskProcess};
 use crate::blocking::lock;
 use crate::bundle::Bundle;
 use crate::cgroup::OomWatch;
@@ -78,10 +77,7 @@ impl Task {
             Ok(watched) => watched,
             Err(error) => {
                 // All waiters get an end, but containerd gets no event: no process was started.
-                let exit = Exit {
-                    status: NOT_STARTED,
-                    at: SystemTime::now(),
-                };
+                let exit = Exit::now(NOT_STARTED);
                 exec.process.finish(ProcessState::failed_to_start, exit);
                 return Err(error);
             }
@@ -98,7 +94,12 @@ impl Task {
             },
         );
         // Its end is waited for only now: however early it comes, it is reported after the start.
-        self.await_exec(Arc::clone(&exec.process), watched);
+        let task = Arc::clone(self);
+        let process = Arc::clone(&exec.process);
+        tokio::spawn(async move {
+            let exit = watched.exit().await;
+            task.publish_exit(&process, exit);
+        });
         Ok(pid)
     }
 
@@ -317,15 +318,6 @@ impl Task {
         exit
     }
 
-    /// Waits for an exec in a task of its own.
-    pub(super) fn await_exec(self: &Arc<Self>, process: Arc<TaskProcess>, watched: Arc<Watched>) {
-        let task = Arc::clone(self);
-        tokio::spawn(async move {
-            let exit = watched.exit().await;
-            task.publish_exit(&process, exit);
-        });
-    }
-
     fn publish_exit(&self, process: &TaskProcess, exit: Exit) {
         process.finish(ProcessState::exited, exit);
         self.shared.events.send(
@@ -356,32 +348,34 @@ impl Task {
         }
     }
 
-    /// Removes an exec, or the container. Returns the process, and its exit if the process ran.
+    /// Removes an exec, or the container.
     ///
     /// The output of a process is passed on before its delete is answered, because the client then
     /// closes its side. An exec's end sends no TaskDelete: containerd would take that for the
     /// container's.
-    pub async fn delete(
-        &self,
-        exec_id: &str,
-    ) -> Result<(Arc<TaskProcess>, Option<Exit>), TaskError> {
+    pub async fn delete(&self, exec_id: &str) -> Result<DeleteResponse, TaskError> {
         let process = self.process(exec_id)?;
-        if exec_id.is_empty() {
-            self.delete_init().await?;
-            let exit = self.exit_of_init();
-            return Ok((process, exit));
-        }
-        let exec = self.exec(exec_id)?;
-        let _turn = exec.turn.lock().await;
-        process.state().deleted()?;
-        release(&process).await;
-        process.advance(ProcessState::deleted)?;
-        self.execs().remove(exec_id);
-        let exit = process.exit();
-        Ok((process, exit))
+        let exit = if exec_id.is_empty() {
+            self.delete_init().await?
+        } else {
+            let exec = self.exec(exec_id)?;
+            let _turn = exec.turn.lock().await;
+            process.state().deleted()?;
+            release(&process).await;
+            process.advance(ProcessState::deleted)?;
+            self.execs().remove(exec_id);
+            process.exit()
+        };
+        Ok(DeleteResponse {
+            pid: process.pid(),
+            exit_status: exit.map_or(0, |exit| exit.status),
+            exited_at: exit.map(|exit| timestamp(exit.at)).unwrap_or_default(),
+            ..Default::default()
+        })
     }
 
-    async fn delete_init(&self) -> Result<(), TaskError> {
+    /// Returns the exit that is to be reported. No program ran in a container without a start.
+    async fn delete_init(&self) -> Result<Option<Exit>, TaskError> {
         let _turn = self.delete_turn.lock().await;
         if self.init.state() == ProcessState::Deleted {
             return Err(TaskError::NotFound(format!("container {}", self.id)));
@@ -411,7 +405,10 @@ impl Task {
         }
         self.bundle.settle();
         self.init.advance(ProcessState::deleted)?;
-        let exit = self.exit_of_init();
+        let mut exit = self.init.exit();
+        if self.deleted_unstarted.load(Ordering::Relaxed) {
+            exit = None;
+        }
         self.shared.events.send(
             topics::TASK_DELETE_EVENT_TOPIC,
             &proto::TaskDelete {
@@ -422,7 +419,7 @@ impl Task {
                 ..Default::default()
             },
         );
-        Ok(())
+        Ok(exit)
     }
 
     /// A start in progress ends first: it decides whether the init has an exit to report.
@@ -449,13 +446,6 @@ impl Task {
             }
             _ => Ok(()),
         }
-    }
-
-    fn exit_of_init(&self) -> Option<Exit> {
-        if self.deleted_unstarted.load(Ordering::Relaxed) {
-            return None;
-        }
-        self.init.exit()
     }
 
     /// Sends any signal to the init, to the whole container, or to an exec.
