@@ -190,7 +190,7 @@ const ALLOWED: [(&str, &str, &str); 35] = [
         "a thread that can be left behind reads it",
     ),
     (
-        "shim/containerd/src/rootfs/overlay.rs",
+        "shim/containerd/src/rootfs/mod.rs",
         "ns",
         "of a child of the shim, which executes nothing",
     ),

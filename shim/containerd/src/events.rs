@@ -37,10 +37,10 @@ const MAX_PAUSE: Duration = Duration::from_secs(5);
 const REJECTIONS: u32 = 8;
 
 /// The sending end of the queue.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct TaskEvents(Arc<Queue>);
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Queue {
     items: Mutex<Items>,
     added: Notify,
@@ -48,7 +48,7 @@ struct Queue {
     sent: Notify,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Items {
     waiting: VecDeque<Queued>,
     is_sending: bool,
@@ -56,7 +56,6 @@ struct Items {
     dropped: u64,
 }
 
-#[derive(Debug)]
 struct Queued {
     at: SystemTime,
     topic: &'static str,

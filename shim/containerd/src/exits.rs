@@ -33,7 +33,7 @@ use tokio::io::unix::AsyncFd;
 
 use crate::blocking::lock;
 use crate::kernel::Signals;
-use crate::step::{StepError, failed};
+use crate::step::{Result, failed};
 
 /// The largest number of statuses: a call may hang for ever in a pod whose containers leave orphans
 /// all the time. Beyond it the oldest status is dropped. If that was a call's process, it is
@@ -41,12 +41,12 @@ use crate::step::{StepError, failed};
 const MAX_STATUSES: usize = 1024;
 
 /// The processes that have waiters.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Exits {
     inner: Mutex<Inner>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Inner {
     /// The number of waiters by pid: a pid may be used again before the last waiter for its old
     /// process is gone.
@@ -84,7 +84,6 @@ impl Exits {
 
 /// A process that a running call of the runtime makes. While this value exists, the statuses of
 /// reaped orphans are kept: the process may be among them.
-#[derive(Debug)]
 pub struct PendingProcess {
     exits: Arc<Exits>,
     since: u64,
@@ -93,7 +92,7 @@ pub struct PendingProcess {
 impl PendingProcess {
     /// Watches the process, after the runtime has reported its pid. This works also after the
     /// process was reaped. If it cannot be watched it is killed: its client gets an error.
-    pub fn watch(&self, pid: u32) -> Result<Watched, StepError> {
+    pub fn watch(&self, pid: u32) -> Result<Watched> {
         match Watched::known(self.exits.know(pid)) {
             Ok(watched) if watched.is_child() => Ok(watched),
             // The process is gone, or a new process has the pid.
@@ -115,7 +114,6 @@ impl Drop for PendingProcess {
 }
 
 /// While this value exists, the process with this pid is no orphan.
-#[derive(Debug)]
 pub struct KnownPid {
     exits: Arc<Exits>,
     pid: u32,
@@ -136,14 +134,13 @@ impl Drop for KnownPid {
 ///
 /// Calls and orphans are numbered in the order of their arrival. An orphan that was reaped before a
 /// call began is not that call's process, whatever its pid.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Statuses {
     last: u64,
     calls: BTreeSet<u64>,
     kept: VecDeque<OrphanStatus>,
 }
 
-#[derive(Debug)]
 struct OrphanStatus {
     number: u64,
     pid: u32,
@@ -280,13 +277,11 @@ impl Exit {
 }
 
 /// A child, or a process that becomes a child when the runtime ends.
-#[derive(Debug)]
 pub struct Watched {
     pub pid: u32,
     process: WatchedState,
 }
 
-#[derive(Debug)]
 enum WatchedState {
     /// Not reaped yet by `exit`.
     Present {
@@ -300,7 +295,7 @@ enum WatchedState {
 impl Watched {
     /// Opens a process. Its pid must be known before the process can have been reaped: until then the
     /// kernel does not reuse the pid.
-    pub fn known(known: KnownPid) -> Result<Self, StepError> {
+    pub fn known(known: KnownPid) -> Result<Self> {
         let step = format!("watch process {}", known.pid);
         Self::watch(known).map_err(failed(step))
     }

@@ -16,7 +16,6 @@ mod io;
 mod kernel;
 mod logging;
 mod memory;
-mod options;
 mod rootfs;
 mod runtime;
 mod serve;

@@ -21,7 +21,7 @@ use crate::events::TaskEvents;
 use crate::exits::{Exits, child_pids, reap_on_sigchld};
 use crate::kernel::{self, Signals};
 use crate::service::{self, Containers};
-use crate::step::{StepError, failed};
+use crate::step::{Result, failed};
 use crate::task::SharedState;
 use crate::{logging, memory};
 
@@ -35,7 +35,7 @@ const MAX_LINE: usize = 2048;
 const TERMINATE_POLL: Duration = Duration::from_millis(500);
 
 /// Serves until containerd no longer needs this shim.
-pub fn serve(args: &Args) -> Result<(), StepError> {
+pub fn serve(args: &Args) -> Result<()> {
     memory::remove_settings();
     let listener = match args.socket.as_str() {
         "" => take_over_socket().map_err(failed("take over the socket from `start`"))?,
@@ -73,7 +73,7 @@ fn bind_socket(path: &str) -> io::Result<UnixListener> {
     listener
 }
 
-async fn run(args: &Args, listener: UnixListener) -> Result<(), StepError> {
+async fn run(args: &Args, listener: UnixListener) -> Result<()> {
     let exits = Arc::new(Exits::default());
     tokio::spawn(reap_on_sigchld(Arc::clone(&exits)));
     tokio::spawn(memory::trim_when_quiet());
@@ -143,8 +143,8 @@ async fn terminated(containers: &Containers) {
 /// with a time limit for files of other processes.
 async fn dump(containers: &Containers) {
     tracing::info!("=== BEGIN state dump ===");
-    let (threads, children) = (threads(), children(child_pids()).await);
-    for line in [containers.describe(), threads, children, descriptors()].concat() {
+    let children = children(child_pids()).await;
+    for line in [containers.describe(), threads(), children, descriptors()].concat() {
         tracing::info!("{line}");
     }
     tracing::info!("=== END state dump ===");

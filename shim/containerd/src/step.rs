@@ -10,6 +10,9 @@ pub struct StepError {
     source: Option<Box<dyn Error + Send + Sync>>,
 }
 
+/// The result of an action on an object.
+pub type Result<T, E = StepError> = std::result::Result<T, E>;
+
 /// Names the failed action and its object.
 pub fn failed<E: Into<Box<dyn Error + Send + Sync>>>(
     step: impl Into<String>,

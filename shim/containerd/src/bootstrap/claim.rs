@@ -257,7 +257,6 @@ impl Drop for OwnSocket {
 /// competitor may have seen the dead owners before this removal. Therefore each process checks the
 /// dead owners again after making its own link. If a dead owner's link is gone, the right was
 /// released in between, and the process gives up.
-#[derive(Debug)]
 struct LinkRight {
     /// The entries of dead owners, then the entry of this process.
     entries: Vec<PathBuf>,

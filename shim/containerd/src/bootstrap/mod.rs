@@ -37,14 +37,13 @@ use rustix::io::Errno;
 
 use crate::args::Args;
 use crate::blocking::event_loop;
-use crate::bundle::{Bundle, ShimSpec};
+use crate::bundle::{Bundle, Options, ShimSpec};
 use crate::events::timestamp;
 use crate::exits::Exits;
 use crate::logging;
-use crate::options::Options;
 use crate::runtime::{Runtime, look_up};
 use crate::service::is_alive;
-use crate::step::{StepError, failed};
+use crate::step::{Result, failed};
 use crate::task::{end_pod, roll_back};
 use claim::hash;
 
@@ -142,7 +141,7 @@ const DYING_SERVERS: u32 = 5;
 const SANDBOX: &str = "sandbox";
 
 /// Cleans up after a dead server and answers on stdout.
-pub fn delete(args: &Args) -> Result<(), StepError> {
+pub fn delete(args: &Args) -> Result<()> {
     logging::to_stderr(args.debug).map_err(failed("log to stderr"))?;
     let bundle = Bundle::at(bundle_path(args).map_err(failed("find the bundle"))?);
     let pid = Bundle::read_pid(&bundle.init_pid_file()).unwrap_or_default();

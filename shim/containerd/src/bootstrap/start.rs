@@ -33,11 +33,10 @@ use super::claim::{Claim, claim};
 use super::{ADDRESS_FILE, SOCKET_DIRECTORY, link_of_group};
 use crate::args::Args;
 use crate::blocking::event_loop;
-use crate::bundle::{Bundle, ShimSpec, write_beside};
-use crate::cgroup::hierarchies_with_controllers;
-use crate::options::{Options, OptionsError};
+use crate::bundle::{Bundle, Options, OptionsError, ShimSpec, write_beside};
+use crate::cgroup::{ROOT, with_controllers};
 use crate::service::takes;
-use crate::step::{StepError, failed};
+use crate::step::{Result, StepError, failed};
 use crate::{logging, memory};
 
 /// The annotations that name the group of containers that share a server, those of a pod. Searched
@@ -99,7 +98,7 @@ fn group_of(spec: &ShimSpec, id: &str) -> String {
     id.to_owned()
 }
 
-fn start_server(args: &Args, sent: &StartInput, listener: &UnixListener) -> Result<(), StepError> {
+fn start_server(args: &Args, sent: &StartInput, listener: &UnixListener) -> Result<()> {
     join_core_scheduling_group();
     // The link, not its target: after an upgrade, too, bindguard-runtime is searched beside it.
     let program = std::env::current_exe().map_err(failed("find this program"))?;
@@ -204,7 +203,7 @@ fn join_cgroup(server: u32, cgroup: &str) {
         return;
     }
     let cgroup = Path::new(cgroup.trim_start_matches('/'));
-    for hierarchy in hierarchies_with_controllers() {
+    for hierarchy in with_controllers(Path::new(ROOT)) {
         let directory = hierarchy.join(cgroup);
         let joined = make_cgroup(&hierarchy, cgroup)
             .and_then(|()| fs::write(directory.join("cgroup.procs"), server.to_string()));
@@ -242,7 +241,7 @@ const MAX_INPUT_BYTES: usize = 10 * 1024 * 1024;
 /// name.
 const MAX_DIRECTORY_BYTES: usize = 107 - 1 - 64;
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct StartInput {
     /// The runtime's options; defaults where none could be read.
     options: Options,
@@ -251,7 +250,7 @@ struct StartInput {
 }
 
 impl StartInput {
-    fn parse(bytes: &[u8], args: &Args) -> Result<Self, StepError> {
+    fn parse(bytes: &[u8], args: &Args) -> Result<Self> {
         if bytes.is_empty() {
             return Ok(Self::default());
         }
@@ -292,7 +291,7 @@ impl StartInput {
 }
 
 /// The input of `-info`: an `Any` with the runtime's options, or nothing.
-pub fn read_options() -> Result<(Options, Option<Any>), StepError> {
+pub fn read_options() -> Result<(Options, Option<Any>)> {
     let bytes = read_limited(io::stdin().lock())?;
     if bytes.is_empty() {
         return Ok((Options::default(), None));
@@ -307,7 +306,7 @@ fn unknown_input() -> StepError {
         .into()
 }
 
-fn read_limited(stdin: impl Read) -> Result<Vec<u8>, StepError> {
+fn read_limited(stdin: impl Read) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     stdin
         .take(MAX_INPUT_BYTES as u64 + 1)
@@ -328,7 +327,7 @@ fn has_options(any: &Any) -> bool {
 
 /// `start` uses a single field of the options. Only `Create` refuses an unknown type, or a table
 /// that cannot be read.
-fn start_options(any: Option<&Any>) -> Result<Options, StepError> {
+fn start_options(any: Option<&Any>) -> Result<Options> {
     match Options::from_any(any) {
         Err(OptionsError::Malformed(error)) => Err(error),
         Err(error) => {
@@ -417,7 +416,7 @@ mod stdin_tests {
         }
     }
 
-    fn sent(params: &BootstrapParams) -> Result<StartInput, StepError> {
+    fn sent(params: &BootstrapParams) -> Result<StartInput> {
         StartInput::parse(&params.write_to_bytes().unwrap(), &args())
     }
 
@@ -478,7 +477,7 @@ mod stdin_tests {
                 ..Default::default()
             },
         ] {
-            let error = sent(&other).unwrap_err().to_string();
+            let error = sent(&other).err().unwrap().to_string();
             assert!(
                 error.starts_with("bootstrap parameters do not match the command line: id "),
                 "{error}"
@@ -502,7 +501,7 @@ mod stdin_tests {
             ..params()
         };
         assert_eq!(
-            sent(&relative).unwrap_err().to_string(),
+            sent(&relative).err().unwrap().to_string(),
             "socket_dir \"s\": not an absolute path of at most 42 bytes"
         );
     }
@@ -516,7 +515,7 @@ mod stdin_tests {
         );
         for bytes in [&b"\xff\xff\xff"[..], b"{\"json\":1}"] {
             assert_eq!(
-                StartInput::parse(bytes, &args()).unwrap_err().to_string(),
+                StartInput::parse(bytes, &args()).err().unwrap().to_string(),
                 "read stdin: neither bootstrap parameters nor runtime options"
             );
         }
@@ -525,8 +524,8 @@ mod stdin_tests {
             ..options()
         };
         let of_older = StartInput::parse(&malformed.write_to_bytes().unwrap(), &args());
-        let is_options = |read: Result<_, StepError>| {
-            read.unwrap_err().to_string() == "decode options of type containerd.runc.v1.Options"
+        let is_options = |read: Result<_>| {
+            read.err().unwrap().to_string() == "decode options of type containerd.runc.v1.Options"
         };
         assert!(is_options(of_older));
         let extensions = vec![Extension {

@@ -17,10 +17,10 @@ use std::time::Duration;
 use bindguard_core::error_chain;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::hierarchies;
+use super::{ROOT, hierarchies_in};
 use crate::blocking::{read_each, run_blocking};
 use crate::kernel;
-use crate::step::{StepError, failed};
+use crate::step::{Result, failed};
 
 /// A process that the dead runtime forked sees the end of its pipe, and then ends. systemd usually
 /// notices within the same time.
@@ -45,7 +45,7 @@ pub async fn remove_leftover_cgroup(cgroups_path: &str, state: &Path) {
             None => return,
         },
     };
-    let mut cgroups = hierarchies();
+    let mut cgroups = hierarchies_in(Path::new(ROOT));
     for cgroup in &mut cgroups {
         cgroup.push(path);
     }
@@ -153,7 +153,7 @@ fn waiting(pid: Pid, fifo: &Path) -> io::Result<Option<OwnedFd>> {
 
 /// The lines of `cgroup.procs` in the cgroup and below it; none if the cgroup is gone. A line is
 /// `0` for a process of another pid namespace. A cgroup that cannot be read may have processes.
-fn processes_within(cgroup: &Path) -> Vec<Result<String, StepError>> {
+fn processes_within(cgroup: &Path) -> Vec<Result<String>> {
     let (mut found, mut left) = (Vec::new(), vec![cgroup.to_owned()]);
     while let Some(path) = left.pop() {
         let mut read = || {

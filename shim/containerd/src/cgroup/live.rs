@@ -423,9 +423,9 @@ mod kills {
     async fn a_missing_memory_controller_is_an_error() {
         let nothing = OomWatch::open(&Cgroup::V1(Controllers::default()));
         let message = "watch for out-of-memory kills: the cgroup has no memory controller";
-        assert_eq!(error_chain(&nothing.unwrap_err()), message);
+        assert_eq!(error_chain(&nothing.err().unwrap()), message);
         let directory = super::Fixture::of(&[]);
         let nothing = OomWatch::open(&Cgroup::V2(directory.directory().to_owned()));
-        assert_eq!(error_chain(&nothing.unwrap_err()), message);
+        assert_eq!(error_chain(&nothing.err().unwrap()), message);
     }
 }

@@ -34,7 +34,7 @@ use std::path::{Path, PathBuf};
 use bindguard_core::mount_table::MountEntry;
 use protobuf::well_known_types::any::Any;
 
-use crate::step::{StepError, failed};
+use crate::step::{Result, failed};
 use figures::Metrics;
 
 pub use leftover::remove_leftover_cgroup;
@@ -105,10 +105,10 @@ fn decide(said: Option<bool>, path_is_systemds: bool, booted: impl FnOnce() -> b
 }
 
 /// The folder with one folder for each v1 hierarchy, or the mount point of v2 itself.
-const ROOT: &str = "/sys/fs/cgroup";
+pub const ROOT: &str = "/sys/fs/cgroup";
 
 /// Finds the directories of the cgroup of a living process, the container's init.
-pub fn find(pid: u32) -> Result<Cgroup, StepError> {
+pub fn find(pid: u32) -> Result<Cgroup> {
     let path = format!("/proc/{pid}/cgroup");
     let bytes = fs::read(&path).map_err(failed(format!("read {path}")))?;
     let text = String::from_utf8_lossy(&bytes);
@@ -178,11 +178,7 @@ struct Search {
 
 impl Search {
     /// The directory in the hierarchy of a controller, or in the unified hierarchy.
-    fn directory(
-        &self,
-        controller: Option<&str>,
-        path: &str,
-    ) -> Result<Option<PathBuf>, StepError> {
+    fn directory(&self, controller: Option<&str>, path: &str) -> Result<Option<PathBuf>> {
         // Controllers that share a hierarchy have a link each: /sys/fs/cgroup/cpu is cpu,cpuacct.
         let usual = Path::new(ROOT)
             .join(controller.unwrap_or(""))
@@ -207,7 +203,7 @@ impl Search {
             .is_ok_and(|procs| procs.lines().any(|line| line.parse() == Ok(self.pid)))
     }
 
-    fn mounts(&self) -> Result<&[CgroupMount], StepError> {
+    fn mounts(&self) -> Result<&[CgroupMount]> {
         if let Some(mounts) = self.mounts.get() {
             return Ok(mounts);
         }
@@ -277,18 +273,9 @@ impl CgroupMount {
     }
 }
 
-/// The hierarchies of this node, found without reading the mount table: all are below [`ROOT`].
-fn hierarchies() -> Vec<PathBuf> {
-    hierarchies_in(Path::new(ROOT))
-}
-
 /// The hierarchies with the controllers of this node. Beside v1 hierarchies the unified hierarchy
 /// has no controllers, and containerd does not use it.
-pub fn hierarchies_with_controllers() -> Vec<PathBuf> {
-    with_controllers(Path::new(ROOT))
-}
-
-fn with_controllers(root: &Path) -> Vec<PathBuf> {
+pub fn with_controllers(root: &Path) -> Vec<PathBuf> {
     let mut all = hierarchies_in(root);
     if all != [root] {
         all.retain(|hierarchy| !is_unified_mount(hierarchy));
@@ -301,6 +288,7 @@ fn is_unified_mount(hierarchy: &Path) -> bool {
     fs::metadata(hierarchy.join("cgroup.controllers")).is_ok()
 }
 
+/// The hierarchies of a node, found without reading the mount table: all are below [`ROOT`].
 fn hierarchies_in(root: &Path) -> Vec<PathBuf> {
     if is_unified_mount(root) {
         return vec![root.to_owned()];

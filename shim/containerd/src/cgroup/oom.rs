@@ -34,7 +34,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::Cgroup;
 use super::figures::{FlatKeyed, is_absent};
-use crate::step::{StepError, failed};
+use crate::step::{Result, StepError, failed};
 
 const WATCH: &str = "watch for out-of-memory kills";
 
@@ -50,7 +50,6 @@ const CONTROL: &str = "memory.oom_control";
 const KILLS: &str = "oom_kill";
 
 /// A container's memory under watch. Kills from before it was opened are not reported.
-#[derive(Debug)]
 pub struct OomWatch {
     source: KillSource,
     /// The kills seen so far.
@@ -59,7 +58,6 @@ pub struct OomWatch {
     has_ended: bool,
 }
 
-#[derive(Debug)]
 enum KillSource {
     /// Version 1: an eventfd that the kernel raises when memory runs out, and the count of kills in
     /// `memory.oom_control`, see "OOM Control" in admin-guide/cgroup-v1/memory.
@@ -89,7 +87,7 @@ fn watch_failed(what: &str, path: &Path) -> impl FnOnce(io::Error) -> StepError 
 impl OomWatch {
     /// Watches for kills from now on; earlier kills are not reported. Call this inside the event
     /// loop. Fails if the cgroup has no memory controller, and so no limit of its own.
-    pub fn open(version: &Cgroup) -> Result<Self, StepError> {
+    pub fn open(version: &Cgroup) -> Result<Self> {
         let opened = match version {
             Cgroup::V1(controllers) => match controllers.get("memory") {
                 Some(memory) => Some(Self::open_v1(memory)?),
@@ -106,7 +104,7 @@ impl OomWatch {
         })
     }
 
-    fn open_v1(directory: &Path) -> Result<(KillSource, u64), StepError> {
+    fn open_v1(directory: &Path) -> Result<(KillSource, u64)> {
         let path = directory.join(CONTROL);
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| watch_failed("make an eventfd for", &path)(errno.into()))?;
@@ -129,7 +127,7 @@ impl OomWatch {
     }
 
     /// `None` if the cgroup has no memory controller.
-    fn open_v2(directory: &Path) -> Result<Option<(KillSource, u64)>, StepError> {
+    fn open_v2(directory: &Path) -> Result<Option<(KillSource, u64)>> {
         let path = directory.join("memory.events");
         let memory = match PolledFile::open(&path) {
             Err(error) if is_absent(&error) => return Ok(None),
@@ -278,7 +276,6 @@ fn kills_below(directory: &Path) -> u64 {
 /// poll(2) reports POLLPRI for such a file from a change until it is read through the same
 /// descriptor, see `kernfs_generic_poll` in the kernel's fs/kernfs/file.c. poll costs a descriptor.
 /// inotify would need an instance, and a node's default limit is 128 instances per user.
-#[derive(Debug)]
 struct PolledFile(AsyncFd<OwnedFd>);
 
 impl PolledFile {

@@ -30,7 +30,6 @@ const STEP: usize = 16 * 1024;
 /// The buffer of a task is on the stack of the step that reads and writes: an idle stream costs no
 /// memory. Only bytes that the reader has not accepted yet are kept, and until the reader accepts
 /// them nothing more is read. So a slow reader delays no other container.
-#[derive(Debug)]
 pub struct StreamCopy {
     /// `None` for a thread.
     pub task: Option<AbortHandle>,
@@ -39,7 +38,7 @@ pub struct StreamCopy {
     ends: [Weak<AsyncFd<OwnedFd>>; 2],
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Progress {
     /// The number of bytes that have reached the destination.
     moved: AtomicU64,
@@ -49,7 +48,7 @@ struct Progress {
 }
 
 /// Time limits for the rest of a stream.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct DrainLimits {
     /// With no bytes to pass on: a leftover process has the stream open.
     pub idle: Duration,

@@ -37,7 +37,7 @@ use tokio::io::unix::AsyncFd;
 
 use crate::blocking::{lock, spawn_thread};
 use crate::kernel;
-use crate::step::{StepError, failed};
+use crate::step::{Result, failed};
 use copy::{DrainLimits, StreamCopy};
 use open::{Input, Logger, OpenedStreams, OutputTarget};
 
@@ -59,7 +59,7 @@ const DRAIN_LIMITS: DrainLimits = DrainLimits {
 };
 
 /// The streams that `Create` and `Exec` name for a process: paths or URIs. Empty means no stream.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct Streams {
     pub stdin: String,
     pub stdout: String,
@@ -70,7 +70,7 @@ pub struct Streams {
 }
 
 /// The streams of a running process.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct RunningIo {
     /// Kept open so that the process sees no end of its input before `CloseIO`, however often
     /// clients connect and leave.
@@ -149,7 +149,7 @@ impl PreparedIo {
         streams: &Streams,
         mut owner: StreamOwner,
         process: LoggedProcess<'_>,
-    ) -> Result<Self, StepError> {
+    ) -> Result<Self> {
         let opened = OpenedStreams::open(streams).await?;
         let mut io = Self {
             stdin: opened.stdin,
@@ -197,7 +197,7 @@ impl PreparedIo {
         target: OutputTarget,
         owner: StreamOwner,
         stdout: Option<&OwnedFd>,
-    ) -> Result<Option<OwnedFd>, StepError> {
+    ) -> Result<Option<OwnedFd>> {
         let (to, log_file) = match target {
             // Only stdout can be a program's, and `open` handles that.
             OutputTarget::Nowhere | OutputTarget::Logger(_) => return Ok(None),
@@ -264,7 +264,7 @@ impl PreparedIo {
 
     /// Starts the copies. The process's ends are closed here: from now on only the process has them
     /// open.
-    pub fn attach(self) -> Result<RunningIo, StepError> {
+    pub fn attach(self) -> Result<RunningIo> {
         let mut attached = RunningIo::default();
         attached.logger = self.logger;
         for output in self.outputs {
@@ -338,7 +338,7 @@ impl PendingOutput {
     }
 
     /// Starts to copy: the process exists now.
-    fn begin(self) -> Result<StreamCopy, StepError> {
+    fn begin(self) -> Result<StreamCopy> {
         let Some(path) = self.log_file else {
             let from = watched(self.from, Interest::READABLE)?;
             return Ok(StreamCopy::spawn(
@@ -417,14 +417,14 @@ impl Drop for ConsoleSocket {
 }
 
 /// The owner of the pipes: the container's user, so that the container can reopen /dev/stdout.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Clone, Copy, Default)]
 pub struct StreamOwner {
     pub uid: u32,
     pub gid: u32,
 }
 
 /// A pipe: the read end, the write end.
-fn owned_pipe(stream: &str, owner: StreamOwner) -> Result<(OwnedFd, OwnedFd), StepError> {
+fn owned_pipe(stream: &str, owner: StreamOwner) -> Result<(OwnedFd, OwnedFd)> {
     let made = pipe_with(PipeFlags::CLOEXEC).and_then(|(read, write)| {
         if owner.uid != 0 || owner.gid != 0 {
             let (uid, gid) = (Uid::from_raw(owner.uid), Gid::from_raw(owner.gid));
@@ -457,7 +457,7 @@ fn unread(pipe: &OwnedFd) -> Vec<u8> {
 
 /// Registers a descriptor in the event loop. Calls on it fail from now on instead of waiting. All
 /// users of the end share this flag, so never set it on an end that a process gets.
-fn watched(fd: OwnedFd, interest: Interest) -> Result<Arc<AsyncFd<OwnedFd>>, StepError> {
+fn watched(fd: OwnedFd, interest: Interest) -> Result<Arc<AsyncFd<OwnedFd>>> {
     let watched = fcntl_getfl(&fd)
         .and_then(|flags| fcntl_setfl(&fd, flags | OFlags::NONBLOCK))
         .map_err(io::Error::from)

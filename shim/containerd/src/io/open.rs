@@ -47,7 +47,7 @@ use super::Streams;
 use crate::blocking::{run_blocking, spawn_thread};
 use crate::exits::{Exits, Watched};
 use crate::kernel;
-use crate::step::{StepError, failed};
+use crate::step::{Result, StepError, failed};
 
 /// The files behind the three names.
 #[derive(Default)]
@@ -84,7 +84,7 @@ pub struct Input {
 }
 
 impl OpenedStreams {
-    pub async fn open(streams: &Streams) -> Result<Self, StepError> {
+    pub async fn open(streams: &Streams) -> Result<Self> {
         let names = [&streams.stdin, &streams.stdout, &streams.stderr];
         if !streams.terminal && names.iter().all(|name| name.is_empty()) {
             return Ok(Self::default());
@@ -95,7 +95,7 @@ impl OpenedStreams {
             .map_err(failed("open the process's streams in a thread"))?
     }
 
-    fn open_all(streams: &Streams) -> Result<Self, StepError> {
+    fn open_all(streams: &Streams) -> Result<Self> {
         let stdin = open_stdin(&streams.stdin)?;
         let stdout = match open_output("stdout", &streams.stdout)? {
             // Without a reader the process would hang as soon as the terminal is full.
@@ -129,7 +129,7 @@ impl OpenedStreams {
     }
 }
 
-fn open_stdin(name: &str) -> Result<Option<Input>, StepError> {
+fn open_stdin(name: &str) -> Result<Option<Input>> {
     if name.is_empty() {
         return Ok(None);
     }
@@ -142,7 +142,7 @@ fn open_stdin(name: &str) -> Result<Option<Input>, StepError> {
     }
 }
 
-fn open_output(stream: &str, name: &str) -> Result<OutputTarget, StepError> {
+fn open_output(stream: &str, name: &str) -> Result<OutputTarget> {
     if name.is_empty() {
         return Ok(OutputTarget::Nowhere);
     }
@@ -301,7 +301,7 @@ const READ_ON_LIMIT: Duration = Duration::from_secs(2);
 const TERM_LIMIT: Duration = Duration::from_secs(10);
 
 /// The process whose output a program reads.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct LoggedProcess<'a> {
     /// The container's id, or the exec's.
     pub id: &'a str,
@@ -311,7 +311,6 @@ pub struct LoggedProcess<'a> {
 }
 
 /// A program that runs, or has run. It is killed when dropped.
-#[derive(Debug)]
 pub struct Logger {
     program: PathBuf,
     watched: Arc<Watched>,
@@ -324,7 +323,7 @@ impl Logger {
         program: LogProgram,
         process: LoggedProcess<'_>,
         [stdout, stderr]: [OwnedFd; 2],
-    ) -> Result<Self, StepError> {
+    ) -> Result<Self> {
         let name = format!("the logging program {}", program.path.display());
         let step = format!("start {name}");
         let (ready, ready_writer) = io::pipe().map_err(failed(&step))?;
@@ -545,7 +544,7 @@ mod logger_tests {
     use super::*;
 
     /// A program that runs this script; its stdout and stderr have no writer.
-    async fn started(script: &str, must_signal_ready: bool) -> Result<Logger, StepError> {
+    async fn started(script: &str, must_signal_ready: bool) -> Result<Logger> {
         let exits = Arc::new(Exits::default());
         let arguments = ["-c", script].map(str::to_owned).to_vec();
         let program = LogProgram {
@@ -569,7 +568,7 @@ mod logger_tests {
     #[tokio::test]
     async fn a_closed_pipe_means_ready_for_the_older_kind_only() {
         assert!(started("exit 0", false).await.is_ok());
-        let error = started("exit 0", true).await.unwrap_err().to_string();
+        let error = started("exit 0", true).await.err().unwrap().to_string();
         assert!(error.ends_with("it may have ended"), "{error}");
         assert!(started("echo >&5", true).await.is_ok());
     }

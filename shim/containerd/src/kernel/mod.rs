@@ -135,7 +135,6 @@ const LIBC_SIGNALS: [c_int; 2] = [32, 33];
 static FORMER_ACTIONS: OnceLock<[Option<libc::sigaction>; FAULTS.len()]> = OnceLock::new();
 
 /// The signals of a waiter, for as long as the process lives.
-#[derive(Debug)]
 pub struct Signals {
     bytes: UnixStream,
     arrived: Vec<(c_int, Arc<AtomicBool>)>,

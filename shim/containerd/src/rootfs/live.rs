@@ -16,7 +16,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::statvfs::{FsFlags, statvfs};
 
 use super::{call, mount_all, unmount_all, unmount_and_remove};
-use crate::step::StepError;
+use crate::step::Result;
 
 /// The folder has an empty `rootfs` and is on the machine's own disk: not every filesystem supports
 /// id-mapped mounts.
@@ -84,7 +84,7 @@ fn owner(path: &Path) -> (u32, u32) {
 }
 
 /// False, with a message, if this kernel or this filesystem has no id-mapped mounts.
-fn can_map_ids(result: Result<(), StepError>) -> bool {
+fn can_map_ids(result: Result<()>) -> bool {
     let Err(error) = result else {
         return true;
     };

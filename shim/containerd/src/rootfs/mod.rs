@@ -9,14 +9,25 @@
 //! itself. Three options need more than mount(2), as with mount(8): `loop`, and the pair `uidmap=` and
 //! `gidmap=`. The table is mount(8)'s. A change of propagation needs a separate call, see mount(2),
 //! so it is kept separately.
+//!
+//! Overlays with very many layers, and id-mapped mounts: `uidmap=0:100000:65536` and `gidmap=…`,
+//! which containerd sends for containers in a user namespace.
+//!
+//! ```text
+//!   child in a new user namespace ── /proc/PID/uid_map, gid_map ── /proc/PID/ns/user ──► fd, the child is killed
+//!   open_tree(CLONE) ── mount_setattr(IDMAP, fd) ── move_mount
+//! ```
+//! The kernel accepts a mapping only as a user namespace, and only for a detached mount. So a clone
+//! is mapped and attached. An overlay cannot be mapped itself; its lower directories are. Their
+//! common parent is cloned, mapped and mounted beside the root filesystem until the overlay, which
+//! keeps references, is mounted. See mount_setattr(2), "ID-mapped mounts", and user_namespaces(7).
 
 #[cfg(test)]
 mod live;
-mod overlay;
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -24,18 +35,22 @@ use std::thread;
 use std::time::Duration;
 
 use bindguard_core::error_chain;
+use bindguard_sys::map_ids;
 use containerd_shim_protos::types::mount::Mount;
 use nix::mount::MsFlags;
+use nix::sched::{CloneFlags, unshare};
 use rustix::fs::{
-    MemfdFlags, Mode, OFlags, ResolveFlags, StatVfsMountFlags, memfd_create, openat2,
+    CWD, MemfdFlags, Mode, OFlags, ResolveFlags, StatVfsMountFlags, memfd_create, openat2,
 };
 use rustix::io::Errno;
-use rustix::mount::{UnmountFlags, unmount as unmount_once};
+use rustix::mount::{
+    MoveMountFlags, OpenTreeFlags, UnmountFlags, move_mount, open_tree, unmount as unmount_once,
+};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use crate::blocking::run_blocking;
 use crate::kernel::{self, LoopMode, attach_loop_device, free_loop_device};
-use crate::step::{StepError, failed};
-use overlay::{MappedNamespace, mount_with_long_options};
+use crate::step::{Result, failed};
 
 /// The flags for access times.
 const ATIME: MsFlags = MsFlags::MS_NOATIME
@@ -58,7 +73,7 @@ const LOOP_PAUSE: Duration = Duration::from_millis(5);
 const MAX_MESSAGE: u64 = 2048;
 
 /// Mounts all in order; unmounts them again after a failure.
-pub async fn mount(mounts: Vec<Mount>, rootfs: PathBuf) -> Result<(), StepError> {
+pub async fn mount(mounts: Vec<Mount>, rootfs: PathBuf) -> Result<()> {
     if mounts.is_empty() {
         return Ok(());
     }
@@ -70,14 +85,14 @@ pub async fn mount(mounts: Vec<Mount>, rootfs: PathBuf) -> Result<(), StepError>
 
 /// Unmounts everything on the mount point and removes the directory. A directory without a mount is
 /// no error.
-pub async fn unmount(rootfs: PathBuf) -> Result<(), StepError> {
+pub async fn unmount(rootfs: PathBuf) -> Result<()> {
     let step = format!("work on {} in a thread", rootfs.display());
     run_blocking(move || unmount_and_remove(&rootfs))
         .await
         .map_err(failed(step))?
 }
 
-fn mount_all(mounts: &[Mount], rootfs: &Path) -> Result<(), StepError> {
+fn mount_all(mounts: &[Mount], rootfs: &Path) -> Result<()> {
     DirBuilder::new()
         .recursive(true)
         .mode(0o711)
@@ -97,7 +112,7 @@ fn mount_all(mounts: &[Mount], rootfs: &Path) -> Result<(), StepError> {
     Ok(())
 }
 
-fn mount_one(mount: &Mount, rootfs: &Path) -> Result<(), StepError> {
+fn mount_one(mount: &Mount, rootfs: &Path) -> Result<()> {
     let mount_failed = |step: &'static str| {
         move |source: io::Error| {
             failed(format!(
@@ -164,23 +179,19 @@ fn mount_itself(
     id_map: Option<&MappedNamespace>,
 ) -> io::Result<()> {
     let mut source = PathBuf::from(&mount.source);
-    let mut _device = None;
+    // Both are held until the filesystem is mounted.
+    let _device;
+    let _layers;
     if let Some(mode) = options.loop_device {
-        let (path, device) = attach_to_loop_device(&source, mode)?;
-        source = path;
-        _device = Some(device);
+        (source, _device) = attach_to_loop_device(&source, mode)?;
     }
-    let mount_with = |data: &[String]| {
-        mount_with_long_options(&mount.type_, &source, options.flags, data, target)
-    };
-    match id_map.filter(|_| mount.type_ == OVERLAY) {
-        None => mount_with(&options.data),
-        Some(map) => {
-            let (_until_it_is_mounted, data) =
-                map.layers(&options.data, rootfs.with_file_name(MAPPED_LAYERS))?;
-            mount_with(&data)
-        }
+    let mut data = options.data.clone();
+    if let Some(map) = id_map
+        && mount.type_ == OVERLAY
+    {
+        (_layers, data) = map.layers(&data, rootfs.with_file_name(MAPPED_LAYERS))?;
     }
+    mount_with_long_options(&mount.type_, &source, options.flags, &data, target)
 }
 
 /// Gives a bind its flags. In a user namespace the flags of a mount from outside are locked, see
@@ -220,7 +231,7 @@ fn call(
 
 /// Unmounts, and removes the mount point. If a bundle still has one, containerd 2 reads the node's
 /// whole mount table before it removes the bundle, see `UnmountRecursive` in its `mount` package.
-fn unmount_and_remove(rootfs: &Path) -> Result<(), StepError> {
+fn unmount_and_remove(rootfs: &Path) -> Result<()> {
     unmount_all(rootfs)?;
     // A directory with files in it is not only a mount point, and stays.
     let _ = fs::remove_dir(rootfs);
@@ -228,7 +239,7 @@ fn unmount_and_remove(rootfs: &Path) -> Result<(), StepError> {
 }
 
 /// Unmounts until nothing is mounted there; a filesystem that stays busy is only detached.
-fn unmount_all(rootfs: &Path) -> Result<(), StepError> {
+fn unmount_all(rootfs: &Path) -> Result<()> {
     let mut busy = 0;
     loop {
         let mut flags = UnmountFlags::NOFOLLOW;
@@ -358,22 +369,22 @@ const INTERNAL: &str = "X-containerd.";
 
 /// A mount's options, sorted by their destination.
 #[derive(Debug, PartialEq, Eq)]
-pub struct MountOptions {
+struct MountOptions {
     /// For the mount itself.
-    pub flags: MsFlags,
+    flags: MsFlags,
     /// For a second call; empty if the options do not change it.
-    pub propagation: MsFlags,
+    propagation: MsFlags,
     /// For the filesystem, in order.
-    pub data: Vec<String>,
+    data: Vec<String>,
     /// The source is a file, to be mounted through a loop device.
-    pub loop_device: Option<LoopMode>,
+    loop_device: Option<LoopMode>,
     /// The mappings of users and of groups.
-    pub id_map: Option<(String, String)>,
+    id_map: Option<(String, String)>,
 }
 
 impl MountOptions {
     /// Sorts the options.
-    pub fn parse(options: &[String]) -> Result<Self, StepError> {
+    fn parse(options: &[String]) -> Result<Self> {
         let (mut flags, mut propagation) = (MsFlags::empty(), MsFlags::empty());
         let (mut data, mut is_loop, mut users, mut groups) = (Vec::new(), false, None, None);
         for option in options {
@@ -424,8 +435,192 @@ impl MountOptions {
     }
 
     /// A remount without data changes flags only, and those are applied by the calls that follow.
-    pub fn is_remount_only(&self) -> bool {
+    fn is_remount_only(&self) -> bool {
         self.flags.contains(MsFlags::MS_REMOUNT) && self.data.is_empty()
+    }
+}
+
+/// A page, less the final NUL. mount(2) silently cuts a longer string.
+const MAX_OPTIONS: usize = 4096 - 1;
+const LOWER: &str = "lowerdir=";
+
+/// mount(2), with shortened options if they are too long.
+///
+/// mount(2) takes a page of options. An image of about sixty layers needs more, with all layers
+/// below a directory of the snapshotter. So the lower directories are named relative to this
+/// directory, which is the working directory of mount(2). All threads share the working directory,
+/// hence unshare(CLONE_FS) first, on a thread that ends after the mount.
+fn mount_with_long_options(
+    kind: &str,
+    source: &Path,
+    flags: MsFlags,
+    options: &[String],
+    target: &Path,
+) -> io::Result<()> {
+    let mut data = options.join(",");
+    if kind == OVERLAY
+        && data.len() > MAX_OPTIONS
+        && let Some((directory, short)) = shorten(options)
+    {
+        unshare(CloneFlags::CLONE_FS)?;
+        std::env::set_current_dir(directory)?;
+        data = short.join(",");
+    }
+    if data.len() > MAX_OPTIONS {
+        return Err(io::Error::new(
+            io::ErrorKind::ArgumentListTooLong,
+            "more options than mount(2) takes",
+        ));
+    }
+    call(Some(source), target, Some(kind), flags, Some(&data))
+}
+
+/// The lower directories' common parent, and the options with names relative to it.
+fn shorten(options: &[String]) -> Option<(PathBuf, Vec<String>)> {
+    let layers = lower_directories(options)?;
+    let parent = common_parent(&layers)?;
+    let mut relative = Vec::new();
+    for layer in layers {
+        relative.push(layer.strip_prefix(&parent).ok()?.to_str()?);
+    }
+    let short = with_lower(options, &relative.join(":"));
+    Some((parent, short))
+}
+
+/// The lower directories in an overlay's options.
+fn lower_directories(options: &[String]) -> Option<Vec<&Path>> {
+    let lower = options.iter().find_map(|word| word.strip_prefix(LOWER))?;
+    Some(lower.split(':').map(Path::new).collect())
+}
+
+/// The options with other lower directories.
+fn with_lower(options: &[String], lower: &str) -> Vec<String> {
+    let mut options = options.to_vec();
+    for word in &mut options {
+        if word.starts_with(LOWER) {
+            *word = format!("{LOWER}{lower}");
+        }
+    }
+    options
+}
+
+/// The lowest directory above all paths; `None` for `/`.
+fn common_parent(paths: &[&Path]) -> Option<PathBuf> {
+    let mut parent = paths.first()?.parent()?.to_owned();
+    while !paths
+        .iter()
+        .all(|path| path.starts_with(&parent) && *path != parent)
+    {
+        parent = parent.parent()?.to_owned();
+    }
+    (parent != Path::new("/") && parent.is_absolute()).then_some(parent)
+}
+
+/// A mapping as a user namespace, the only form that the kernel accepts.
+struct MappedNamespace {
+    namespace: File,
+}
+
+impl MappedNamespace {
+    /// Parses the options' values: `container:host:size`, several separated by commas.
+    fn new(users: &str, groups: &str) -> io::Result<Self> {
+        let [users, groups] = [lines(users)?, lines(groups)?];
+        let child = NamespaceChild(kernel::child_in_user_namespace()?);
+        let folder = PathBuf::from(format!("/proc/{}", child.0.as_raw_nonzero()));
+        fs::write(folder.join("uid_map"), users)?;
+        fs::write(folder.join("gid_map"), groups)?;
+        let namespace = File::open(folder.join("ns/user"))?;
+        Ok(Self { namespace })
+    }
+
+    /// Maps the ids of the mount on `target`. No process may use the mount yet, because a mapped
+    /// clone replaces the mount.
+    fn apply(&self, target: &Path) -> io::Result<()> {
+        let mapped = self.clone_of(target, false)?;
+        unmount_once(target, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?;
+        attach(&mapped, target)
+    }
+
+    /// Names the lower directories by a mapped mount at `directory`. Drop it when the overlay is
+    /// mounted.
+    fn layers(
+        &self,
+        words: &[String],
+        directory: PathBuf,
+    ) -> io::Result<(MappedLayers, Vec<String>)> {
+        let unusable = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
+        let lower = lower_directories(words).ok_or_else(|| unusable("no lowerdir to map"))?;
+        let parent = common_parent(&lower)
+            .ok_or_else(|| unusable("the lower directories have no common parent"))?;
+        let mapped = self.clone_of(&parent, true)?;
+        DirBuilder::new().mode(0o700).create(&directory)?;
+        let layers = MappedLayers { directory };
+        attach(&mapped, &layers.directory)?;
+        let mut names = Vec::new();
+        for path in lower {
+            if let Ok(layer) = path.strip_prefix(&parent) {
+                names.push(layers.directory.join(layer).display().to_string());
+            }
+        }
+        Ok((layers, with_lower(words, &names.join(":"))))
+    }
+
+    fn clone_of(&self, path: &Path, read_only: bool) -> io::Result<OwnedFd> {
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE
+            | OpenTreeFlags::OPEN_TREE_CLOEXEC
+            | OpenTreeFlags::AT_RECURSIVE;
+        let clone = open_tree(CWD, path, flags)?;
+        map_ids(clone.as_fd(), self.namespace.as_fd(), read_only)?;
+        Ok(clone)
+    }
+}
+
+/// The mapped parent of an overlay's lower directories; unmounted when dropped.
+struct MappedLayers {
+    directory: PathBuf,
+}
+
+impl Drop for MappedLayers {
+    fn drop(&mut self) {
+        // Unmounted already, or never mounted; without the directory there is nothing to remove
+        // either.
+        let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
+        let _ = unmount_once(&self.directory, flags);
+        if let Err(error) = fs::remove_dir(&self.directory) {
+            tracing::warn!(path = %self.directory.display(), %error, "cannot remove the mount point of an overlay's mapped layers");
+        }
+    }
+}
+
+fn attach(tree: &OwnedFd, target: &Path) -> io::Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    Ok(move_mount(tree, "", CWD, target, flags)?)
+}
+
+/// `container host size`, the format of /proc/PID/uid_map.
+fn lines(mapping: &str) -> io::Result<String> {
+    let mut lines = String::new();
+    for range in mapping.split(',') {
+        let numbers: Result<Vec<u32>, _> = range.split(':').map(str::parse).collect();
+        match numbers.as_deref() {
+            Ok([inside, outside, size]) => lines += &format!("{inside} {outside} {size}\n"),
+            _ => {
+                let why = format!("{mapping:?} is no mapping of ids (container:host:size)");
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+            }
+        }
+    }
+    Ok(lines)
+}
+
+/// The child for which the kernel creates a user namespace.
+struct NamespaceChild(Pid);
+
+impl Drop for NamespaceChild {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::KILL);
+        // ECHILD: the reaper of orphans was faster.
+        let _ = waitpid(Some(self.0), WaitOptions::empty());
     }
 }
 
@@ -473,7 +668,7 @@ mod tests {
 mod options_tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<MountOptions, StepError> {
+    fn parse(line: &str) -> Result<MountOptions> {
         MountOptions::parse(&line.split(',').map(str::to_owned).collect::<Vec<_>>())
     }
 
@@ -537,6 +732,109 @@ mod options_tests {
             let options = parse(option).unwrap();
             assert!(options.flags.is_empty() && options.propagation.is_empty());
             assert_eq!(options.data, [option]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod overlay_tests {
+    use std::fs;
+
+    use super::*;
+
+    fn words(line: &str) -> Vec<String> {
+        line.split(',').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn layers_become_relative_and_the_rest_stays() {
+        let (directory, short) = shorten(&words(
+            "workdir=/s/9/work,upperdir=/s/9/fs,lowerdir=/s/12/fs:/s/3/fs,index=off",
+        ))
+        .unwrap();
+        assert_eq!(directory, Path::new("/s"));
+        assert_eq!(
+            short,
+            words("workdir=/s/9/work,upperdir=/s/9/fs,lowerdir=12/fs:3/fs,index=off")
+        );
+    }
+
+    #[test]
+    fn without_a_common_directory_nothing_is_shortened() {
+        assert_eq!(shorten(&words("lowerdir=/a/fs:/b/fs")), None);
+        assert_eq!(shorten(&words("upperdir=/a")), None);
+        assert_eq!(shorten(&words("lowerdir=/a/b:/a")), None);
+    }
+
+    /// In a mount namespace of its own thread.
+    fn mount_hundred_layers(dir: &Path) -> io::Result<()> {
+        unshare(CloneFlags::CLONE_NEWNS)?;
+        call(
+            None,
+            Path::new("/"),
+            None,
+            MsFlags::MS_REC | MsFlags::MS_PRIVATE,
+            None,
+        )?;
+        call(
+            Some(Path::new("layers")),
+            dir,
+            Some("tmpfs"),
+            MsFlags::empty(),
+            None,
+        )?;
+        let layers: Vec<PathBuf> = (0..100)
+            .map(|n| dir.join(format!("{n:0>30}")).join("fs"))
+            .collect();
+        for (n, layer) in layers.iter().enumerate() {
+            fs::create_dir_all(layer)?;
+            fs::write(layer.join(format!("from-{n}")), "")?;
+        }
+        let [upper, work, merged] = ["upper", "work", "merged"].map(|name| dir.join(name));
+        for directory in [&upper, &work, &merged] {
+            fs::create_dir(directory)?;
+        }
+        let lower: Vec<_> = layers
+            .iter()
+            .map(|layer| layer.display().to_string())
+            .collect();
+        let words = [
+            format!("workdir={}", work.display()),
+            format!("upperdir={}", upper.display()),
+            format!("lowerdir={}", lower.join(":")),
+        ];
+        let source = Path::new("overlay");
+        mount_with_long_options("overlay", source, MsFlags::empty(), &words, &merged)?;
+        fs::metadata(merged.join("from-0"))
+            .and(fs::metadata(merged.join("from-99")))
+            .map(drop)
+    }
+
+    #[test]
+    fn a_hundred_layers_are_mounted() {
+        let dir = tempfile::tempdir().unwrap();
+        let here = std::env::current_dir().unwrap();
+        let path = dir.path().to_owned();
+        match thread::spawn(move || mount_hundred_layers(&path))
+            .join()
+            .unwrap()
+        {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                eprintln!("SKIPPED: no right to mount")
+            }
+            result => result.unwrap(),
+        }
+        assert_eq!(std::env::current_dir().unwrap(), here);
+    }
+
+    #[test]
+    fn mappings_are_read_or_refused() {
+        assert_eq!(
+            lines("0:1000:1,1:100000:65535").unwrap(),
+            "0 1000 1\n1 100000 65535\n"
+        );
+        for wrong in ["", "0:1", "0:1:2:3", "a:b:c", "0:-1:1"] {
+            assert!(lines(wrong).is_err(), "{wrong}");
         }
     }
 }

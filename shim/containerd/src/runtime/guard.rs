@@ -32,7 +32,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -55,13 +55,12 @@ use bindguard_sys::journal::append;
 use rustix::pipe::{PipeFlags, pipe_with};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader, Take};
 use tokio::net::unix::pipe;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::invoke::{RunStreams, Running, RuntimeCall, RuntimeError};
-use super::{Runtime, is_program, look_up};
+use super::{Result, RunStreams, Running, Runtime, RuntimeCall, RuntimeError, is_program, look_up};
 use crate::blocking::{run_blocking, spawn_thread};
 use crate::io::PreparedIo;
 use crate::kernel;
@@ -84,7 +83,6 @@ pub struct NewContainer<'a> {
 }
 
 /// The settings of the guard, and the policy for a container that it could not check.
-#[derive(Debug)]
 pub struct GuardSettings {
     pub deadline: Duration,
     /// Decides whether an unchecked container is refused.
@@ -109,7 +107,7 @@ enum GuardResult {
 impl Runtime {
     /// Makes the container. Returns true if the bundle has a record of the container's mounts: see
     /// [`Runtime::prove`].
-    pub async fn make(&self, mut call: NewContainer<'_>) -> Result<bool, RuntimeError> {
+    pub async fn make(&self, mut call: NewContainer<'_>) -> Result<bool> {
         let args = &mut call.args;
         args.extend(["--bundle".into(), (&self.bundle.path).into()]);
         self.add_process(args, &self.bundle.init_pid_file(), call.prepared_io);
@@ -117,7 +115,7 @@ impl Runtime {
         made.map_err(|error| error.into_final(call.prepared_io))
     }
 
-    async fn run_through_guard(&self, call: &NewContainer<'_>) -> Result<bool, RuntimeError> {
+    async fn run_through_guard(&self, call: &NewContainer<'_>) -> Result<bool> {
         self.resolve_binary().await?;
         let Some(guard) = guard_program().await else {
             let why = format!("{WRAPPER} is not installed");
@@ -167,11 +165,7 @@ impl Runtime {
         }
     }
 
-    async fn run_unguarded(
-        &self,
-        call: &NewContainer<'_>,
-        why: &str,
-    ) -> Result<bool, RuntimeError> {
+    async fn run_unguarded(&self, call: &NewContainer<'_>, why: &str) -> Result<bool> {
         if let Some(reason) = refusal_of_unseen(why, &call.settings.policy) {
             return Err(RuntimeError::Refused { reason });
         }
@@ -191,16 +185,18 @@ impl Runtime {
     }
 
     async fn run_guard(&self, guard: &Path, call: &NewContainer<'_>, attempt: u32) -> GuardResult {
-        let (running, mut answers) = match self.spawn_guard(guard, call, attempt) {
+        let (running, answers) = match self.spawn_guard(guard, call, attempt) {
             Ok(spawned) => spawned,
             Err(error) => return GuardResult::NoGuard(error.to_string()),
         };
+        let mut answers = BufReader::new(answers.take(MAX_ANSWER as u64));
         let mut received = Vec::new();
         let deadline = call.settings.deadline;
-        let read = read_while(&mut answers, &mut received, |received| {
-            !received.contains(&b'\n')
-        });
-        let (how, why) = if timeout(deadline, read).await.is_ok() {
+        let read = answers.read_until(b'\n', &mut received);
+        let (how, why) = if let Ok(read) = timeout(deadline, read).await {
+            if let Err(error) = read {
+                tracing::warn!(%error, "cannot read the guard's answer");
+            }
             let answer = parse_answer(&received);
             if let Some(GuardAnswer::Handover { prove }) = answer {
                 return match running.finish().await {
@@ -225,7 +221,7 @@ impl Runtime {
         } else {
             running.kill_group();
             let _ = running.finish_within(KILL_GRACE).await;
-            let _ = answers.try_read_buf(&mut received);
+            let _ = answers.get_mut().get_mut().try_read_buf(&mut received);
             // At the very last moment the guard may have become the runtime: then the container that
             // it began must be removed before the runtime runs again.
             if matches!(parse_answer(&received), Some(GuardAnswer::Handover { .. }))
@@ -286,24 +282,13 @@ pub async fn guard_program() -> Option<PathBuf> {
     run_blocking(find).await.ok().flatten()
 }
 
-/// Reads the rest, and returns a reason for which the runtime can have failed.
-async fn read_unrepaired(answers: &mut pipe::Receiver, received: &mut Vec<u8>) -> Option<String> {
-    let _ = timeout(REST_LIMIT, read_while(answers, received, |_| true)).await;
-    unrepaired_in(&String::from_utf8_lossy(received)).map(str::to_owned)
-}
+/// The guard's end of the pipe.
+type Answers = BufReader<Take<pipe::Receiver>>;
 
-async fn read_while(
-    answers: &mut pipe::Receiver,
-    received: &mut Vec<u8>,
-    wants_more: impl Fn(&[u8]) -> bool,
-) {
-    while received.len() < MAX_ANSWER && wants_more(received) {
-        match answers.read_buf(received).await {
-            Ok(0) => return,
-            Ok(_) => {}
-            Err(error) => return tracing::warn!(%error, "cannot read the guard's answer"),
-        }
-    }
+/// Reads the rest, and returns a reason for which the runtime can have failed.
+async fn read_unrepaired(answers: &mut Answers, received: &mut Vec<u8>) -> Option<String> {
+    let _ = timeout(REST_LIMIT, answers.read_to_end(received)).await;
+    unrepaired_in(&String::from_utf8_lossy(received)).map(str::to_owned)
 }
 
 /// The answer in the first line of the received bytes; `None` if there is none. Only the first word
@@ -332,7 +317,7 @@ impl Runtime {
     ///
     /// # Errors
     /// If policy refuses the container.
-    pub async fn prove(&self, pid: u32, settings: &GuardSettings) -> Result<(), RuntimeError> {
+    pub async fn prove(&self, pid: u32, settings: &GuardSettings) -> Result<()> {
         if shows_all_expected_binds(&self.bundle.path, pid).is_ok_and(|shows_all| shows_all) {
             return Ok(());
         }
@@ -346,10 +331,7 @@ impl Runtime {
                 refusal_of_uncompared(&why, &settings.policy)
             }
         };
-        match reason {
-            Some(reason) => Err(RuntimeError::Refused { reason }),
-            None => Ok(()),
-        }
+        reason.map_or(Ok(()), |reason| Err(RuntimeError::Refused { reason }))
     }
 
     /// The reason why policy refuses the container, if it does. A comparison that came to no end is
@@ -437,7 +419,7 @@ impl Runtime {
         guard: &Path,
         verb: &'static str,
         more: Vec<OsString>,
-    ) -> Result<Running, RuntimeError> {
+    ) -> Result<Running> {
         let bundle = &self.bundle.path;
         let mut args = vec!["--bundle".into(), bundle.into(), (&self.id).into()];
         args.extend(more);
@@ -458,7 +440,7 @@ fn shows_all_expected_binds(bundle: &Path, pid: u32) -> io::Result<bool> {
     drop(record);
     let mut comparison = Comparison::new(&expected);
     let table = File::open(format!("/proc/{pid}/mountinfo"))?;
-    let mut table = BufReader::with_capacity(4 << 10, table.take(MAX_TEXT));
+    let mut table = io::BufReader::with_capacity(4 << 10, table.take(MAX_TEXT));
     let mut line = Vec::new();
     let mut mounts = 0;
     while table.read_until(b'\n', &mut line)? > 0 {
@@ -504,13 +486,11 @@ mod tests {
             ("unrepaired is no first line\n", None),
         ] {
             let (read, write) = io::pipe().unwrap();
-            let mut answers = pipe::Receiver::from_owned_fd(read.into()).unwrap();
+            let answers = pipe::Receiver::from_owned_fd(read.into()).unwrap();
+            let mut answers = BufReader::new(answers.take(MAX_ANSWER as u64));
             io::Write::write_all(&mut { write }, sent.as_bytes()).unwrap();
             let mut received = Vec::new();
-            read_while(&mut answers, &mut received, |received| {
-                !received.contains(&b'\n')
-            })
-            .await;
+            answers.read_until(b'\n', &mut received).await.unwrap();
             assert_eq!(
                 read_unrepaired(&mut answers, &mut received)
                     .await
@@ -532,8 +512,8 @@ mod proof_tests {
 
     use super::*;
     use crate::bundle::Bundle;
+    use crate::bundle::Options;
     use crate::exits::Exits;
-    use crate::options::Options;
 
     /// No guard is beside the test's program.
     #[tokio::test]

@@ -3,30 +3,44 @@
 //! `create` and `restore` go through the guard (`guard`), all other verbs directly to runc, crun or
 //! the program that the options name. The runtime's *text* is passed on, never parsed: decisions
 //! depend on exit codes, files and pidfds.
+//!
+//! The runtime's output goes to memory files, not to pipes. A container's init inherits the streams
+//! of its `create`. So a pipe would stay open, and a wait for its end would last, as long as the
+//! container lives.
+//!
+//! The runtime's `--log` file: JSON objects, each on a line or, from crun 1.28, on several lines.
+//! youki writes `ERROR` and `message` in place of `error` and `msg`.
+//!
+//! Each call has a separate file, so that the last error is not from an older call. An incomplete
+//! object, whose writer was killed, must not hide its neighbours. The guard writes its messages
+//! into the same file, below the level of an error; they are passed on to the shim's log.
 
 mod guard;
-mod invoke;
 
 use std::ffi::{OsStr, OsString};
-use std::fs;
-use std::io::ErrorKind;
-use std::os::unix::fs::PermissionsExt;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use containerd_shim_protos::shim::oci::CheckpointOptions;
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::process::{Pid, Signal, kill_process_group};
+use serde::Deserialize;
 
 pub use guard::{GuardSettings, NewContainer};
-pub use invoke::RuntimeError;
 
 use crate::blocking::run_blocking;
-use crate::bundle::Bundle;
-use crate::exits::Exits;
+use crate::bundle::{Bundle, Options};
+use crate::exits::{Exit, Exits, Watched};
 use crate::io::PreparedIo;
-use crate::options::Options;
-use invoke::{RunStreams, RuntimeCall};
+use crate::kernel;
 
 /// runc's state directory under containerd, without the namespace; Go's shim uses it for every
 /// runtime.
@@ -36,7 +50,6 @@ const DEFAULT_BINARY: &str = "runc";
 const PIDS_LIMIT: Duration = Duration::from_secs(3);
 
 /// The runtime of a container.
-#[derive(Debug)]
 pub struct Runtime {
     /// The container's.
     pub id: String,
@@ -76,17 +89,13 @@ impl Runtime {
     }
 
     /// Runs a verb whose last argument is the container.
-    pub async fn run(
-        &self,
-        verb: &'static str,
-        mut args: Vec<OsString>,
-    ) -> Result<(), RuntimeError> {
+    pub async fn run(&self, verb: &'static str, mut args: Vec<OsString>) -> Result<()> {
         args.push((&self.id).into());
         self.run_captured(verb, args).await
     }
 
     /// Sends a signal to the container's init, or to all its processes.
-    pub async fn kill(&self, signal: u32, all: bool) -> Result<(), RuntimeError> {
+    pub async fn kill(&self, signal: u32, all: bool) -> Result<()> {
         let mut args: Vec<OsString> = vec![(&self.id).into(), signal.to_string().into()];
         if all {
             args.insert(0, "--all".into());
@@ -94,21 +103,13 @@ impl Runtime {
         self.run_captured("kill", args).await
     }
 
-    async fn run_captured(
-        &self,
-        verb: &'static str,
-        args: Vec<OsString>,
-    ) -> Result<(), RuntimeError> {
+    async fn run_captured(&self, verb: &'static str, args: Vec<OsString>) -> Result<()> {
         let call = self.call(verb, args).await?;
         call.run(RunStreams::Captured).await.map(drop)
     }
 
     /// A call of the runtime itself, without the guard.
-    async fn call(
-        &self,
-        verb: &'static str,
-        args: Vec<OsString>,
-    ) -> Result<RuntimeCall, RuntimeError> {
+    async fn call(&self, verb: &'static str, args: Vec<OsString>) -> Result<RuntimeCall> {
         let program = self.resolve_binary().await?;
         Ok(RuntimeCall::new(self, program, verb, args))
     }
@@ -126,7 +127,7 @@ impl Runtime {
     }
 
     /// The pids of all processes of the container, within [`PIDS_LIMIT`].
-    pub async fn pids(&self) -> Result<Vec<u32>, RuntimeError> {
+    pub async fn pids(&self) -> Result<Vec<u32>> {
         let no_answer = |why| RuntimeError::Failed {
             message: format!("read the answer of ps: {why}"),
         };
@@ -150,7 +151,7 @@ impl Runtime {
         process: &Path,
         pid_file: &Path,
         prepared_io: &PreparedIo,
-    ) -> Result<(), RuntimeError> {
+    ) -> Result<()> {
         let mut args = vec!["--process".into(), process.into(), "--detach".into()];
         self.add_process(&mut args, pid_file, prepared_io);
         let call = self.call("exec", args).await?;
@@ -183,7 +184,7 @@ impl Runtime {
 
     /// Away from the event loop: the path, or a folder of PATH, may be on a server that does not
     /// answer.
-    async fn resolve_binary(&self) -> Result<PathBuf, RuntimeError> {
+    async fn resolve_binary(&self) -> Result<PathBuf> {
         let binary = self.binary.clone();
         let found = run_blocking(move || look_up(&binary)).await;
         let message = match found {
@@ -246,6 +247,379 @@ fn is_program(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
 
+/// The limit of the runtime's stderr that is kept for the error.
+const STDERR_TAIL: u64 = 2048;
+
+type Result<T, E = RuntimeError> = std::result::Result<T, E>;
+
+/// A run of the runtime that failed.
+#[derive(Debug, thiserror::Error)]
+pub enum RuntimeError {
+    /// The runtime reports an error, in its own text, or could not be run, or its output is invalid.
+    #[error("{message}")]
+    Failed { message: String },
+    /// The runtime failed, and neither its log nor a stderr that the shim captured gives a reason.
+    #[error("{verb}: exit status {status}")]
+    Unexplained {
+        verb: &'static str,
+        /// The exit status as in a shell.
+        status: u32,
+    },
+    /// The runtime failed, and an unrepaired bind explains the failure.
+    #[error("{failure}; bindguard: {reason}")]
+    Unrepaired {
+        failure: Box<RuntimeError>,
+        /// The fault of the bind, and the next step.
+        reason: String,
+    },
+    /// The guard's policy refuses the container.
+    #[error("refused by bindguard: {reason}")]
+    Refused { reason: String },
+}
+
+/// The destinations of a run's streams.
+enum RunStreams<'a> {
+    /// To the shim, which needs them only for an error.
+    Captured,
+    /// To the shim, which needs the output on stdout.
+    CapturedStdout,
+    /// To the process that the runtime makes.
+    Process(&'a PreparedIo),
+}
+
+/// A run of the runtime, not started yet. The caller may add to the command.
+struct RuntimeCall {
+    command: Command,
+    verb: &'static str,
+    log: LogFile,
+    exits: Arc<Exits>,
+}
+
+/// A run that has started.
+struct Running {
+    child: Watched,
+    verb: &'static str,
+    log: LogFile,
+    stdout_file: Option<File>,
+    stderr_file: Option<File>,
+}
+
+impl RuntimeCall {
+    /// `PROGRAM --root R --log L --log-format json [--systemd-cgroup] VERB ARGS`
+    fn new(runtime: &Runtime, program: PathBuf, verb: &'static str, args: Vec<OsString>) -> Self {
+        let bundle = &runtime.bundle;
+        let log = LogFile::in_bundle(&bundle.path, verb);
+        let mut command = Command::new(program);
+        command.arg("--root").arg(&runtime.root);
+        command.arg("--log").arg(&log.path);
+        command.args(["--log-format", "json"]);
+        if runtime.systemd_cgroup {
+            command.arg("--systemd-cgroup");
+        }
+        command.arg(verb).args(args);
+        // containerd may have removed the bundle of a container whose create it gave up.
+        command.current_dir(match bundle.is_gone() {
+            true => Path::new("/"),
+            false => &bundle.path,
+        });
+        kernel::die_with_this_thread(&mut command);
+        kernel::with_default_signals(&mut command);
+        Self {
+            command,
+            verb,
+            log,
+            exits: Arc::clone(&runtime.exits),
+        }
+    }
+
+    /// Runs the runtime to its end; returns the output with `RunStreams::CapturedStdout`.
+    async fn run(self, streams: RunStreams<'_>) -> Result<Vec<u8>> {
+        self.spawn(streams)?.finish().await
+    }
+
+    fn spawn(self, streams: RunStreams<'_>) -> Result<Running> {
+        let program = Path::new(self.command.get_program()).to_owned();
+        self.try_spawn(streams)
+            .map_err(|error| RuntimeError::Failed {
+                message: format!("run {}: {error}", program.display()),
+            })
+    }
+
+    fn try_spawn(mut self, streams: RunStreams<'_>) -> io::Result<Running> {
+        let (mut stdout_file, mut stderr_file) = (None, None);
+        let mut ends;
+        match streams {
+            RunStreams::Captured | RunStreams::CapturedStdout => {
+                let file: &File = stderr_file.insert(memory_file()?);
+                ends = [None, Some(file.as_fd()), Some(file.as_fd())];
+                if matches!(streams, RunStreams::CapturedStdout) {
+                    let file: &File = stdout_file.insert(memory_file()?);
+                    ends[1] = Some(file.as_fd());
+                }
+            }
+            RunStreams::Process(prepared_io) => {
+                ends = prepared_io.child_streams();
+                // With a terminal the runtime's stderr has no reader, and the container's process
+                // does not get this stderr.
+                if ends[2].is_none() && prepared_io.console_socket().is_some() {
+                    let file: &File = stderr_file.insert(memory_file()?);
+                    ends[2] = Some(file.as_fd());
+                }
+            }
+        }
+        let [stdin, stdout, stderr] = ends;
+        self.command
+            .stdin(stdio(stdin)?)
+            .stdout(stdio(stdout)?)
+            .stderr(stdio(stderr)?);
+        let child = self.command.spawn()?;
+        Ok(Running {
+            child: Watched::child(child.id(), &self.exits)?,
+            verb: self.verb,
+            log: self.log,
+            stdout_file,
+            stderr_file,
+        })
+    }
+}
+
+/// /dev/null in place of a missing stream.
+fn stdio(fd: Option<BorrowedFd<'_>>) -> io::Result<Stdio> {
+    match fd {
+        Some(fd) => Ok(fd.try_clone_to_owned()?.into()),
+        None => Ok(Stdio::null()),
+    }
+}
+
+impl Running {
+    /// Waits for the end.
+    async fn finish(self) -> Result<Vec<u8>> {
+        let exit = self.child.exit().await;
+        self.result(exit)
+    }
+
+    /// Waits for the end for at most `limit`. `None` if the run had to be killed; it must lead a
+    /// group.
+    async fn finish_within(self, limit: Duration) -> Option<Result<Vec<u8>>> {
+        if let Ok(exit) = tokio::time::timeout(limit, self.child.exit()).await {
+            return Some(self.result(exit));
+        }
+        self.kill_group();
+        // Passes on its current content.
+        self.log.read();
+        // In the kernel it may hang for as long as a server does.
+        tokio::spawn(async move { self.child.exit().await });
+        None
+    }
+
+    fn result(self, exit: Exit) -> Result<Vec<u8>> {
+        let last_error = self.log.read();
+        if exit.status == 0 {
+            let stdout = self.stdout_file.map(|file| read_from(file, 0));
+            return Ok(stdout.unwrap_or_default());
+        }
+        let unexplained = RuntimeError::Unexplained {
+            verb: self.verb,
+            status: exit.status,
+        };
+        let message = last_error.filter(|text| !text.is_empty());
+        Err(unexplained.explained_by(message.or_else(|| self.stderr_file.and_then(tail))))
+    }
+
+    /// Kills the runtime and its forked processes. Call before the end of a run that leads a group.
+    fn kill_group(&self) {
+        if let Some(group) = i32::try_from(self.child.pid).ok().and_then(Pid::from_raw) {
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+    }
+}
+
+impl RuntimeError {
+    /// The error of the last try. Some runtimes explain an error only on the process's stderr, as
+    /// crun does for a missing program: then the error quotes the end of this output. A log file
+    /// gets the whole output.
+    fn into_final(self, prepared_io: &PreparedIo) -> Self {
+        let message = prepared_io.last_output();
+        prepared_io.write_failure();
+        self.explained_by(message)
+    }
+
+    /// Adds the guard's reason. The reason of the latest check wins.
+    fn with_unrepaired(self, unrepaired: Option<String>) -> Self {
+        let Some(reason) = unrepaired else {
+            return self;
+        };
+        let failure = match self {
+            Self::Unrepaired { failure, .. } => failure,
+            error => Box::new(error),
+        };
+        Self::Unrepaired { failure, reason }
+    }
+
+    /// Uses this text as the reason, if the error has none.
+    fn explained_by(self, message: Option<String>) -> Self {
+        match (self, message) {
+            (Self::Unexplained { .. }, Some(message)) => Self::Failed { message },
+            (Self::Unrepaired { failure, reason }, message) => Self::Unrepaired {
+                failure: Box::new(failure.explained_by(message)),
+                reason,
+            },
+            (error, _) => error,
+        }
+    }
+}
+
+fn tail(file: File) -> Option<String> {
+    let length = file.metadata().map_or(0, |meta| meta.len());
+    let bytes = read_from(file, length.saturating_sub(STDERR_TAIL));
+    Some(String::from_utf8_lossy(&bytes).trim().to_owned()).filter(|text| !text.is_empty())
+}
+
+fn memory_file() -> io::Result<File> {
+    Ok(memfd_create("runtime-output", MemfdFlags::CLOEXEC)?.into())
+}
+
+fn read_from(mut file: File, start: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let read = file
+        .seek(SeekFrom::Start(start))
+        .and_then(|_| file.read_to_end(&mut bytes));
+    if let Err(error) = read {
+        tracing::warn!(%error, "cannot read what the runtime printed");
+    }
+    bytes
+}
+
+static COUNTER: AtomicU64 = AtomicU64::new(0);
+
+/// The log's path if no file can be made in the bundle.
+const NOWHERE: &str = "/dev/null";
+
+/// The level of youki's errors.
+const YOUKI_ERROR: &str = "ERROR";
+
+/// The end of youki's message where its environment has `RUST_BACKTRACE`.
+const YOUKI_BACKTRACE: &str = "\n\nStack backtrace:";
+
+/// The log file of a call; removed when dropped.
+struct LogFile {
+    path: PathBuf,
+    /// None if no file can be made in the bundle.
+    file: Option<File>,
+}
+
+#[derive(Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(default)]
+struct RuntimeMessage {
+    level: String,
+    #[serde(alias = "message")]
+    msg: String,
+    /// youki's error value, beside some messages.
+    err: Option<String>,
+}
+
+impl LogFile {
+    /// A new file in the bundle. If the file cannot be made (the disk is full, or read-only) the
+    /// runtime logs to `/dev/null`: a runtime without a log ends at once, and a container must
+    /// still be killed and deleted.
+    fn in_bundle(bundle: &Path, verb: &str) -> Self {
+        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+        let path = bundle.join(format!("log-{verb}-{}-{number}.json", std::process::id()));
+        let opened = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&path);
+        let (path, file) = match opened {
+            Ok(file) => (path, Some(file)),
+            Err(error) => {
+                tracing::warn!(%error, path = %path.display(), "the runtime is called without a log");
+                (NOWHERE.into(), None)
+            }
+        };
+        Self { path, file }
+    }
+
+    /// Passes on messages below the level of an error, and returns the last error.
+    fn read(&self) -> Option<String> {
+        let mut bytes = Vec::new();
+        let mut file = self.file.as_ref()?;
+        file.rewind()
+            .and_then(|()| file.read_to_end(&mut bytes))
+            .ok()?;
+        let messages = parse(&String::from_utf8_lossy(&bytes));
+        for RuntimeMessage { level, msg, .. } in &messages {
+            match level.to_ascii_lowercase().as_str() {
+                "warning" | "warn" => tracing::warn!(from = "runtime", "{msg}"),
+                "info" => tracing::info!(from = "runtime", "{msg}"),
+                "debug" | "trace" => tracing::debug!(from = "runtime", "{msg}"),
+                _ => {}
+            }
+        }
+        last_error(messages)
+    }
+}
+
+impl Drop for LogFile {
+    fn drop(&mut self) {
+        if self.file.is_some() {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// An object begins with its line. A line that begins no complete object is skipped.
+fn parse(text: &str) -> Vec<RuntimeMessage> {
+    let mut messages = Vec::new();
+    let mut rest = text;
+    while !rest.is_empty() {
+        rest = match first_message(rest) {
+            Some((message, end)) => {
+                messages.push(message);
+                &rest[end..]
+            }
+            None => rest.split_once('\n').map_or("", |(_, next)| next),
+        };
+    }
+    messages
+}
+
+/// The message at the start of a text, and its end.
+fn first_message(text: &str) -> Option<(RuntimeMessage, usize)> {
+    if !text.trim_start_matches([' ', '\t']).starts_with('{') {
+        return None;
+    }
+    let mut objects = serde_json::Deserializer::from_str(text).into_iter();
+    let message = objects.next()?.ok()?;
+    Some((message, objects.byte_offset()))
+}
+
+/// runc and crun write a single error. youki writes an error for each step: the last says what
+/// failed, and the first why.
+fn last_error(messages: Vec<RuntimeMessage>) -> Option<String> {
+    let mut errors = messages;
+    errors.retain(|message| {
+        let level = message.level.to_ascii_lowercase();
+        matches!(level.as_str(), "error" | "fatal" | "panic")
+    });
+    let (last, before) = errors.split_last()?;
+    let first = before.first();
+    if first.unwrap_or(last).level != YOUKI_ERROR {
+        return Some(last.msg.trim().to_owned());
+    }
+    let what = last.msg.split(YOUKI_BACKTRACE).next().unwrap_or_default();
+    let mut text = what.trim().to_owned();
+    let why = first.map(|error| error.msg.as_str());
+    let value = errors.iter().find_map(|error| error.err.as_deref());
+    for part in [why, value].into_iter().flatten() {
+        text.push_str(": ");
+        text.push_str(part.trim());
+    }
+    Some(text)
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
@@ -303,5 +677,83 @@ mod tests {
             "network",
         ];
         assert_eq!(checkpoint_args(&all, "../before")[4..], flags);
+    }
+}
+
+#[cfg(test)]
+mod log_tests {
+    use super::*;
+
+    #[test]
+    fn the_last_error_counts_and_remarks_do_not() {
+        let text = r#"
+            {"level":"error","msg":"first","time":"2026-11-21T05:10:00Z"}
+            {"level":"error","msg":"runc create failed: no such file or directory\n","time":"2026-11-21T05:10:00Z"}
+            {"level":"warning","msg":"re-bound /var/lib/kubelet/x"}"#;
+        assert_eq!(
+            last_error(parse(text)).as_deref(),
+            Some("runc create failed: no such file or directory")
+        );
+    }
+
+    /// As crun 1.28 writes an error.
+    #[test]
+    fn an_object_may_take_several_lines() {
+        let crun = "{\n  \"msg\": \"cannot stat `\\/data`\",\n  \"level\": \"error\",\n  \"time\": \"2026-11-21T05:10:00.0Z\"\n}\n";
+        let expected = Some("cannot stat `/data`");
+        assert_eq!(last_error(parse(crun)).as_deref(), expected);
+        let guard = "{\"level\":\"warning\",\"msg\":\"re-bound /var/lib/kubelet/x\"}\n";
+        let around = format!("{guard}{crun}{guard}");
+        assert_eq!(parse(&around).len(), 3);
+        assert_eq!(last_error(parse(&around)).as_deref(), expected);
+        let half = &crun[..crun.len() - 10];
+        assert_eq!(parse(&format!("{half}\n{guard}")).len(), 1);
+        assert_eq!(
+            last_error(parse(&format!("{crun}{half}"))).as_deref(),
+            expected
+        );
+    }
+
+    /// As youki 0.7 writes errors, with `RUST_BACKTRACE`.
+    #[test]
+    fn the_cause_follows_the_last_error() {
+        let youki = r#"
+            {"timestamp":"2026-11-25T23:45:10.3Z","level":"ERROR","message":"failed to mount /data: syscall","target":"libcontainer::rootfs::mount"}
+            {"timestamp":"2026-11-25T23:45:10.3Z","level":"ERROR","message":"failed to prepare rootfs","err":"Mount(Syscall(Nix(ENOENT)))","target":"libcontainer::process::init::process"}
+            {"timestamp":"2026-11-25T23:45:10.4Z","level":"ERROR","message":"failed to create container\n\nStack backtrace:\n   0: <unknown>","target":"youki"}
+            {"timestamp":"2026-11-25T23:45:10.4Z","level":"DEBUG","message":"ended","target":"youki"}"#;
+        let expected = "failed to create container: failed to mount /data: syscall: Mount(Syscall(Nix(ENOENT)))";
+        assert_eq!(last_error(parse(youki)).as_deref(), Some(expected));
+        let last_alone = parse(youki).split_off(2);
+        assert_eq!(
+            last_error(last_alone).as_deref(),
+            Some("failed to create container")
+        );
+    }
+
+    #[test]
+    fn a_half_written_line_hides_nothing() {
+        let text = "{\"level\":\"error\",\"msg\":\"the one\"}\n{\"level\":\"err";
+        assert_eq!(last_error(parse(text)).as_deref(), Some("the one"));
+        let text = "{\"level\":\"err\n{\"level\":\"error\",\"msg\":\"the one\"}\nnot json\n";
+        assert_eq!(last_error(parse(text)).as_deref(), Some("the one"));
+        assert_eq!(last_error(parse("")), None);
+    }
+
+    #[test]
+    fn the_log_file_is_removed_with_its_call() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = LogFile::in_bundle(dir.path(), "create");
+        assert_ne!(log.path, LogFile::in_bundle(dir.path(), "create").path);
+        assert_eq!(log.read(), None);
+        assert_eq!(
+            LogFile::in_bundle(&dir.path().join("missing"), "create").path,
+            Path::new(NOWHERE)
+        );
+        fs::write(&log.path, "{\"level\":\"error\",\"msg\":\"x\"}").unwrap();
+        assert_eq!(log.read().as_deref(), Some("x"));
+        let path = log.path.clone();
+        drop(log);
+        assert!(!path.try_exists().unwrap());
     }
 }

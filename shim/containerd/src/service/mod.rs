@@ -335,7 +335,7 @@ impl From<TaskError> for Status {
 
 /// The pending calls, for the dump of the shim's state, in the order of their arrival: what was
 /// called, and when.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Calls(Mutex<BTreeMap<u64, (String, Instant)>>);
 
 impl Calls {
@@ -370,7 +370,6 @@ impl Calls {
 }
 
 /// A call that is not answered yet.
-#[derive(Debug)]
 struct PendingCall {
     calls: Arc<Calls>,
     method: &'static str,

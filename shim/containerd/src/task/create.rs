@@ -31,13 +31,12 @@ use protobuf::{Message, MessageField};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::{SharedState, Task, TaskError, TaskProcess};
+use super::{Result, SharedState, Task, TaskError, TaskProcess};
 use crate::blocking::{lock, run_blocking};
-use crate::bundle::{Bundle, ShimSpec};
+use crate::bundle::{Bundle, Options, ShimSpec, malformed, text, unknown_type};
 use crate::cgroup::{self, is_systemd, remove_leftover_cgroup};
 use crate::exits::Watched;
 use crate::io::{PreparedIo, StreamOwner, Streams};
-use crate::options::{Options, malformed, text, unknown_type};
 use crate::rootfs;
 use crate::runtime::{GuardSettings, NewContainer, Runtime, checkpoint_args, images_args};
 
@@ -66,10 +65,7 @@ pub async fn roll_back(runtime: &Runtime, cgroups_path: &str) {
 
 impl Task {
     /// Creates the container and queues the event for containerd.
-    pub async fn create(
-        shared: &SharedState,
-        request: CreateTaskRequest,
-    ) -> Result<Arc<Self>, TaskError> {
+    pub async fn create(shared: &SharedState, request: CreateTaskRequest) -> Result<Arc<Self>> {
         let mut options = Options::of_request(request.options.as_ref()).await?;
         let bundle = Bundle::at(&request.bundle);
         let spec = bundle.spec()?;
@@ -132,7 +128,7 @@ impl Task {
         request: &CreateTaskRequest,
         options: &Options,
         spec: &ShimSpec,
-    ) -> Result<Option<Arc<Watched>>, TaskError> {
+    ) -> Result<Option<Arc<Watched>>> {
         let prepared_io = self.open_streams(&self.init).await?;
         let images = images_of(request, options);
         if !images.is_empty() {
@@ -158,7 +154,7 @@ impl Task {
         options: &Options,
         prepared_io: &PreparedIo,
         spec: &ShimSpec,
-    ) -> Result<Arc<Watched>, TaskError> {
+    ) -> Result<Arc<Watched>> {
         let pending = self.shared.exits.pending_process();
         let settings = guard_settings(spec).await;
         if options.no_pivot_root {
@@ -181,11 +177,7 @@ impl Task {
     }
 
     /// Finds the new init's cgroup, and starts the copies of its streams.
-    fn attach_init(
-        &self,
-        watched: Arc<Watched>,
-        prepared_io: PreparedIo,
-    ) -> Result<Arc<Watched>, TaskError> {
+    fn attach_init(&self, watched: Arc<Watched>, prepared_io: PreparedIo) -> Result<Arc<Watched>> {
         // A process that has ended already is in no cgroup any more, and another process may have
         // its pid.
         if !watched.has_ended() {
@@ -305,7 +297,7 @@ pub struct Restoration {
 
 impl Task {
     /// Writes the container into a directory, with criu.
-    pub async fn checkpoint(&self, request: CheckpointTaskRequest) -> Result<(), TaskError> {
+    pub async fn checkpoint(&self, request: CheckpointTaskRequest) -> Result<()> {
         let mut options = decode(request.options.as_ref())?;
         let parent = text(options.special_fields.unknown_fields(), PARENT_PATH);
         options.image_path = images_directory(options.image_path, request.path);
@@ -337,7 +329,7 @@ impl Task {
 
     /// Restores the init, if it waits for that; the caller holds its turn. After a failure the start
     /// may be tried again.
-    pub(super) async fn restore(&self) -> Result<Option<Arc<Watched>>, TaskError> {
+    pub(super) async fn restore(&self) -> Result<Option<Arc<Watched>>> {
         let Some(from) = lock(&self.restoration).take() else {
             return Ok(None);
         };
@@ -355,7 +347,7 @@ impl Task {
         restored
     }
 
-    async fn run_restore(&self, from: &Restoration) -> Result<Arc<Watched>, TaskError> {
+    async fn run_restore(&self, from: &Restoration) -> Result<Arc<Watched>> {
         let options = self.bundle.read_options()?;
         let work = match options.criu_work_path.as_str() {
             "" => self.bundle.work(),
@@ -384,7 +376,7 @@ fn images_directory(named: String, offered: String) -> String {
     if named.is_empty() { offered } else { named }
 }
 
-fn decode(any: Option<&Any>) -> Result<CheckpointOptions, TaskError> {
+fn decode(any: Option<&Any>) -> Result<CheckpointOptions> {
     let Some(any) = any.filter(|any| !any.type_url.is_empty()) else {
         return Ok(CheckpointOptions::default());
     };

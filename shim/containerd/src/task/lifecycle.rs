@@ -2,6 +2,7 @@
 //! and `Kill`. A process ends with the kernel's report, which becomes an event for containerd.
 
 use std::collections::hash_map::Entry;
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::fs;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use nix::libc::{ESRCH, SIGKILL};
 use tokio::time::timeout;
 
 use super::create::end_pod;
-use super::{IllegalMove, ProcessState, Task, TaskError, TaskProcess};
+use super::{IllegalMove, ProcessState, Result, Task, TaskError, TaskProcess};
 use crate::blocking::lock;
 use crate::bundle::Bundle;
 use crate::cgroup::OomWatch;
@@ -32,7 +33,6 @@ use crate::step::failed;
 /// see success.
 const NOT_STARTED: u32 = 255;
 
-#[derive(Debug)]
 pub struct Exec {
     pub process: Arc<TaskProcess>,
     /// The OCI process, as JSON.
@@ -43,7 +43,7 @@ pub struct Exec {
 
 impl Task {
     /// Starts the init, or an exec; returns its pid.
-    pub async fn start(self: &Arc<Self>, exec_id: &str) -> Result<u32, TaskError> {
+    pub async fn start(self: &Arc<Self>, exec_id: &str) -> Result<u32> {
         if !exec_id.is_empty() {
             return self.start_exec(self.exec(exec_id)?).await;
         }
@@ -51,8 +51,7 @@ impl Task {
         self.init.state().started()?;
         let restored = self.restore().await?;
         if restored.is_none() {
-            let started = self.runtime.run("start", vec![]).await;
-            started.map_err(TaskError::runtime("start"))?;
+            self.run("start", vec![]).await?;
         }
         self.init.advance(ProcessState::started)?;
         let pid = self.init.pid();
@@ -70,7 +69,7 @@ impl Task {
         Ok(pid)
     }
 
-    async fn start_exec(self: &Arc<Self>, exec: Arc<Exec>) -> Result<u32, TaskError> {
+    async fn start_exec(self: &Arc<Self>, exec: Arc<Exec>) -> Result<u32> {
         let _turn = exec.turn.lock().await;
         exec.process.state().started()?;
         let watched = match self.create_exec(&exec).await {
@@ -103,7 +102,7 @@ impl Task {
         Ok(pid)
     }
 
-    async fn create_exec(&self, exec: &Exec) -> Result<Arc<Watched>, TaskError> {
+    async fn create_exec(&self, exec: &Exec) -> Result<Arc<Watched>> {
         self.init.state().admits_exec()?;
         let process = &exec.process;
         let prepared_io = self.open_streams(process).await?;
@@ -137,7 +136,7 @@ impl Task {
     /// Adds a process by name and queues the event for containerd. `Start` creates the process. Its
     /// description stays as containerd sent it, except that the request decides whether there is a
     /// terminal.
-    pub fn add_exec(&self, request: ExecProcessRequest) -> Result<(), TaskError> {
+    pub fn add_exec(&self, request: ExecProcessRequest) -> Result<()> {
         let exec_id = request.exec_id;
         // The id becomes part of file names in the bundle.
         if exec_id.is_empty() || exec_id.contains('/') {
@@ -175,13 +174,13 @@ impl Task {
     }
 
     /// Freezes the container.
-    pub async fn pause(&self) -> Result<(), TaskError> {
+    pub async fn pause(&self) -> Result<()> {
         let _turn = self.turn.lock().await;
         self.init.advance(ProcessState::pausing)?;
-        if let Err(error) = self.runtime.run("pause", vec![]).await {
+        if let Err(error) = self.run("pause", vec![]).await {
             // A container that has ended meanwhile is not resumed.
             let _ = self.init.advance(ProcessState::resumed);
-            return Err(TaskError::runtime("pause")(error));
+            return Err(error);
         }
         self.init.advance(ProcessState::paused)?;
         let paused = proto::TaskPaused {
@@ -194,11 +193,10 @@ impl Task {
     }
 
     /// Thaws the container.
-    pub async fn resume(&self) -> Result<(), TaskError> {
+    pub async fn resume(&self) -> Result<()> {
         let _turn = self.turn.lock().await;
         self.init.state().resumed()?;
-        let resumed = self.runtime.run("resume", vec![]).await;
-        resumed.map_err(TaskError::runtime("resume"))?;
+        self.run("resume", vec![]).await?;
         self.init.advance(ProcessState::resumed)?;
         let resumed = proto::TaskResumed {
             container_id: self.id.clone(),
@@ -210,15 +208,20 @@ impl Task {
     }
 
     /// Changes the container's limits; `resources` is an OCI LinuxResources as JSON.
-    pub async fn update(&self, resources: &[u8]) -> Result<(), TaskError> {
+    pub async fn update(&self, resources: &[u8]) -> Result<()> {
         let file = self.bundle.path.join("update-resources.json");
         let _turn = self.turn.lock().await;
         write_new_file(&file, resources, 0o600)
             .map_err(failed(format!("write {}", file.display())))?;
         let args = vec!["--resources".into(), (&file).into()];
-        let updated = self.runtime.run("update", args).await;
+        let updated = self.run("update", args).await;
         let _ = fs::remove_file(&file);
-        updated.map_err(TaskError::runtime("update"))
+        updated
+    }
+
+    async fn run(&self, verb: &'static str, args: Vec<OsString>) -> Result<()> {
+        let done = self.runtime.run(verb, args).await;
+        done.map_err(TaskError::runtime(verb))
     }
 }
 
@@ -353,7 +356,7 @@ impl Task {
     /// The output of a process is passed on before its delete is answered, because the client then
     /// closes its side. An exec's end sends no TaskDelete: containerd would take that for the
     /// container's.
-    pub async fn delete(&self, exec_id: &str) -> Result<DeleteResponse, TaskError> {
+    pub async fn delete(&self, exec_id: &str) -> Result<DeleteResponse> {
         let process = self.process(exec_id)?;
         let exit = if exec_id.is_empty() {
             self.delete_init().await?
@@ -375,7 +378,7 @@ impl Task {
     }
 
     /// Returns the exit that is to be reported. No program ran in a container without a start.
-    async fn delete_init(&self) -> Result<Option<Exit>, TaskError> {
+    async fn delete_init(&self) -> Result<Option<Exit>> {
         let _turn = self.delete_turn.lock().await;
         if self.init.state() == ProcessState::Deleted {
             return Err(TaskError::NotFound(format!("container {}", self.id)));
@@ -423,7 +426,7 @@ impl Task {
     }
 
     /// A start in progress ends first: it decides whether the init has an exit to report.
-    async fn delete_unstarted(&self) -> Result<(), TaskError> {
+    async fn delete_unstarted(&self) -> Result<()> {
         let _turn = self.turn.lock().await;
         if self.init.state() != ProcessState::Created {
             return Ok(());
@@ -439,11 +442,9 @@ impl Task {
     }
 
     /// If the runtime no longer knows the container, there is nothing left to delete.
-    async fn delete_from_runtime(&self) -> Result<(), TaskError> {
-        match self.runtime.run("delete", vec![]).await {
-            Err(error) if self.runtime.knows_container() => {
-                Err(TaskError::runtime("delete")(error))
-            }
+    async fn delete_from_runtime(&self) -> Result<()> {
+        match self.run("delete", vec![]).await {
+            Err(error) if self.runtime.knows_container() => Err(error),
             _ => Ok(()),
         }
     }
@@ -453,7 +454,7 @@ impl Task {
     /// The runtime signals an init, because it handles a frozen container, or a container without a
     /// pid namespace. The shim signals an exec through its pidfd. The kernel reports that a process
     /// has ended; the runtime's text is never parsed for it.
-    pub async fn kill(&self, exec_id: &str, signal: u32, all: bool) -> Result<(), TaskError> {
+    pub async fn kill(&self, exec_id: &str, signal: u32, all: bool) -> Result<()> {
         if !exec_id.is_empty() {
             return kill_exec(&*self.process(exec_id)?, signal);
         }
@@ -481,7 +482,7 @@ async fn release(process: &TaskProcess) {
     process.detach();
 }
 
-fn kill_exec(process: &TaskProcess, signal: u32) -> Result<(), TaskError> {
+fn kill_exec(process: &TaskProcess, signal: u32) -> Result<()> {
     let Some(watched) = process.watched() else {
         let state = process.state();
         if matches!(state, ProcessState::Created | ProcessState::NotStarted) {

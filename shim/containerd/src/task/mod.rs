@@ -25,12 +25,11 @@ use protobuf::{EnumOrUnknown, Message, MessageField};
 use tokio::sync::watch;
 
 use crate::blocking::lock;
-use crate::bundle::Bundle;
+use crate::bundle::{Bundle, OptionsError};
 use crate::cgroup::Cgroup;
 use crate::events::{TaskEvents, timestamp};
 use crate::exits::{Exit, Exits, Watched};
 use crate::io::{LoggedProcess, PreparedIo, RunningIo, StreamOwner, Streams};
-use crate::options::OptionsError;
 use crate::runtime::{Runtime, RuntimeError};
 use crate::step::{StepError, failed};
 use create::Restoration;
@@ -39,7 +38,7 @@ use lifecycle::Exec;
 pub use create::{end_pod, roll_back};
 
 /// The state shared by all tasks of the shim.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct SharedState {
     /// containerd's namespace.
     pub namespace: String,
@@ -69,6 +68,8 @@ pub struct Task {
     deleted_unstarted: AtomicBool,
     shared: SharedState,
 }
+
+pub type Result<T, E = TaskError> = std::result::Result<T, E>;
 
 /// A request that a task could not complete.
 #[derive(Debug, thiserror::Error)]
@@ -110,7 +111,7 @@ impl Task {
         lock(&self.execs)
     }
 
-    fn exec(&self, exec_id: &str) -> Result<Arc<Exec>, TaskError> {
+    fn exec(&self, exec_id: &str) -> Result<Arc<Exec>> {
         self.execs()
             .get(exec_id)
             .cloned()
@@ -118,7 +119,7 @@ impl Task {
     }
 
     /// The init where the exec id is empty, as in containerd's requests.
-    pub fn process(&self, exec_id: &str) -> Result<Arc<TaskProcess>, TaskError> {
+    pub fn process(&self, exec_id: &str) -> Result<Arc<TaskProcess>> {
         match exec_id {
             "" => Ok(Arc::clone(&self.init)),
             _ => Ok(Arc::clone(&self.exec(exec_id)?.process)),
@@ -137,7 +138,7 @@ impl Task {
 
 impl Task {
     /// The state of a process.
-    pub fn state(&self, exec_id: &str) -> Result<StateResponse, TaskError> {
+    pub fn state(&self, exec_id: &str) -> Result<StateResponse> {
         let process = self.process(exec_id)?;
         let streams = &process.streams;
         let state = process.state();
@@ -205,7 +206,7 @@ impl Task {
     /// container without processes as leaked: containerd kills the shim, and the exit status of a just
     /// stopped container is lost. So a stopped init is still listed until its deletion. If the runtime
     /// fails or hangs, the answer has the processes that the shim itself started.
-    pub async fn pids(&self) -> Result<Vec<ProcessInfo>, TaskError> {
+    pub async fn pids(&self) -> Result<Vec<ProcessInfo>> {
         if !self.is_alive() {
             if self.init.state() == ProcessState::Deleted {
                 return Err(TaskError::NotFound(format!("container {}", self.id)));
@@ -260,13 +261,13 @@ impl Task {
 
     /// The resource usage of the container's cgroup, also after the init's end, until the cgroup is
     /// removed.
-    pub fn stats(&self) -> Result<Any, TaskError> {
+    pub fn stats(&self) -> Result<Any> {
         let metrics = self.cgroup.get().and_then(Cgroup::metrics);
         metrics.ok_or_else(|| TaskError::NotFound(format!("cgroup of container {}", self.id)))
     }
 
     /// Closes a process's stdin.
-    pub fn close_stdin(&self, exec_id: &str) -> Result<(), TaskError> {
+    pub fn close_stdin(&self, exec_id: &str) -> Result<()> {
         if let Some(attached) = self.process(exec_id)?.attached() {
             attached.close_stdin();
         }
@@ -274,7 +275,7 @@ impl Task {
     }
 
     /// Sets the size of a process's terminal.
-    pub fn resize(&self, exec_id: &str, columns: u32, rows: u32) -> Result<(), TaskError> {
+    pub fn resize(&self, exec_id: &str, columns: u32, rows: u32) -> Result<()> {
         if let Some(attached) = self.process(exec_id)?.attached() {
             // The kernel's sizes have 16 bits; Go's shim also drops the higher bits.
             attached
@@ -285,7 +286,7 @@ impl Task {
     }
 
     /// Waits for a process: the init if the exec id is empty.
-    pub async fn wait(self: Arc<Self>, exec_id: &str) -> Result<Exit, TaskError> {
+    pub async fn wait(self: Arc<Self>, exec_id: &str) -> Result<Exit> {
         let process = self.process(exec_id)?;
         drop(self);
         let exit = process.wait().await;
@@ -298,7 +299,6 @@ fn invalid(error: protobuf::Error) -> TaskError {
 }
 
 /// The state of a process. The locks inside are held for a read or write only.
-#[derive(Debug)]
 pub struct TaskProcess {
     /// Its name in events: the container's id for an init, else the exec's.
     pub id: String,
@@ -308,7 +308,6 @@ pub struct TaskProcess {
     exit: watch::Sender<Option<Exit>>,
 }
 
-#[derive(Debug)]
 struct Life {
     state: ProcessState,
     /// Stays after the process's end.
@@ -350,21 +349,14 @@ impl TaskProcess {
     }
 
     /// Changes the state, if the move allows it.
-    pub fn advance(
-        &self,
-        event: impl FnOnce(ProcessState) -> Result<ProcessState, IllegalMove>,
-    ) -> Result<(), IllegalMove> {
+    pub fn advance(&self, event: impl FnOnce(ProcessState) -> Move) -> Result<(), IllegalMove> {
         let mut life = self.life();
         life.state = event(life.state)?;
         Ok(())
     }
 
     /// Records the end, or that the start failed, and wakes all waiters.
-    pub fn finish(
-        &self,
-        event: impl FnOnce(ProcessState) -> Result<ProcessState, IllegalMove>,
-        exit: Exit,
-    ) {
+    pub fn finish(&self, event: impl FnOnce(ProcessState) -> Move, exit: Exit) {
         if let Err(illegal) = self.advance(event) {
             tracing::error!(id = self.id, "{illegal}");
         }
