@@ -4,8 +4,9 @@
 //! terminal's colours and cursor. It leaves newlines and the characters that reorder text. JSON has
 //! them as data.
 
+use std::collections::HashSet;
 use std::fmt;
-use std::hash::Hash;
+use std::hash::{BuildHasher, Hash, RandomState};
 
 use bindguard_core::text::one_line;
 use lru::LruCache;
@@ -73,43 +74,58 @@ where
 // Remembers the last message about each subject. Surveys and retries find the same faults again; only
 // news are logged, journaled or written as events.
 
-/// Limit of subjects. The findings about a subject that was not checked for the longest time are
-/// forgotten: pods and containers come and go.
-const MAX_SUBJECTS: usize = 4096;
+/// Limit of findings, of all subjects together. Those about the subject that was not checked for the
+/// longest time are forgotten: containers come and go, and each can have thousands.
+const MAX_FINDINGS: usize = 32 * 1024;
 
-/// The findings about each subject at its last check.
+/// The findings about each subject at its last check. Their hashes: a pod chooses how long the paths in
+/// them are.
 #[derive(Debug)]
-pub struct SayOnce<T, K: Hash + Eq = ()>(LruCache<K, Vec<T>>);
+pub struct SayOnce<K: Hash + Eq = ()> {
+    known: LruCache<K, HashSet<u64>>,
+    findings: usize,
+    hasher: RandomState,
+}
 
-impl<T, K: Hash + Eq> Default for SayOnce<T, K> {
+impl<K: Hash + Eq> Default for SayOnce<K> {
     fn default() -> Self {
         // A bounded cache would reserve memory for all subjects.
-        Self(LruCache::unbounded())
+        let known = LruCache::unbounded();
+        Self {
+            known,
+            findings: 0,
+            hasher: RandomState::new(),
+        }
     }
 }
 
-impl<T: PartialEq + Clone, K: Hash + Eq> SayOnce<T, K> {
+impl<K: Hash + Eq> SayOnce<K> {
     /// The findings about a subject that its last check did not have.
-    pub fn news(&mut self, about: K, found: Vec<T>) -> Vec<T> {
-        let known = self.0.pop(&about).unwrap_or_default();
-        let mut news = found.clone();
-        news.retain(|finding| !known.contains(finding));
-        if !found.is_empty() {
-            self.0.push(about, found);
+    pub fn news<T: Hash>(&mut self, about: K, mut found: Vec<T>) -> Vec<T> {
+        let before = self.known.pop(&about).unwrap_or_default();
+        let mut now = HashSet::new();
+        found.retain(|finding| {
+            let hash = self.hasher.hash_one(finding);
+            now.insert(hash);
+            !before.contains(&hash)
+        });
+        self.findings = self.findings - before.len() + now.len();
+        if !now.is_empty() {
+            self.known.push(about, now);
         }
-        if self.0.len() > MAX_SUBJECTS {
-            self.0.pop_lru();
+        while self.findings > MAX_FINDINGS
+            && let Some((_, forgotten)) = self.known.pop_lru()
+        {
+            self.findings -= forgotten.len();
         }
-        news
+        found
     }
 
     #[cfg(test)]
-    pub fn known(&self, about: &K) -> &[T] {
-        self.0.peek(about).map_or(&[], Vec::as_slice)
+    pub fn findings(&self) -> usize {
+        self.findings
     }
-}
 
-impl<K: Hash + Eq> SayOnce<String, K> {
     /// Logs the failures that are news; the work is done again.
     pub fn warn_of_retry(&mut self, failures: Vec<String>)
     where
@@ -254,15 +270,21 @@ mod say_once_tests {
         assert_eq!(said.news(1, vec!["a"]), ["a"], "it was gone in between");
     }
 
+    /// A pod with thousands of mounts that restarts its container again and again cannot fill the
+    /// agent's memory.
     #[test]
     fn findings_about_subjects_that_are_gone_are_forgotten() {
         let mut said = SayOnce::default();
-        for container in 0..2 * MAX_SUBJECTS {
-            said.news(container, vec!["why"]);
-            said.news(usize::MAX, vec!["why"]);
+        let of_a_container = Vec::from_iter(0..2000);
+        for container in 0..100 {
+            said.news(container, of_a_container.clone());
+            said.news(usize::MAX, vec![1]);
+            assert!(said.findings <= MAX_FINDINGS);
         }
-        assert_eq!(said.0.len(), MAX_SUBJECTS);
-        assert!(said.news(usize::MAX, vec!["why"]).is_empty());
-        assert_eq!(said.news(0, vec!["why"]), ["why"]);
+        let counted = said.known.iter().map(|(_, known)| known.len());
+        assert_eq!(counted.sum::<usize>(), said.findings);
+        assert!(said.news(usize::MAX, vec![1]).is_empty());
+        assert!(said.news(99, of_a_container.clone()).is_empty());
+        assert_eq!(said.news(0, of_a_container.clone()), of_a_container);
     }
 }

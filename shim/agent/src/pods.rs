@@ -123,7 +123,7 @@ struct PodNames {
     known: LruCache<String, PodName>,
     /// No query is made until then, because the CRI gave no answer in time.
     silent_until: Option<Instant>,
-    said: SayOnce<String>,
+    said: SayOnce,
 }
 
 impl PodLookup {

@@ -165,7 +165,7 @@ fn judged<'e>(
 // the node, the pod or the policy changes; a failed step may succeed at the next refresh.
 
 /// Why a refresh leaves a stale mount as it is.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Refused {
     pub reason: RefusedReason,
@@ -180,7 +180,7 @@ pub struct Refused {
 
 /// The rules of a refresh, in words that follow the path.
 #[derive(
-    Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, thiserror::Error, VariantArray,
+    Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error, VariantArray,
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum RefusedReason {

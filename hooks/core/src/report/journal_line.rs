@@ -348,7 +348,7 @@ impl RefreshLine {
 }
 
 /// A stale mount of a container, and the result.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RefreshedMount {
     /// Its mount point in the container.
@@ -362,7 +362,7 @@ pub struct RefreshedMount {
 }
 
 /// The result for a stale mount of a container.
-#[derive(Debug, Clone, PartialEq, Eq, IntoStaticStr, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, IntoStaticStr, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "kebab-case", deny_unknown_fields)]
 #[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum MountResult {
@@ -387,7 +387,7 @@ pub enum MountResult {
 }
 
 /// The method that attached a new mount.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AttachMethod {
     /// `MOVE_MOUNT_BENEATH`, Linux 6.5 and newer.

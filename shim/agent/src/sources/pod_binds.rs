@@ -101,9 +101,9 @@ struct MountedVolumes {
     folder: PathBuf,
     opted_in: PodsWithBinds,
     /// The reasons for which the list was not complete.
-    failures: SayOnce<String>,
+    failures: SayOnce,
     /// The reasons for which the folder of a pod's subpaths could not be read.
-    unread: SayOnce<String, String>,
+    unread: SayOnce<String>,
     /// The running containers of each pod that opted in to host-root binds: a runtime without
     /// bindguard makes the binds of a restarted container private again.
     with_roots: OfContainers<()>,
@@ -322,7 +322,7 @@ struct HostFiles {
     /// The files of the pods that opted in.
     files: OfContainers<Vec<FileBind>>,
     /// The reasons for which the last survey was not complete.
-    failures: SayOnce<String>,
+    failures: SayOnce,
 }
 
 fn follow_files(root: &'static KubeletRoot) {
@@ -475,7 +475,7 @@ mod tests {
         let rules = Rules::of_files(Duration::from_secs(300), &AFTER_START);
         let mut schedule = Schedule::new(rules, Instant::now());
         assert!(!files.survey(&mut schedule));
-        assert_eq!(files.failures.known(&()).len(), 1);
+        assert_eq!(files.failures.findings(), 1);
     }
 
     /// The runtime restarts, or the node boots: the pods are listed again before the next survey.

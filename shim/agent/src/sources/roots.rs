@@ -31,7 +31,7 @@ pub fn find_for_ever(node: &'static Node) {
 }
 
 /// Returns false if no root is there yet, or a root is not followed: a node may boot.
-fn find(node: &'static Node, followed: &mut Vec<FollowedRoot>, said: &mut SayOnce<String>) -> bool {
+fn find(node: &'static Node, followed: &mut Vec<FollowedRoot>, said: &mut SayOnce) -> bool {
     let (here, problems) = kubelets_here(node.config.places());
     let mut is_complete = problems.is_empty() && !here.is_empty();
     node.metrics[Level::AgentSilentRoots].set(problems.len() as i64);

@@ -194,7 +194,7 @@ const SIDE_BY_SIDE: usize = 8;
 #[derive(Debug)]
 pub struct Updates {
     root: &'static KubeletRoot,
-    warned: SayOnce<String, VolumeOfPod>,
+    warned: SayOnce<VolumeOfPod>,
     standing: Standing<String>,
 }
 

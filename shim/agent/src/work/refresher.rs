@@ -112,12 +112,12 @@ pub struct Refresher {
 /// The findings of earlier refreshes, by the uid of a pod or the id of a container.
 #[derive(Debug, Default)]
 struct Said {
-    warned: SayOnce<String, String>,
+    warned: SayOnce<String>,
     standing: Standing<String>,
     /// The journaled mounts that could not be replaced.
-    left: SayOnce<RefreshedMount, String>,
+    left: SayOnce<String>,
     /// The journaled reason for which a container could not be refreshed at all.
-    problems: SayOnce<String, String>,
+    problems: SayOnce<String>,
 }
 
 impl Refresher {
@@ -260,7 +260,7 @@ impl Refresher {
         let mut left = line.mounts.clone();
         left.retain(|mount| !is_replaced(mount) && mount.outcome != MountResult::Restless);
         let said = &mut *self.said();
-        said.problems.news(id.clone(), Vec::new());
+        said.problems.news::<String>(id.clone(), Vec::new());
         let is_new = !said.left.news(id.clone(), left).is_empty()
             || line.mounts.iter().any(is_replaced)
             || line.notification.is_some();

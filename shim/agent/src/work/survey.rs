@@ -44,15 +44,15 @@ pub struct Surveyor {
 #[derive(Debug, Default)]
 struct Last {
     report: Option<(Instant, Arc<str>)>,
-    sources: Standing<()>,
+    sources: Standing,
     /// The ids of the containers that keep mounts of the host.
-    keepers: SayOnce<String>,
+    keepers: SayOnce,
     /// The ids of the containers whose mounts are unknown.
-    unread: SayOnce<String>,
+    unread: SayOnce,
     /// The pods whose annotations have no effect, and the events about them.
     ignored: Vec<IgnoredRequest>,
-    ignored_events: Standing<()>,
-    failures: SayOnce<String>,
+    ignored_events: Standing,
+    failures: SayOnce,
     are_mounts_unread: bool,
     /// The runtime did not answer.
     has_no_pods: bool,

@@ -94,7 +94,7 @@ impl Reason {
 }
 
 /// An occurrence on a pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Occurrence {
     /// The pod, at least by its uid.
     pub pod: PodName,
@@ -115,7 +115,7 @@ pub struct Moment {
 }
 
 /// The occurrences of each place at its last check. Each survey finds them again.
-pub type Standing<K> = SayOnce<Occurrence, K>;
+pub type Standing<K = ()> = SayOnce<K>;
 
 /// The occurrences that a place did not have before. An occurrence that is over is news each time.
 pub fn news<K: Hash + Eq>(
