@@ -63,7 +63,7 @@ impl SpecifiedBind {
             source: bind.source().to_owned(),
             destination: bind.destination().to_owned(),
             settings: CloneSettings {
-                below: bind.is_recursive.then(|| bind.denied_below),
+                below: bind.is_recursive.then_some(bind.denied_below),
                 denied: Some(bind.denied),
                 leaves_flags: bind.leaves_flags,
                 requested: bind.propagation,
