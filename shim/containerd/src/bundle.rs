@@ -22,7 +22,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::spec::{RawObject, Text};
-use bindguard_sys::write_new_file;
+use bindguard_sys::{unless_absent, write_new_file};
 use containerd_shim_protos::shim::oci;
 use protobuf::well_known_types::any::Any;
 use protobuf::well_known_types::empty::Empty;
@@ -156,11 +156,8 @@ pub fn write_beside(path: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 fn read_if_there(path: &Path) -> Result<Option<String>> {
-    match fs::read_to_string(path) {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(failed(format!("read {}", path.display()))(source)),
-    }
+    let read = unless_absent(fs::read_to_string(path));
+    read.map_err(failed(format!("read {}", path.display())))
 }
 
 /// The fields of an OCI spec that the shim reads.

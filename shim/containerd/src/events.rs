@@ -50,18 +50,10 @@ struct Queue {
 
 #[derive(Default)]
 struct Items {
-    waiting: VecDeque<Queued>,
+    waiting: VecDeque<Envelope>,
     is_sending: bool,
     /// The number since the queue was last empty.
     dropped: u64,
-}
-
-struct Queued {
-    at: SystemTime,
-    topic: &'static str,
-    /// The message's name in `containerd.events`.
-    name: &'static str,
-    value: Vec<u8>,
 }
 
 impl TaskEvents {
@@ -86,15 +78,22 @@ impl TaskEvents {
 
     /// Puts an event in the queue.
     pub fn send<M: Message>(&self, topic: &'static str, event: &M) {
-        match event.write_to_bytes() {
-            Ok(value) => self.add(Queued {
-                at: SystemTime::now(),
-                topic,
-                name: M::NAME,
-                value,
-            }),
-            Err(error) => tracing::error!(topic, %error, "cannot encode an event"),
-        }
+        let value = match event.write_to_bytes() {
+            Ok(value) => value,
+            Err(error) => return tracing::error!(topic, %error, "cannot encode an event"),
+        };
+        let any = Any {
+            // Go's registry has the full name alone.
+            type_url: format!("containerd.events.{}", M::NAME),
+            value,
+            ..Default::default()
+        };
+        self.add(Envelope {
+            timestamp: timestamp(SystemTime::now()),
+            topic: topic.to_owned(),
+            event: MessageField::some(any),
+            ..Default::default()
+        });
     }
 
     /// The number of queued events, without the event that is being sent.
@@ -119,16 +118,16 @@ impl TaskEvents {
     }
 
     /// Adds an event, and drops an older event if there are too many.
-    fn add(&self, event: Queued) {
+    fn add(&self, event: Envelope) {
         let mut items = lock(&self.0.items);
         if items.waiting.len() >= MAX_EVENTS {
-            let is_kill = |event: &Queued| event.topic == TASK_OOM_EVENT_TOPIC;
+            let is_kill = |event: &Envelope| event.topic == TASK_OOM_EVENT_TOPIC;
             let oldest = items.waiting.iter().position(is_kill).unwrap_or(0);
             if let Some(event) = items.waiting.remove(oldest)
                 && items.dropped == 0
             {
                 tracing::warn!(
-                    topic = event.topic,
+                    topic = &*event.topic,
                     "containerd receives no events: dropping the oldest of {MAX_EVENTS}"
                 );
             }
@@ -140,7 +139,7 @@ impl TaskEvents {
     }
 
     /// Waits for the next event, which is being sent from then on.
-    async fn next(&self) -> Queued {
+    async fn next(&self) -> Envelope {
         loop {
             let added = self.0.added.notified();
             if let Some(event) = lock(&self.0.items).take() {
@@ -157,7 +156,7 @@ pub fn timestamp(at: SystemTime) -> MessageField<Timestamp> {
 }
 
 impl Items {
-    fn take(&mut self) -> Option<Queued> {
+    fn take(&mut self) -> Option<Envelope> {
         let event = self.waiting.pop_front()?;
         self.is_sending = true;
         if self.waiting.is_empty() {
@@ -187,7 +186,7 @@ struct Publisher {
 }
 
 impl Publisher {
-    async fn deliver(&mut self, event: &Queued) {
+    async fn deliver(&mut self, event: &Envelope) {
         let mut pause = FIRST_PAUSE;
         let mut rejections = 0;
         loop {
@@ -199,7 +198,7 @@ impl Publisher {
                     rejections += 1;
                     if rejections >= REJECTIONS {
                         return tracing::error!(
-                            topic = event.topic,
+                            topic = &*event.topic,
                             "containerd does not take an event: {}",
                             status.message
                         );
@@ -211,7 +210,7 @@ impl Publisher {
                         error => error.to_string(),
                     };
                     self.client = None;
-                    tracing::debug!(topic = event.topic, "containerd cannot be reached: {why}");
+                    tracing::debug!(topic = &*event.topic, "containerd cannot be reached: {why}");
                 }
             }
             sleep(pause).await;
@@ -219,19 +218,10 @@ impl Publisher {
         }
     }
 
-    async fn try_deliver(&mut self, event: &Queued) -> ttrpc::Result<()> {
-        let any = Any {
-            // Go's registry has the full name alone.
-            type_url: format!("containerd.events.{}", event.name),
-            value: event.value.clone(),
-            ..Default::default()
-        };
+    async fn try_deliver(&mut self, event: &Envelope) -> ttrpc::Result<()> {
         let envelope = Envelope {
-            timestamp: timestamp(event.at),
             namespace: self.namespace.clone(),
-            topic: event.topic.to_owned(),
-            event: MessageField::some(any),
-            ..Default::default()
+            ..event.clone()
         };
         let request = ForwardRequest {
             envelope: MessageField::some(envelope),
@@ -257,7 +247,6 @@ impl Publisher {
 
 #[cfg(test)]
 mod tests {
-    use std::time::SystemTime;
 
     use containerd_shim_protos::events::task::TaskExit;
     use containerd_shim_protos::topics::TASK_EXIT_EVENT_TOPIC;
@@ -276,27 +265,31 @@ mod tests {
         let events = TaskEvents::default();
         events.send(TASK_EXIT_EVENT_TOPIC, &exit);
         let queued = lock(&events.0.items).take().unwrap();
-        assert_eq!((queued.topic, queued.name), ("/tasks/exit", "TaskExit"));
-        assert_eq!(TaskExit::parse_from_bytes(&queued.value).unwrap(), exit);
+        assert_eq!(queued.topic, "/tasks/exit");
+        assert_eq!(queued.event.type_url, "containerd.events.TaskExit");
+        let value = &queued.event.value;
+        assert_eq!(TaskExit::parse_from_bytes(value).unwrap(), exit);
     }
 
-    fn event(topic: &'static str, number: usize) -> Queued {
-        let value = number.to_le_bytes().to_vec();
-        Queued {
-            at: SystemTime::now(),
-            topic,
-            name: "",
-            value,
+    fn event(topic: &str, number: usize) -> Envelope {
+        let any = Any {
+            value: number.to_le_bytes().to_vec(),
+            ..Default::default()
+        };
+        Envelope {
+            topic: topic.to_owned(),
+            event: MessageField::some(any),
+            ..Default::default()
         }
     }
 
-    async fn topics_and_numbers(queue: &TaskEvents) -> Vec<(&'static str, usize)> {
+    async fn topics_and_numbers(queue: &TaskEvents) -> Vec<(String, usize)> {
         let mut all = Vec::new();
         while queue.waiting() > 0 {
             let event = queue.next().await;
             all.push((
                 event.topic,
-                usize::from_le_bytes(event.value.try_into().unwrap()),
+                usize::from_le_bytes(event.event.value[..].try_into().unwrap()),
             ));
         }
         all
@@ -314,16 +307,16 @@ mod tests {
         assert_eq!(
             left[..2],
             [
-                (TASK_EXIT_EVENT_TOPIC, 0),
-                (TASK_OOM_EVENT_TOPIC, MAX_EVENTS + 2)
+                (TASK_EXIT_EVENT_TOPIC.to_owned(), 0),
+                (TASK_OOM_EVENT_TOPIC.to_owned(), MAX_EVENTS + 2)
             ]
         );
-        assert_eq!(left[MAX_EVENTS - 1], (TASK_EXIT_EVENT_TOPIC, 1));
+        assert_eq!(left[MAX_EVENTS - 1], (TASK_EXIT_EVENT_TOPIC.to_owned(), 1));
 
         (0..MAX_EVENTS + 1).for_each(|number| queue.add(event(TASK_EXIT_EVENT_TOPIC, number)));
         assert_eq!(
             topics_and_numbers(&queue).await[0],
-            (TASK_EXIT_EVENT_TOPIC, 1)
+            (TASK_EXIT_EVENT_TOPIC.to_owned(), 1)
         );
     }
 

@@ -14,11 +14,10 @@
 //! process, never of a later process with the same pid. A pidfd can also be opened for a zombie.
 //! The orphans' reaper forgets a process when it is reaped: then the kernel may reuse the pid.
 
-use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::SystemTime;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::{Duration, SystemTime};
 use std::{fs, io};
 
 use nix::libc::{ESRCH, SIGCHLD};
@@ -30,15 +29,20 @@ use rustix::process::{
 };
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::time::timeout;
 
 use crate::blocking::lock;
-use crate::kernel::Signals;
+use crate::kernel::{self, Signals};
 use crate::step::{Result, failed};
 
 /// The largest number of statuses: a call may hang for ever in a pod whose containers leave orphans
 /// all the time. Beyond it the oldest status is dropped. If that was a call's process, it is
 /// reported with a lost status.
 const MAX_STATUSES: usize = 1024;
+
+/// A pod's containers start and end within less time, and the next container would use the pages of
+/// memory again.
+const QUIET_TIME: Duration = Duration::from_secs(1);
 
 /// The processes that have waiters.
 #[derive(Default)]
@@ -48,9 +52,7 @@ pub struct Exits {
 
 #[derive(Default)]
 struct Inner {
-    /// The number of waiters by pid: a pid may be used again before the last waiter for its old
-    /// process is gone.
-    known: HashMap<u32, usize>,
+    known: HashMap<u32, Weak<u32>>,
     statuses: Statuses,
 }
 
@@ -64,17 +66,22 @@ impl Exits {
         }
     }
 
-    /// Marks a pid as waited for until the result is dropped.
-    pub fn know(self: &Arc<Self>, pid: u32) -> KnownPid {
-        *self.inner().known.entry(pid).or_default() += 1;
-        KnownPid {
-            exits: Arc::clone(self),
-            pid,
+    /// Marks a pid as waited for until the last clone of the result is dropped.
+    pub fn know(&self, pid: u32) -> KnownPid {
+        let mut inner = self.inner();
+        inner.known.retain(|_, known| known.strong_count() > 0);
+        if let Some(known) = inner.known.get(&pid).and_then(Weak::upgrade) {
+            return known;
         }
+        let known = Arc::new(pid);
+        inner.known.insert(pid, Arc::downgrade(&known));
+        known
     }
 
     fn is_known(&self, pid: u32) -> bool {
-        self.inner().known.contains_key(&pid)
+        let inner = self.inner();
+        let known = inner.known.get(&pid);
+        known.is_some_and(|known| known.strong_count() > 0)
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -113,22 +120,9 @@ impl Drop for PendingProcess {
     }
 }
 
-/// While this value exists, the process with this pid is no orphan.
-pub struct KnownPid {
-    exits: Arc<Exits>,
-    pid: u32,
-}
-
-impl Drop for KnownPid {
-    fn drop(&mut self) {
-        if let Entry::Occupied(mut waiting) = self.exits.inner().known.entry(self.pid) {
-            *waiting.get_mut() -= 1;
-            if *waiting.get() == 0 {
-                waiting.remove();
-            }
-        }
-    }
-}
+/// While this value exists, the process with this pid is no orphan. A pid may be used again before
+/// the last waiter for its old process is gone.
+pub type KnownPid = Arc<u32>;
 
 /// The statuses of reaped orphans, for as long as an orphan may be the process of a running call.
 ///
@@ -192,7 +186,8 @@ impl Statuses {
     }
 }
 
-/// Reaps zombies that have no waiter, for as long as the shim lives.
+/// Reaps zombies that have no waiter, for as long as the shim lives. Returns unused memory whenever no
+/// child has ended for a moment.
 ///
 /// A subreaper inherits unknown processes: leftovers of a container in the host's pid namespace, or
 /// children of a runtime's hook. Orphans are reaped at once, even during a call of the runtime: a
@@ -204,31 +199,33 @@ pub async fn reap_on_sigchld(exits: Arc<Exits>) {
     let mut children = match Signals::register(&[SIGCHLD]) {
         Ok(children) => children,
         Err(error) => {
-            return tracing::error!(%error, "orphans will stay zombies: no SIGCHLD");
+            return tracing::error!(%error, "orphans will stay zombies, and memory of a burst will be kept: no SIGCHLD");
         }
     };
-    while children.next().await.is_ok() {
+    let mut arrived = children.next().await;
+    while arrived.is_ok() {
         // Usually the child's own waiter was faster, and no zombie is left.
-        if matches!(waitid(WaitId::All, LOOK), Ok(None) | Err(Errno::CHILD)) {
-            continue;
-        }
-        for pid in child_pids() {
-            if !exits.is_known(pid) {
-                reap(pid, &exits);
+        if !matches!(waitid(WaitId::All, LOOK), Ok(None) | Err(Errno::CHILD)) {
+            for pid in children_of(getpid()) {
+                if !exits.is_known(pid) {
+                    reap(pid, &exits);
+                }
             }
         }
+        arrived = match timeout(QUIET_TIME, children.next()).await {
+            Ok(arrived) => arrived,
+            Err(_) => {
+                kernel::return_unused_memory();
+                children.next().await
+            }
+        };
     }
 }
 
-/// The children of the event loop's thread, including zombies.
-pub fn child_pids() -> Vec<u32> {
-    children_of(getpid())
-}
-
-/// The children of a thread: a child belongs to the thread that forked it. The kernel gives orphans
+/// The children of a thread, including zombies: a child belongs to the thread that forked it. The kernel gives orphans
 /// to a process's first thread (find_new_reaper in kernel/exit.c), the event loop's thread. Threads
 /// for FUSE and for mappings of ids in rootfs start and reap children of their own.
-fn children_of(thread: Pid) -> Vec<u32> {
+pub fn children_of(thread: Pid) -> Vec<u32> {
     let path = format!("/proc/self/task/{}/children", thread.as_raw_pid());
     let list = fs::read_to_string(path).unwrap_or_default();
     list.split_whitespace()
@@ -296,7 +293,7 @@ impl Watched {
     /// Opens a process. Its pid must be known before the process can have been reaped: until then the
     /// kernel does not reuse the pid.
     pub fn known(known: KnownPid) -> Result<Self> {
-        let step = format!("watch process {}", known.pid);
+        let step = format!("watch process {known}");
         Self::watch(known).map_err(failed(step))
     }
 
@@ -306,14 +303,14 @@ impl Watched {
     }
 
     fn watch(known: KnownPid) -> io::Result<Self> {
-        let pid = known.pid;
+        let pid = *known;
         let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let raw = raw.ok_or(io::ErrorKind::InvalidInput)?;
         let fd = pidfd_open(raw, PidfdFlags::empty())?;
         Ok(Self {
             pid,
             process: WatchedState::Present {
-                pidfd: crate::kernel::watch(fd, Interest::READABLE)?,
+                pidfd: kernel::watch(fd, Interest::READABLE)?,
                 known: Mutex::new(Some(known)),
             },
         })
@@ -332,7 +329,7 @@ impl Watched {
     pub fn signal(&self, signal: i32) -> io::Result<()> {
         match &self.process {
             WatchedState::Present { pidfd, .. } => {
-                crate::kernel::send_signal(pidfd.get_ref().as_fd(), signal)
+                kernel::send_signal(pidfd.get_ref().as_fd(), signal)
             }
             WatchedState::Reaped(_) => Err(io::Error::from_raw_os_error(ESRCH)),
         }
@@ -541,7 +538,7 @@ mod pidfd_tests {
         let exits = Arc::new(Exits::default());
         let pid = child("sh", &["-c", script]);
         if wait_first {
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
         Watched::known(exits.know(pid)).unwrap().exit().await.status
     }

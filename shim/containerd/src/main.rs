@@ -15,7 +15,6 @@ mod exits;
 mod io;
 mod kernel;
 mod logging;
-mod memory;
 mod rootfs;
 mod runtime;
 mod serve;

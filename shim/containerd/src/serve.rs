@@ -13,17 +13,18 @@ use std::{fs, io};
 
 use nix::libc::{SIGINT, SIGTERM, SIGUSR1};
 use rustix::fs::Mode;
+use rustix::process::{getpid, set_child_subreaper, umask};
 
 use crate::args::Args;
 use crate::blocking::{event_loop, read_each, run_blocking};
 use crate::bootstrap::{events_address, remove_socket};
 use crate::events::TaskEvents;
-use crate::exits::{Exits, child_pids, reap_on_sigchld};
+use crate::exits::{Exits, children_of, reap_on_sigchld};
 use crate::kernel::{self, Signals};
+use crate::logging;
 use crate::service::{self, Containers};
 use crate::step::{Result, failed};
 use crate::task::SharedState;
-use crate::{logging, memory};
 
 /// The time limit for the last events; Go's shim waits as long.
 const FLUSH_LIMIT: Duration = Duration::from_secs(5);
@@ -36,7 +37,7 @@ const TERMINATE_POLL: Duration = Duration::from_millis(500);
 
 /// Serves until containerd no longer needs this shim.
 pub fn serve(args: &Args) -> Result<()> {
-    memory::remove_settings();
+    kernel::remove_memory_settings();
     let listener = match args.socket.as_str() {
         "" => take_over_socket().map_err(failed("take over the socket from `start`"))?,
         path => bind_socket(path).map_err(failed("bind the socket of the command line"))?,
@@ -46,9 +47,7 @@ pub fn serve(args: &Args) -> Result<()> {
         eprintln!("no log fifo in this directory: {error}");
     }
     kernel::ignore_stray_signals();
-    let this = rustix::process::getpid();
-    rustix::process::set_child_subreaper(Some(this))
-        .map_err(failed("become the subreaper of containers"))?;
+    set_child_subreaper(Some(getpid())).map_err(failed("become the subreaper of containers"))?;
     event_loop()
         .map_err(failed("start the event loop"))?
         .block_on(run(args, listener))
@@ -67,16 +66,15 @@ fn take_over_socket() -> io::Result<UnixListener> {
 
 /// Only its own user may connect: a mode that is set after the bind would be late.
 fn bind_socket(path: &str) -> io::Result<UnixListener> {
-    let umask = rustix::process::umask(Mode::from_raw_mode(0o177));
+    let former = umask(Mode::from_raw_mode(0o177));
     let listener = UnixListener::bind(path);
-    rustix::process::umask(umask);
+    umask(former);
     listener
 }
 
 async fn run(args: &Args, listener: UnixListener) -> Result<()> {
     let exits = Arc::new(Exits::default());
     tokio::spawn(reap_on_sigchld(Arc::clone(&exits)));
-    tokio::spawn(memory::trim_when_quiet());
     let shared = SharedState {
         namespace: args.namespace.clone(),
         events: TaskEvents::publish_to(events_address(&args.address), args.namespace.clone()),
@@ -143,7 +141,7 @@ async fn terminated(containers: &Containers) {
 /// with a time limit for files of other processes.
 async fn dump(containers: &Containers) {
     tracing::info!("=== BEGIN state dump ===");
-    let children = children(child_pids()).await;
+    let children = children(children_of(getpid())).await;
     for line in [containers.describe(), threads(), children, descriptors()].concat() {
         tracing::info!("{line}");
     }

@@ -16,15 +16,16 @@
 //! docs/decisions/0021 lists the alternatives.
 
 use std::fmt::Write as _;
-use std::fs::{self, DirBuilder, Permissions};
+use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use bindguard_sys::{make_folders, unless_absent};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use sha2::{Digest, Sha256};
@@ -58,10 +59,7 @@ pub fn claim(
     link: &Path,
     mut takes: impl FnMut(UnixStream) -> io::Result<bool>,
 ) -> io::Result<Claim> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(folder_of(link))?;
+    make_folders(folder_of(link), 0o700)?;
     let deadline = Instant::now() + CLAIM_LIMIT;
     let mut own = None;
     while Instant::now() < deadline {
@@ -183,10 +181,8 @@ fn connect_to(path: &Path) -> Result<Option<UnixStream>, Errno> {
 /// there is neither.
 fn target_of(link: &Path) -> io::Result<Option<PathBuf>> {
     match fs::read_link(link) {
-        Ok(socket) => Ok(Some(socket)),
         Err(error) if error.kind() == ErrorKind::InvalidInput => Ok(Some(link.to_owned())),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
+        read => unless_absent(read),
     }
 }
 

@@ -18,6 +18,7 @@
 mod claim;
 mod start;
 
+use std::env;
 use std::error::Error;
 use std::fs;
 use std::io::{self, Write};
@@ -72,7 +73,7 @@ fn link_of_group(directory: &Path, containerd: &str, namespace: &str, group: &st
 /// containerd's event socket: the address in the environment, else the fixed path beside
 /// containerd's own socket.
 pub fn events_address(containerd: &str) -> String {
-    match std::env::var("TTRPC_ADDRESS") {
+    match env::var("TTRPC_ADDRESS") {
         Ok(address) if !address.is_empty() => address,
         _ => format!("{containerd}.ttrpc"),
     }
@@ -143,7 +144,12 @@ const SANDBOX: &str = "sandbox";
 /// Cleans up after a dead server and answers on stdout.
 pub fn delete(args: &Args) -> Result<()> {
     logging::to_stderr(args.debug).map_err(failed("log to stderr"))?;
-    let bundle = Bundle::at(bundle_path(args).map_err(failed("find the bundle"))?);
+    // Older containerds start `delete` in the bundle; its last part is the id in any case.
+    let path = match args.bundle.as_str() {
+        "" => env::current_dir().map(|here| here.with_file_name(&args.id)),
+        given => Ok(given.into()),
+    };
+    let bundle = Bundle::at(path.map_err(failed("find the bundle"))?);
     let pid = Bundle::read_pid(&bundle.init_pid_file()).unwrap_or_default();
     let event_loop = event_loop().map_err(failed("start an event loop"))?;
     event_loop.block_on(async {
@@ -210,16 +216,6 @@ async fn is_socket_gone(bundle: &Path, id: &str) -> bool {
         }
     }
     false
-}
-
-/// `-bundle` if it is given. Older containerds start `delete` in the bundle; its last part is the
-/// id in any case.
-fn bundle_path(args: &Args) -> io::Result<PathBuf> {
-    if !args.bundle.is_empty() {
-        return Ok(PathBuf::from(&args.bundle));
-    }
-    let here = std::env::current_dir()?;
-    Ok(here.parent().unwrap_or(Path::new("/")).join(&args.id))
 }
 
 /// The containers, by name, that joined the sandbox without a `start`. Their bundles are beside the

@@ -37,7 +37,7 @@ use crate::bundle::{Bundle, Options, OptionsError, ShimSpec, write_beside};
 use crate::cgroup::{ROOT, with_controllers};
 use crate::service::takes;
 use crate::step::{Result, StepError, failed};
-use crate::{logging, memory};
+use crate::{kernel, logging};
 
 /// The annotations that name the group of containers that share a server, those of a pod. Searched
 /// in this order; the second is the CRI plugin's.
@@ -105,7 +105,7 @@ fn start_server(args: &Args, sent: &StartInput, listener: &UnixListener) -> Resu
     let socket = listener
         .try_clone()
         .map_err(failed("pass on the shim's socket"))?;
-    let (name, value) = memory::settings();
+    let (name, value) = kernel::memory_settings();
     let mut command = Command::new(program);
     command
         .args(["-namespace", &args.namespace])

@@ -16,17 +16,18 @@
 mod copy;
 mod open;
 
-use std::fs::{self, DirBuilder, File, Permissions};
+use std::fs::{self, File, Permissions};
 use std::io::{self, IoSliceMut, Write};
 use std::mem::{self, MaybeUninit};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bindguard_sys::make_folders;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Gid, OFlags, Uid, fchown, fcntl_getfl, fcntl_setfl};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
@@ -366,10 +367,7 @@ struct ConsoleSocket {
 
 impl ConsoleSocket {
     fn bind(directory: &Path) -> io::Result<Self> {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(directory)?;
+        make_folders(directory, 0o700)?;
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         let path = directory.join(format!("bindguard-pty-{}-{number}", std::process::id()));
         // Left by a dead shim that had our pid.

@@ -14,11 +14,24 @@
 //! 20 KiB for the three waiters (docs/decisions/0014). Here a signal with a waiter sends a byte
 //! through its socket. A pipe would also work, but containerd's tests, and people with lsof(8), take
 //! a shim's pipes for leaked streams of a container.
+//!
+//! Memory is returned to the system when the shim is idle.
+//! Each pod has a shim, which is nearly always idle. But the allocator keeps the pages of the
+//! busiest moment, and the stack keeps the pages of the deepest call. All work that takes memory
+//! for a while ends with the end of a child: a run of the runtime, a process of a container. When
+//! no child has ended for a moment, unused memory is returned, once. No timer runs before the next
+//! child ends.
+//!
+//! This has little effect as long as each page has some freed piece that glibc keeps for the next
+//! request of its size, so a server runs without such lists. Only the environment in which a
+//! program starts can disable them, see "Memory Allocation Tunables" in glibc's manual: `start`
+//! puts the settings there, and the server removes them.
 
-use std::ffi::{OsString, c_int, c_void};
+use std::ffi::{OsStr, OsString, c_int, c_void};
 use std::fs::File;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream as Socket;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -72,18 +85,6 @@ const STACK: usize = 128 * 1024;
 /// The stack to keep below the caller, for the frames of `release_stack`.
 const MARGIN: usize = 1024;
 const PAGE: usize = 4096;
-
-/// Sets or removes a variable of this process's environment. Call while the process has a single
-/// thread.
-pub fn set_environment(name: &str, value: Option<OsString>) {
-    // SAFETY: there is no other thread that could read the environment meanwhile.
-    unsafe {
-        match value {
-            Some(value) => env::set_var(name, value),
-            None => env::remove_var(name),
-        }
-    }
-}
 
 /// Returns the pages that deeper calls left on the calling thread's stack to the system. The stack
 /// must have 128 KiB below the caller, used or not: the event loop's stack has them, and those of
@@ -470,6 +471,59 @@ fn ioctl(device: &File, request: libc::Ioctl, argument: usize) -> io::Result<i32
     Ok(Errno::result(answer)?)
 }
 
+const TUNABLES: &str = "GLIBC_TUNABLES";
+/// No lists of freed pieces, a single heap for all threads, and no cached stacks of ended threads.
+const SETTINGS: &str =
+    "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1:glibc.pthread.stack_cache_size=0";
+
+/// The settings for the environment of a new server, after the existing settings.
+pub fn memory_settings() -> (&'static str, OsString) {
+    (
+        TUNABLES,
+        add_settings(env::var_os(TUNABLES).unwrap_or_default()),
+    )
+}
+
+/// Removes the settings from this server's environment: the runtime and its hooks get containerd's
+/// own. Call it before the first thread is started.
+pub fn remove_memory_settings() {
+    let settings = env::var_os(TUNABLES);
+    let Some(others) = settings.as_deref().and_then(strip_settings) else {
+        return;
+    };
+    // SAFETY: there is no other thread that could read the environment meanwhile.
+    unsafe {
+        if others.is_empty() {
+            env::remove_var(TUNABLES);
+        } else {
+            env::set_var(TUNABLES, others);
+        }
+    }
+}
+
+fn add_settings(others: OsString) -> OsString {
+    let mut both = others.into_vec();
+    if !both.is_empty() {
+        both.push(b':');
+    }
+    both.extend_from_slice(SETTINGS.as_bytes());
+    OsString::from_vec(both)
+}
+
+/// `None` if the shim's settings are missing.
+fn strip_settings(both: &OsStr) -> Option<&OsStr> {
+    let others = both.as_bytes().strip_suffix(SETTINGS.as_bytes())?;
+    Some(OsStr::from_bytes(
+        others.strip_suffix(b":").unwrap_or(others),
+    ))
+}
+
+/// Returns unused memory to the system.
+pub fn return_unused_memory() {
+    bindguard_sys::trim_heap();
+    release_stack();
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs::File;
@@ -743,5 +797,21 @@ mod mounts_tests {
         assert_eq!(of_device("size").trim(), "2048");
         assert_eq!(of_device("loop/autoclear").trim(), "1");
         assert_eq!(of_device("loop/dio").trim(), "1");
+    }
+}
+
+#[cfg(test)]
+mod memory_tests {
+    use super::*;
+
+    #[test]
+    fn other_settings_stay() {
+        for others in ["", "glibc.malloc.check=3", "a=1:b=2"] {
+            assert_eq!(
+                strip_settings(&add_settings(others.into())),
+                Some(OsStr::new(others))
+            );
+        }
+        assert_eq!(strip_settings(OsStr::new("glibc.malloc.check=3")), None);
     }
 }

@@ -35,7 +35,7 @@ use std::thread;
 use std::time::Duration;
 
 use bindguard_core::error_chain;
-use bindguard_sys::map_ids;
+use bindguard_sys::{make_folders, map_ids};
 use containerd_shim_protos::types::mount::Mount;
 use nix::mount::MsFlags;
 use nix::sched::{CloneFlags, unshare};
@@ -93,10 +93,7 @@ pub async fn unmount(rootfs: PathBuf) -> Result<()> {
 }
 
 fn mount_all(mounts: &[Mount], rootfs: &Path) -> Result<()> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o711)
-        .create(rootfs)
+    make_folders(rootfs, 0o711)
         .map_err(failed(format!("make the mount point {}", rootfs.display())))?;
     for mount in mounts {
         if let Err(error) = mount_one(mount, rootfs) {
@@ -113,15 +110,14 @@ fn mount_all(mounts: &[Mount], rootfs: &Path) -> Result<()> {
 }
 
 fn mount_one(mount: &Mount, rootfs: &Path) -> Result<()> {
-    let mount_failed = |step: &'static str| {
-        move |source: io::Error| {
-            failed(format!(
-                "failed to mount rootfs component: {step} {} {} on {}",
-                mount.type_,
-                mount.source,
-                rootfs.join(mount.target.trim_start_matches('/')).display()
-            ))(source)
-        }
+    let place = rootfs.join(mount.target.trim_start_matches('/'));
+    let mount_failed = |step| {
+        failed::<io::Error>(format!(
+            "failed to mount rootfs component: {step} {} {} on {}",
+            mount.type_,
+            mount.source,
+            place.display()
+        ))
     };
     let target =
         resolve_target(rootfs, &mount.target).map_err(mount_failed("resolve the target of"))?;
@@ -136,7 +132,8 @@ fn mount_one(mount: &Mount, rootfs: &Path) -> Result<()> {
         id_map = Some(map);
     }
 
-    if !options.is_remount_only() {
+    // A remount without data changes flags only, and those are applied by the calls that follow.
+    if !options.flags.contains(MsFlags::MS_REMOUNT) || !options.data.is_empty() {
         mount_itself(mount, rootfs, &target, &options, id_map.as_ref())
             .map_err(mount_failed("mount"))?;
     }
@@ -433,11 +430,6 @@ impl MountOptions {
             id_map: users.zip(groups),
         })
     }
-
-    /// A remount without data changes flags only, and those are applied by the calls that follow.
-    fn is_remount_only(&self) -> bool {
-        self.flags.contains(MsFlags::MS_REMOUNT) && self.data.is_empty()
-    }
 }
 
 /// A page, less the final NUL. mount(2) silently cuts a longer string.
@@ -460,7 +452,7 @@ fn mount_with_long_options(
     let mut data = options.join(",");
     if kind == OVERLAY
         && data.len() > MAX_OPTIONS
-        && let Some((directory, short)) = shorten(options)
+        && let Some((directory, short)) = with_layers_below(options, Path::new(""))
     {
         unshare(CloneFlags::CLONE_FS)?;
         std::env::set_current_dir(directory)?;
@@ -475,33 +467,24 @@ fn mount_with_long_options(
     call(Some(source), target, Some(kind), flags, Some(&data))
 }
 
-/// The lower directories' common parent, and the options with names relative to it.
-fn shorten(options: &[String]) -> Option<(PathBuf, Vec<String>)> {
-    let layers = lower_directories(options)?;
-    let parent = common_parent(&layers)?;
-    let mut relative = Vec::new();
-    for layer in layers {
-        relative.push(layer.strip_prefix(&parent).ok()?.to_str()?);
-    }
-    let short = with_lower(options, &relative.join(":"));
-    Some((parent, short))
-}
-
-/// The lower directories in an overlay's options.
-fn lower_directories(options: &[String]) -> Option<Vec<&Path>> {
+/// The lower directories' common parent, and the options with the lower directories below another
+/// place. An empty place gives names relative to the parent.
+fn with_layers_below(options: &[String], place: &Path) -> Option<(PathBuf, Vec<String>)> {
     let lower = options.iter().find_map(|word| word.strip_prefix(LOWER))?;
-    Some(lower.split(':').map(Path::new).collect())
-}
-
-/// The options with other lower directories.
-fn with_lower(options: &[String], lower: &str) -> Vec<String> {
+    let layers: Vec<&Path> = lower.split(':').map(Path::new).collect();
+    let parent = common_parent(&layers)?;
+    let mut names = Vec::new();
+    for layer in layers {
+        let name = place.join(layer.strip_prefix(&parent).ok()?);
+        names.push(name.to_str()?.to_owned());
+    }
     let mut options = options.to_vec();
     for word in &mut options {
         if word.starts_with(LOWER) {
-            *word = format!("{LOWER}{lower}");
+            *word = format!("{LOWER}{}", names.join(":"));
         }
     }
-    options
+    Some((parent, options))
 }
 
 /// The lowest directory above all paths; `None` for `/`.
@@ -548,21 +531,18 @@ impl MappedNamespace {
         words: &[String],
         directory: PathBuf,
     ) -> io::Result<(MappedLayers, Vec<String>)> {
-        let unusable = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
-        let lower = lower_directories(words).ok_or_else(|| unusable("no lowerdir to map"))?;
-        let parent = common_parent(&lower)
-            .ok_or_else(|| unusable("the lower directories have no common parent"))?;
+        let (parent, options) = with_layers_below(words, &directory).ok_or_else(|| {
+            let why = match words.iter().any(|word| word.starts_with(LOWER)) {
+                true => "the lower directories have no common parent",
+                false => "no lowerdir to map",
+            };
+            io::Error::new(io::ErrorKind::InvalidInput, why)
+        })?;
         let mapped = self.clone_of(&parent, true)?;
         DirBuilder::new().mode(0o700).create(&directory)?;
         let layers = MappedLayers { directory };
         attach(&mapped, &layers.directory)?;
-        let mut names = Vec::new();
-        for path in lower {
-            if let Ok(layer) = path.strip_prefix(&parent) {
-                names.push(layers.directory.join(layer).display().to_string());
-            }
-        }
-        Ok((layers, with_lower(words, &names.join(":"))))
+        Ok((layers, options))
     }
 
     fn clone_of(&self, path: &Path, read_only: bool) -> io::Result<OwnedFd> {
@@ -746,12 +726,15 @@ mod overlay_tests {
         line.split(',').map(str::to_owned).collect()
     }
 
+    fn shorten(line: &str) -> Option<(PathBuf, Vec<String>)> {
+        with_layers_below(&words(line), Path::new(""))
+    }
+
     #[test]
     fn layers_become_relative_and_the_rest_stays() {
-        let (directory, short) = shorten(&words(
-            "workdir=/s/9/work,upperdir=/s/9/fs,lowerdir=/s/12/fs:/s/3/fs,index=off",
-        ))
-        .unwrap();
+        let (directory, short) =
+            shorten("workdir=/s/9/work,upperdir=/s/9/fs,lowerdir=/s/12/fs:/s/3/fs,index=off")
+                .unwrap();
         assert_eq!(directory, Path::new("/s"));
         assert_eq!(
             short,
@@ -761,9 +744,9 @@ mod overlay_tests {
 
     #[test]
     fn without_a_common_directory_nothing_is_shortened() {
-        assert_eq!(shorten(&words("lowerdir=/a/fs:/b/fs")), None);
-        assert_eq!(shorten(&words("upperdir=/a")), None);
-        assert_eq!(shorten(&words("lowerdir=/a/b:/a")), None);
+        assert_eq!(shorten("lowerdir=/a/fs:/b/fs"), None);
+        assert_eq!(shorten("upperdir=/a"), None);
+        assert_eq!(shorten("lowerdir=/a/b:/a"), None);
     }
 
     /// In a mount namespace of its own thread.

@@ -91,13 +91,12 @@ pub struct GuardSettings {
     pub journal: Option<PathBuf>,
 }
 
-/// The result of a run of the guard.
+/// The result of a run of the guard that does not refuse the container.
 enum GuardResult {
     Created {
         is_provable: bool,
     },
     RuntimeFailed(RuntimeError),
-    Refused(String),
     /// The reason for the bind that the guard left as it was.
     Unchanged(Option<String>),
     /// No runtime ran, for this reason.
@@ -126,7 +125,7 @@ impl Runtime {
         let mut attempt = 0;
         let mut failure: Option<RuntimeError> = None;
         loop {
-            let failed = match (self.run_guard(&guard, call, attempt).await, failure) {
+            let failed = match (self.run_guard(&guard, call, attempt).await?, failure) {
                 (GuardResult::Created { is_provable }, before) => {
                     if let Some(before) = before {
                         tracing::info!(
@@ -137,7 +136,6 @@ impl Runtime {
                     }
                     return Ok(is_provable);
                 }
-                (GuardResult::Refused(reason), _) => return Err(RuntimeError::Refused { reason }),
                 (GuardResult::RuntimeFailed(failed), _) => failed,
                 (GuardResult::Unchanged(unrepaired), Some(failure)) => {
                     return Err(failure.with_unrepaired(unrepaired));
@@ -184,10 +182,15 @@ impl Runtime {
         plain.run(streams).await.map(|_| false)
     }
 
-    async fn run_guard(&self, guard: &Path, call: &NewContainer<'_>, attempt: u32) -> GuardResult {
+    async fn run_guard(
+        &self,
+        guard: &Path,
+        call: &NewContainer<'_>,
+        attempt: u32,
+    ) -> Result<GuardResult> {
         let (running, answers) = match self.spawn_guard(guard, call, attempt) {
             Ok(spawned) => spawned,
-            Err(error) => return GuardResult::NoGuard(error.to_string()),
+            Err(error) => return Ok(GuardResult::NoGuard(error.to_string())),
         };
         let mut answers = BufReader::new(answers.take(MAX_ANSWER as u64));
         let mut received = Vec::new();
@@ -199,20 +202,20 @@ impl Runtime {
             }
             let answer = parse_answer(&received);
             if let Some(GuardAnswer::Handover { prove }) = answer {
-                return match running.finish().await {
+                return Ok(match running.finish().await {
                     Ok(_) => GuardResult::Created { is_provable: prove },
                     Err(error) => {
                         let unrepaired = read_unrepaired(&mut answers, &mut received).await;
                         GuardResult::RuntimeFailed(error.with_unrepaired(unrepaired))
                     }
-                };
+                });
             }
             let _ = running.finish_within(KILL_GRACE).await;
             match answer {
-                Some(GuardAnswer::Refused(reason)) => return GuardResult::Refused(reason),
+                Some(GuardAnswer::Refused(reason)) => return Err(RuntimeError::Refused { reason }),
                 Some(GuardAnswer::Unchanged) => {
                     let unrepaired = read_unrepaired(&mut answers, &mut received).await;
-                    return GuardResult::Unchanged(unrepaired);
+                    return Ok(GuardResult::Unchanged(unrepaired));
                 }
                 _ => {}
             }
@@ -241,7 +244,7 @@ impl Runtime {
             more.extend(refusal_of_unseen(&why, &call.settings.policy).map(OsString::from));
         }
         self.spawn_record(guard, UNCHECKED_VERB, more);
-        GuardResult::NoGuard(why)
+        Ok(GuardResult::NoGuard(why))
     }
 
     fn spawn_guard(

@@ -98,27 +98,12 @@ impl TaskService {
                     })
                 })
             }
-            "Start" => {
-                let StartRequest { id, exec_id, .. } = decode(payload)?;
-                change(begin("start", &id, &exec_id), async move {
-                    encode(&StartResponse {
-                        pid: containers.find(&id)?.start(&exec_id).await?,
-                        ..Default::default()
-                    })
-                })
-            }
             "Exec" => {
                 let request: ExecProcessRequest = decode(payload)?;
                 let call = begin("exec", &request.id, &request.exec_id);
                 change(call, async move {
                     containers.find(&request.id)?.add_exec(request)?;
                     NOTHING
-                })
-            }
-            "Delete" => {
-                let DeleteRequest { id, exec_id, .. } = decode(payload)?;
-                change(begin("delete", &id, &exec_id), async move {
-                    encode(&containers.delete(&id, &exec_id).await?)
                 })
             }
             "Kill" => {
@@ -128,20 +113,6 @@ impl TaskService {
                     let task = containers.find(&request.id)?;
                     task.kill(&request.exec_id, request.signal, request.all)
                         .await?;
-                    NOTHING
-                })
-            }
-            "Pause" => {
-                let PauseRequest { id, .. } = decode(payload)?;
-                change(begin("pause", &id, ""), async move {
-                    containers.find(&id)?.pause().await?;
-                    NOTHING
-                })
-            }
-            "Resume" => {
-                let ResumeRequest { id, .. } = decode(payload)?;
-                change(begin("resume", &id, ""), async move {
-                    containers.find(&id)?.resume().await?;
                     NOTHING
                 })
             }
@@ -158,32 +129,6 @@ impl TaskService {
                 change(call, async move {
                     containers.find(&request.id)?.checkpoint(request).await?;
                     NOTHING
-                })
-            }
-            "State" => {
-                let StateRequest { id, exec_id, .. } = decode(payload)?;
-                query(begin("state", &id, &exec_id), async move {
-                    encode(&containers.find(&id)?.state(&exec_id)?)
-                })
-            }
-            "Pids" => {
-                let PidsRequest { id, .. } = decode(payload)?;
-                query(begin("pids", &id, ""), async move {
-                    encode(&PidsResponse {
-                        processes: containers.find(&id)?.pids().await?,
-                        ..Default::default()
-                    })
-                })
-            }
-            "Wait" => {
-                let WaitRequest { id, exec_id, .. } = decode(payload)?;
-                query(begin("wait", &id, &exec_id), async move {
-                    let exit = containers.find(&id)?.wait(&exec_id).await?;
-                    encode(&WaitResponse {
-                        exit_status: exit.status,
-                        exited_at: timestamp(exit.at),
-                        ..Default::default()
-                    })
                 })
             }
             "CloseIO" => {
@@ -206,44 +151,77 @@ impl TaskService {
                     NOTHING
                 })
             }
-            "Connect" => {
-                let ConnectRequest { id, .. } = decode(payload)?;
-                query(begin("connect", &id, ""), async move {
-                    encode(&ConnectResponse {
-                        shim_pid: std::process::id(),
-                        // Answered for an unknown container as well: this is how a restarted
-                        // containerd finds the shim.
-                        task_pid: containers.find(&id).map_or(0, |task| task.pid()),
-                        ..Default::default()
-                    })
-                })
-            }
-            "Shutdown" => {
-                let ShutdownRequest { id, .. } = decode(payload)?;
-                query(begin("shutdown", &id, ""), async move {
-                    // Ignores `now`, like Go's shim: the end of a shim would end its containers.
-                    containers.shut_down();
-                    NOTHING
-                })
-            }
-            "Stats" => {
-                let StatsRequest { id, .. } = decode(payload)?;
-                query(begin("stats", &id, ""), async move {
-                    encode(&StatsResponse {
-                        stats: MessageField::some(containers.find(&id)?.stats()?),
-                        ..Default::default()
-                    })
-                })
-            }
-            EXPECT => {
-                let ConnectRequest { id, .. } = decode(payload)?;
-                query(begin("expect", &id, ""), async move {
-                    containers.expect(&id)?;
-                    NOTHING
-                })
-            }
+            "Start" | "Delete" | "Pause" | "Resume" | "State" | "Pids" | "Wait" | "Connect"
+            | "Shutdown" | "Stats" | EXPECT => self.call_by_name(&method, decode(payload)?),
             other => return Err(get_status(Code::UNIMPLEMENTED, format!("{other} method"))),
         })
+    }
+
+    /// Calls a method whose request has only names: of the container and, in some, of the exec.
+    fn call_by_name(&self, method: &str, names: StateRequest) -> PendingAnswer {
+        let containers = Arc::clone(&self.0);
+        let StateRequest { id, exec_id, .. } = names;
+        let begin = |method| self.0.calls.begin(method, &id, &exec_id);
+        match method {
+            "Start" => change(begin("start"), async move {
+                encode(&StartResponse {
+                    pid: containers.find(&id)?.start(&exec_id).await?,
+                    ..Default::default()
+                })
+            }),
+            "Delete" => change(begin("delete"), async move {
+                encode(&containers.delete(&id, &exec_id).await?)
+            }),
+            "Pause" => change(begin("pause"), async move {
+                containers.find(&id)?.pause().await?;
+                NOTHING
+            }),
+            "Resume" => change(begin("resume"), async move {
+                containers.find(&id)?.resume().await?;
+                NOTHING
+            }),
+            "State" => query(begin("state"), async move {
+                encode(&containers.find(&id)?.state(&exec_id)?)
+            }),
+            "Pids" => query(begin("pids"), async move {
+                encode(&PidsResponse {
+                    processes: containers.find(&id)?.pids().await?,
+                    ..Default::default()
+                })
+            }),
+            "Wait" => query(begin("wait"), async move {
+                let exit = containers.find(&id)?.wait(&exec_id).await?;
+                encode(&WaitResponse {
+                    exit_status: exit.status,
+                    exited_at: timestamp(exit.at),
+                    ..Default::default()
+                })
+            }),
+            "Connect" => query(begin("connect"), async move {
+                encode(&ConnectResponse {
+                    shim_pid: std::process::id(),
+                    // Answered for an unknown container as well: this is how a restarted containerd
+                    // finds the shim.
+                    task_pid: containers.find(&id).map_or(0, |task| task.pid()),
+                    ..Default::default()
+                })
+            }),
+            "Shutdown" => query(begin("shutdown"), async move {
+                // Ignores `now`, like Go's shim: the end of a shim would end its containers.
+                containers.shut_down();
+                NOTHING
+            }),
+            "Stats" => query(begin("stats"), async move {
+                encode(&StatsResponse {
+                    stats: MessageField::some(containers.find(&id)?.stats()?),
+                    ..Default::default()
+                })
+            }),
+            _expect => query(begin("expect"), async move {
+                containers.expect(&id)?;
+                NOTHING
+            }),
+        }
     }
 }
 

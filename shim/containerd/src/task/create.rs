@@ -226,7 +226,7 @@ impl Task {
 /// pod's annotations. Read for each create and restore, so that a change of the config also affects
 /// a pod that runs for months.
 async fn guard_settings(spec: &ShimSpec) -> GuardSettings {
-    let read = async { run_blocking(with_slot(&READ_SLOTS, bindguard_config::load)?).await };
+    let read = run_in_slot(&READ_SLOTS, bindguard_config::load);
     let loaded = match timeout(READ_LIMIT, read).await {
         Ok(Ok(loaded)) => loaded,
         Ok(Err(error)) => load_without_file(error),
@@ -252,21 +252,17 @@ async fn guard_settings(spec: &ShimSpec) -> GuardSettings {
 
 /// The slot belongs to the reading, so that it is free again when the reading ends, panics, or gets
 /// no thread.
-fn with_slot<T>(
+async fn run_in_slot<T: Send + 'static>(
     slots: &'static Semaphore,
-    load: fn() -> T,
-) -> io::Result<impl FnOnce() -> T + Send + 'static>
-where
-    T: Send + 'static,
-{
-    let slot = slots
-        .try_acquire()
-        .map_err(|_| io::Error::other("so far it has not answered"))?;
-    Ok(move || {
-        let loaded = load();
-        drop(slot);
-        loaded
+    read: fn() -> T,
+) -> io::Result<T> {
+    let slot = slots.try_acquire();
+    let slot = slot.map_err(|_| io::Error::other("so far it has not answered"))?;
+    run_blocking(move || {
+        let _slot = slot;
+        read()
     })
+    .await
 }
 
 /// Detaches the mounts below a pod's emptyDirs, if policy wants that and this was the pod's sandbox.
@@ -399,20 +395,12 @@ mod tests {
     #[tokio::test]
     async fn a_config_read_frees_its_slot_however_it_ends() {
         static SLOTS: Semaphore = Semaphore::const_new(1);
-        let without_a_thread = with_slot(&SLOTS, || ()).unwrap();
-        assert!(
-            with_slot(&SLOTS, || ()).is_err(),
-            "two readings in one slot"
-        );
-        drop(without_a_thread);
-        assert!(
-            run_blocking(with_slot(&SLOTS, || panic!("no config")).unwrap())
-                .await
-                .is_err()
-        );
-        run_blocking(with_slot(&SLOTS, || ()).unwrap())
-            .await
-            .unwrap();
+        let reading = run_in_slot(&SLOTS, || std::thread::sleep(Duration::from_millis(50)));
+        let second = async { run_in_slot(&SLOTS, || ()).await };
+        let (first, second) = tokio::join!(reading, second);
+        assert!(first.is_ok() && second.is_err(), "two readings in one slot");
+        assert!(run_in_slot(&SLOTS, || panic!("no config")).await.is_err());
+        run_in_slot(&SLOTS, || ()).await.unwrap();
         assert_eq!(SLOTS.available_permits(), 1);
     }
 }

@@ -287,19 +287,18 @@ impl Task {
 
     /// Waits for the init and reports out-of-memory kills up to the end.
     async fn end_of_init(&self, watched: &Watched) -> Exit {
-        let ooms = self.cgroup.get().map(OomWatch::open);
-        let mut ooms = match ooms {
-            Some(Ok(ooms)) => ooms,
-            Some(Err(error)) => {
-                // The node has no memory controller, or the init is gone already.
-                tracing::debug!(
-                    id = self.id,
-                    error = error_chain(&error),
-                    "out-of-memory kills will not be reported"
-                );
-                return watched.exit().await;
-            }
-            None => return watched.exit().await,
+        let opened = self.cgroup.get().map(OomWatch::open).transpose();
+        let opened = opened.unwrap_or_else(|error| {
+            // The node has no memory controller, or the init is gone already.
+            tracing::debug!(
+                id = self.id,
+                error = error_chain(&error),
+                "out-of-memory kills will not be reported"
+            );
+            None
+        });
+        let Some(mut ooms) = opened else {
+            return watched.exit().await;
         };
         let report = || {
             let killed = proto::TaskOOM {

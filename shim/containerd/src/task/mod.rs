@@ -12,7 +12,6 @@ mod create;
 mod lifecycle;
 
 use std::collections::HashMap;
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -398,7 +397,8 @@ impl TaskProcess {
 }
 
 /// The state of a process, init or exec.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
+#[strum(serialize_all = "lowercase")]
 pub enum ProcessState {
     /// Known, but its program does not run yet.
     Created,
@@ -411,6 +411,7 @@ pub enum ProcessState {
     Stopped,
     /// The start of an exec failed, so it never had a process. containerd sees CREATED, as from
     /// Go's shim.
+    #[strum(to_string = "not started, because its start failed")]
     NotStarted,
     /// Removed; the name may be used again.
     Deleted,
@@ -502,20 +503,6 @@ impl ProcessState {
             Self::Paused => Status::PAUSED,
             Self::Stopped | Self::Deleted => Status::STOPPED,
         }
-    }
-}
-
-impl fmt::Display for ProcessState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Created => "created",
-            Self::Running => "running",
-            Self::Pausing => "pausing",
-            Self::Paused => "paused",
-            Self::Stopped => "stopped",
-            Self::NotStarted => "not started, because its start failed",
-            Self::Deleted => "deleted",
-        })
     }
 }
 
