@@ -88,12 +88,14 @@ impl Args {
             }
         }
         args.verb = query.unwrap_or(args.verb);
-        match args.verb {
-            ShimVerb::Serve | ShimVerb::Start | ShimVerb::Delete if args.namespace.is_empty() => {
-                Err(refused(1, "the namespace is empty".to_owned()))
-            }
-            _ => Ok(args),
+        let is_query = !matches!(
+            args.verb,
+            ShimVerb::Serve | ShimVerb::Start | ShimVerb::Delete
+        );
+        if args.namespace.is_empty() && !is_query {
+            return Err(refused(1, "the namespace is empty".to_owned()));
         }
+        Ok(args)
     }
 
     /// Takes a flag and its value. Returns the query if the flag is a query, which counts with any

@@ -30,8 +30,7 @@ use protobuf::{Message, UnknownFields, UnknownValueRef};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::blocking::run_blocking;
-use crate::step::{Result, StepError, failed};
+use crate::work::{Result, StepError, failed, run_blocking};
 
 const CONFIG: &str = "config.json";
 /// The options of the container's runtime.
@@ -329,6 +328,11 @@ pub struct Options {
     /// criu's working directory.
     #[serde(alias = "CriuWorkPath", skip_serializing_if = "is_default")]
     pub criu_work_path: String,
+}
+
+/// The first text, or the second if the first is empty.
+pub fn given_or<'a>(given: &'a str, other: &'a str) -> &'a str {
+    if given.is_empty() { other } else { given }
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {

@@ -26,7 +26,7 @@ use ttrpc::asynchronous::Client;
 use ttrpc::asynchronous::transport::Socket;
 use ttrpc::{Code, context};
 
-use crate::blocking::lock;
+use crate::work::lock;
 
 /// The number of events that Go's shim keeps for a retry.
 const MAX_EVENTS: usize = 2048;

@@ -31,9 +31,8 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::timeout;
 
-use crate::blocking::lock;
 use crate::kernel::{self, Signals};
-use crate::step::{Result, failed};
+use crate::work::{Result, failed, lock};
 
 /// The largest number of statuses: a call may hang for ever in a pod whose containers leave orphans
 /// all the time. Beyond it the oldest status is dropped. If that was a call's process, it is
@@ -236,7 +235,7 @@ pub fn children_of(thread: Pid) -> Vec<u32> {
 /// Reaps the process if it is dead, and keeps the status for a call that may have started the
 /// process.
 fn reap(pid: u32, exits: &Exits) {
-    let Some(raw) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
+    let Some(raw) = kernel_pid(pid) else {
         return;
     };
     match waitid(WaitId::Pid(raw), REAP) {
@@ -304,7 +303,7 @@ impl Watched {
 
     fn watch(known: KnownPid) -> io::Result<Self> {
         let pid = *known;
-        let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let raw = kernel_pid(pid);
         let raw = raw.ok_or(io::ErrorKind::InvalidInput)?;
         let fd = pidfd_open(raw, PidfdFlags::empty())?;
         Ok(Self {
@@ -375,10 +374,15 @@ impl Watched {
     }
 }
 
+/// `None` for a number that is no pid.
+pub fn kernel_pid(pid: u32) -> Option<Pid> {
+    Pid::from_raw(i32::try_from(pid).ok()?)
+}
+
 /// Kills a process that has no pidfd. A child that is not reaped yet still has its pid; any other
 /// process is left alone.
 pub fn kill_child(pid: u32) {
-    if let Some(raw) = i32::try_from(pid).ok().and_then(Pid::from_raw)
+    if let Some(raw) = kernel_pid(pid)
         && waitid(WaitId::Pid(raw), LOOK).is_ok()
     {
         let _ = kill_process(raw, Signal::KILL);

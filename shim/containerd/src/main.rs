@@ -6,7 +6,6 @@
 //! that is the server.
 
 mod args;
-mod blocking;
 mod bootstrap;
 mod bundle;
 mod cgroup;
@@ -19,8 +18,8 @@ mod rootfs;
 mod runtime;
 mod serve;
 mod service;
-mod step;
 mod task;
+mod work;
 
 use std::error::Error;
 use std::process::ExitCode;

@@ -16,15 +16,14 @@ use rustix::fs::Mode;
 use rustix::process::{getpid, set_child_subreaper, umask};
 
 use crate::args::Args;
-use crate::blocking::{event_loop, read_each, run_blocking};
 use crate::bootstrap::{events_address, remove_socket};
 use crate::events::TaskEvents;
 use crate::exits::{Exits, children_of, reap_on_sigchld};
 use crate::kernel::{self, Signals};
 use crate::logging;
 use crate::service::{self, Containers};
-use crate::step::{Result, failed};
 use crate::task::SharedState;
+use crate::work::{Result, event_loop, failed, read_each, run_blocking};
 
 /// The time limit for the last events; Go's shim waits as long.
 const FLUSH_LIMIT: Duration = Duration::from_secs(5);

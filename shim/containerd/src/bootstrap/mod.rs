@@ -37,15 +37,14 @@ use protobuf::{Message, MessageField};
 use rustix::io::Errno;
 
 use crate::args::Args;
-use crate::blocking::event_loop;
-use crate::bundle::{Bundle, Options, ShimSpec};
+use crate::bundle::{Bundle, Options, ShimSpec, given_or};
 use crate::events::timestamp;
 use crate::exits::Exits;
 use crate::logging;
-use crate::runtime::{Runtime, look_up};
+use crate::runtime::{DEFAULT_BINARY, Runtime, look_up};
 use crate::service::is_alive;
-use crate::step::{Result, failed};
 use crate::task::{end_pod, roll_back};
+use crate::work::{Result, event_loop, failed};
 use claim::hash;
 
 pub use claim::remove as remove_socket;
@@ -83,10 +82,7 @@ pub fn events_address(containerd: &str) -> String {
 /// can id-map mounts.
 pub fn info() -> Result<(), Box<dyn Error>> {
     let (options, any) = start::read_options()?;
-    let binary = match options.binary_name.as_str() {
-        "" => "runc",
-        binary => binary,
-    };
+    let binary = given_or(&options.binary_name, DEFAULT_BINARY);
     let program =
         look_up(binary).ok_or_else(|| format!("find the runtime {binary:?}: no such program"))?;
     let version = RuntimeVersion {

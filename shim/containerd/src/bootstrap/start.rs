@@ -27,16 +27,16 @@ use containerd_shim_protos::bootstrap_api::{BootstrapParams, BootstrapResult, Lo
 use protobuf::Enum as _;
 use protobuf::Message;
 use protobuf::well_known_types::any::Any;
+use rustix::process::{getpid, getppid};
 use rustix::thread::{CoreSchedulingScope, create_core_scheduling_cookie};
 
 use super::claim::{Claim, claim};
 use super::{ADDRESS_FILE, SOCKET_DIRECTORY, link_of_group};
 use crate::args::Args;
-use crate::blocking::event_loop;
-use crate::bundle::{Bundle, Options, OptionsError, ShimSpec, write_beside};
+use crate::bundle::{Bundle, Options, OptionsError, ShimSpec, given_or, write_beside};
 use crate::cgroup::{ROOT, with_controllers};
 use crate::service::takes;
-use crate::step::{Result, StepError, failed};
+use crate::work::{Result, StepError, event_loop, failed};
 use crate::{kernel, logging};
 
 /// The annotations that name the group of containers that share a server, those of a pod. Searched
@@ -91,15 +91,20 @@ pub fn start(args: &Args) -> Result<(), Box<dyn Error>> {
 fn group_of(spec: &ShimSpec, id: &str) -> String {
     for name in GROUP_ANNOTATIONS {
         if let Some(group) = spec.annotations.get(name) {
-            let group = if group.is_empty() { id } else { group };
-            return group.to_owned();
+            return given_or(group, id).to_owned();
         }
     }
     id.to_owned()
 }
 
 fn start_server(args: &Args, sent: &StartInput, listener: &UnixListener) -> Result<()> {
-    join_core_scheduling_group();
+    // This process and the server get a separate core scheduling group, if containerd wants that.
+    if std::env::var_os("SCHED_CORE").is_some_and(|wanted| !wanted.is_empty())
+        && let Err(error) =
+            create_core_scheduling_cookie(getpid(), CoreSchedulingScope::ProcessGroup)
+    {
+        tracing::warn!(%error, "no core scheduling for the shim");
+    }
     // The link, not its target: after an upgrade, too, bindguard-runtime is searched beside it.
     let program = std::env::current_exe().map_err(failed("find this program"))?;
     let socket = listener
@@ -166,22 +171,10 @@ fn encode_answer(address: &str, is_bootstrap: bool) -> protobuf::Result<Vec<u8>>
 // The server's placement among the node's processes: core scheduling, out-of-memory order, cgroup.
 // Failures are logged only: a node without these features must still run containers.
 
-/// Gives this process and the server a separate core scheduling group, if containerd sets
-/// `SCHED_CORE`.
-fn join_core_scheduling_group() {
-    if std::env::var_os("SCHED_CORE").is_none_or(|wanted| wanted.is_empty()) {
-        return;
-    }
-    let this = rustix::process::getpid();
-    if let Err(error) = create_core_scheduling_cookie(this, CoreSchedulingScope::ProcessGroup) {
-        tracing::warn!(%error, "no core scheduling for the shim");
-    }
-}
-
 /// Lets the kernel kill the shim rather than containerd: the score is the parent's, containerd's,
 /// plus 1.
 fn adjust_oom_score(server: u32) {
-    let parent = match rustix::process::getppid() {
+    let parent = match getppid() {
         Some(pid) => pid.as_raw_nonzero().to_string(),
         None => "self".to_owned(),
     };

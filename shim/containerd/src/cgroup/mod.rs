@@ -45,9 +45,9 @@ use bindguard_core::mount_table::MountEntry;
 use protobuf::well_known_types::any::Any;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::blocking::{read_each, run_blocking};
 use crate::kernel;
-use crate::step::{Result, failed};
+use crate::work::{Result, failed};
+use crate::work::{read_each, run_blocking};
 use figures::Metrics;
 
 pub use oom::OomWatch;

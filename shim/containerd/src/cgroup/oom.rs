@@ -34,7 +34,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::Cgroup;
 use super::figures::{FlatKeyed, is_absent};
-use crate::step::{Result, StepError, failed};
+use crate::work::{Result, StepError, failed};
 
 const WATCH: &str = "watch for out-of-memory kills";
 

@@ -20,7 +20,8 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
 
-use crate::blocking::spawn_thread;
+use super::WatchedFd;
+use crate::work::spawn_thread;
 
 /// The limit of a step; a pipe holds 64 KiB.
 const STEP: usize = 16 * 1024;
@@ -68,7 +69,7 @@ enum DrainResult {
 impl StreamCopy {
     /// Starts copying until the source ends or the destination is gone. Both descriptors must be
     /// non-blocking.
-    pub fn spawn(from: Arc<AsyncFd<OwnedFd>>, to: Arc<AsyncFd<OwnedFd>>) -> Self {
+    pub fn spawn(from: WatchedFd, to: WatchedFd) -> Self {
         let progress = Arc::<Progress>::default();
         let ends = [&from, &to].map(Arc::downgrade);
         let own = Arc::clone(&progress);

@@ -36,11 +36,10 @@ use rustix::termios::Winsize;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use crate::blocking::{lock, spawn_thread};
 use crate::kernel;
-use crate::step::{Result, failed};
+use crate::work::{Result, failed, lock, run_blocking, spawn_thread};
 use copy::{DrainLimits, StreamCopy};
-use open::{Input, Logger, OpenedStreams, OutputTarget};
+use open::{Input, LogProgram, Logger, OutputTarget, open, open_output, open_stdin, unsupported};
 
 pub use open::LoggedProcess;
 
@@ -49,8 +48,8 @@ pub use open::LoggedProcess;
 const DIRECTORY: &str = "/run/containerd/s";
 static COUNTER: AtomicU64 = AtomicU64::new(0);
 
-/// A pty's master, shared by both directions.
-type Master = Arc<AsyncFd<OwnedFd>>;
+/// A descriptor in the event loop. Both directions share a pty's master.
+type WatchedFd = Arc<AsyncFd<OwnedFd>>;
 
 /// The time limits for the rest of a dead process's output: Go's shim waits ten seconds in either
 /// case.
@@ -80,7 +79,7 @@ pub struct RunningIo {
     /// At most two.
     outputs: Vec<StreamCopy>,
     logger: Option<Logger>,
-    console: Option<Master>,
+    console: Option<WatchedFd>,
 }
 
 impl RunningIo {
@@ -144,17 +143,61 @@ pub struct PreparedIo {
     logger: Option<Logger>,
 }
 
+/// A logging program that is not started yet, with the reading ends of stdout and stderr.
+type PendingLogger = (LogProgram, [OwnedFd; 2]);
+
 impl PreparedIo {
     /// Opens everything for these streams, and waits for a logging program to be ready.
     pub async fn open(
         streams: &Streams,
-        mut owner: StreamOwner,
+        owner: StreamOwner,
         process: LoggedProcess<'_>,
     ) -> Result<Self> {
-        let opened = OpenedStreams::open(streams).await?;
+        let names = [&streams.stdin, &streams.stdout, &streams.stderr];
+        if !streams.terminal && names.iter().all(|name| name.is_empty()) {
+            return Ok(Self::default());
+        }
+        let streams = streams.clone();
+        let opened = run_blocking(move || Self::open_all(&streams, owner)).await;
+        let (mut io, logger) =
+            opened.map_err(failed("open the process's streams in a thread"))??;
+        if let Some((program, outputs)) = logger {
+            io.logger = Some(Logger::start(program, process, outputs).await?);
+        }
+        Ok(io)
+    }
+
+    fn open_all(
+        streams: &Streams,
+        mut owner: StreamOwner,
+    ) -> Result<(Self, Option<PendingLogger>)> {
         let mut io = Self {
-            stdin: opened.stdin,
+            stdin: open_stdin(&streams.stdin)?,
             ..Self::default()
+        };
+        let stdout = match open_output("stdout", &streams.stdout)? {
+            // Without a reader the process would hang as soon as the terminal is full.
+            OutputTarget::Nowhere if streams.terminal => {
+                let missing = io::Error::from(io::ErrorKind::NotFound);
+                return Err(failed(open("stdout", Path::new("")))(missing));
+            }
+            // The event loop watches no such file: a thread writes it.
+            OutputTarget::File(file) if streams.terminal => {
+                OutputTarget::LogFile(streams.stdout.clone().into(), file)
+            }
+            stdout => stdout,
+        };
+        let has_same_log_file = !streams.terminal
+            && matches!(stdout, OutputTarget::LogFile(..))
+            && streams.stderr == streams.stdout;
+        let stderr = match &stdout {
+            // A logging program also reads stderr, whatever name stderr has.
+            OutputTarget::Logger(_) => OutputTarget::Nowhere,
+            _ if streams.terminal || has_same_log_file => OutputTarget::Nowhere,
+            _ => match open_output("stderr", &streams.stderr)? {
+                OutputTarget::Logger(_) => return Err(unsupported("stderr", &streams.stderr)),
+                target => target,
+            },
         };
         if streams.terminal {
             let socket = ConsoleSocket::bind(Path::new(DIRECTORY));
@@ -165,30 +208,33 @@ impl PreparedIo {
             io.child[0] = Some(read);
             io.stdin_pipe = Some(write);
         }
-        let mut stderr = None;
-        let stdout = match opened.stdout {
+        let mut logger = None;
+        let [out, err] = match stdout {
             OutputTarget::Logger(program) => {
                 let (out, out_writer) = owned_pipe("stdout", owner)?;
-                let (err, err_writer) = owned_pipe("stderr", owner)?;
                 // With a terminal stderr has no writer: the program sees its end at once.
-                stderr = Some(err_writer);
-                io.logger = Some(Logger::start(program, process, [out, err]).await?);
-                Some(out_writer)
+                let (err, err_writer) = owned_pipe("stderr", owner)?;
+                logger = Some((program, [out, err]));
+                [Some(out_writer), Some(err_writer)]
             }
-            OutputTarget::Fifo(to) if streams.terminal => Some(to),
+            OutputTarget::Fifo(to) if streams.terminal => [Some(to), None],
             target => {
-                let stdout = io.take_output("stdout", target, owner, None)?;
-                stderr = io.take_output("stderr", opened.stderr, owner, stdout.as_ref())?;
-                stdout
+                let out = io.take_output("stdout", target, owner)?;
+                let mut err = io.take_output("stderr", stderr, owner)?;
+                if has_same_log_file {
+                    let same = out.as_ref().map(OwnedFd::try_clone).transpose();
+                    err = same.map_err(failed("make the pipe for stderr"))?;
+                }
+                [out, err]
             }
         };
         if streams.terminal {
-            io.console_out = stdout;
+            io.console_out = out;
         } else {
-            io.child[1] = stdout;
-            io.child[2] = stderr;
+            io.child[1] = out;
+            io.child[2] = err;
         }
-        Ok(io)
+        Ok((io, logger))
     }
 
     /// Returns the process's end.
@@ -197,16 +243,11 @@ impl PreparedIo {
         name: &str,
         target: OutputTarget,
         owner: StreamOwner,
-        stdout: Option<&OwnedFd>,
     ) -> Result<Option<OwnedFd>> {
         let (to, log_file) = match target {
             // Only stdout can be a program's, and `open` handles that.
             OutputTarget::Nowhere | OutputTarget::Logger(_) => return Ok(None),
             OutputTarget::File(file) => return Ok(Some(file)),
-            OutputTarget::SameLogFile => {
-                let same = stdout.map(OwnedFd::try_clone).transpose();
-                return same.map_err(failed(format!("make the pipe for {name}")));
-            }
             OutputTarget::Fifo(to) => (to, None),
             OutputTarget::LogFile(path, file) => (file, Some(path)),
         };
@@ -455,7 +496,7 @@ fn unread(pipe: &OwnedFd) -> Vec<u8> {
 
 /// Registers a descriptor in the event loop. Calls on it fail from now on instead of waiting. All
 /// users of the end share this flag, so never set it on an end that a process gets.
-fn watched(fd: OwnedFd, interest: Interest) -> Result<Arc<AsyncFd<OwnedFd>>> {
+fn watched(fd: OwnedFd, interest: Interest) -> Result<WatchedFd> {
     let watched = fcntl_getfl(&fd)
         .and_then(|flags| fcntl_setfl(&fd, flags | OFlags::NONBLOCK))
         .map_err(io::Error::from)

@@ -43,25 +43,12 @@ use tokio::net::unix::pipe;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::Streams;
-use crate::blocking::{run_blocking, spawn_thread};
 use crate::exits::{Exits, Watched};
 use crate::kernel;
-use crate::step::{Result, StepError, failed};
-
-/// The files behind the three names.
-#[derive(Default)]
-pub struct OpenedStreams {
-    pub stdin: Option<Input>,
-    pub stdout: OutputTarget,
-    /// Nowhere with a terminal, or if a logging program reads both.
-    pub stderr: OutputTarget,
-}
+use crate::work::{Result, StepError, failed, run_blocking, spawn_thread};
 
 /// The destination of an output.
-#[derive(Default)]
 pub enum OutputTarget {
-    #[default]
     Nowhere,
     /// A fifo, open for both; the shim copies into it.
     Fifo(OwnedFd),
@@ -69,8 +56,6 @@ pub enum OutputTarget {
     File(OwnedFd),
     /// A log file that the shim writes.
     LogFile(PathBuf, OwnedFd),
-    /// The log file of stdout, for stderr.
-    SameLogFile,
     /// A program that is not started yet.
     Logger(LogProgram),
 }
@@ -83,53 +68,7 @@ pub struct Input {
     pub hold: Option<OwnedFd>,
 }
 
-impl OpenedStreams {
-    pub async fn open(streams: &Streams) -> Result<Self> {
-        let names = [&streams.stdin, &streams.stdout, &streams.stderr];
-        if !streams.terminal && names.iter().all(|name| name.is_empty()) {
-            return Ok(Self::default());
-        }
-        let streams = streams.clone();
-        run_blocking(move || Self::open_all(&streams))
-            .await
-            .map_err(failed("open the process's streams in a thread"))?
-    }
-
-    fn open_all(streams: &Streams) -> Result<Self> {
-        let stdin = open_stdin(&streams.stdin)?;
-        let stdout = match open_output("stdout", &streams.stdout)? {
-            // Without a reader the process would hang as soon as the terminal is full.
-            OutputTarget::Nowhere if streams.terminal => {
-                let missing = io::Error::from(io::ErrorKind::NotFound);
-                return Err(failed(open("stdout", Path::new("")))(missing));
-            }
-            // The event loop watches no such file: a thread writes it.
-            OutputTarget::File(file) if streams.terminal => {
-                OutputTarget::LogFile(streams.stdout.clone().into(), file)
-            }
-            stdout => stdout,
-        };
-        let stderr = match &stdout {
-            _ if streams.terminal => OutputTarget::Nowhere,
-            // The program also reads stderr, whatever name stderr has.
-            OutputTarget::Logger(_) => OutputTarget::Nowhere,
-            OutputTarget::LogFile(..) if streams.stderr == streams.stdout => {
-                OutputTarget::SameLogFile
-            }
-            _ => match open_output("stderr", &streams.stderr)? {
-                OutputTarget::Logger(_) => return Err(unsupported("stderr", &streams.stderr)),
-                target => target,
-            },
-        };
-        Ok(Self {
-            stdin,
-            stdout,
-            stderr,
-        })
-    }
-}
-
-fn open_stdin(name: &str) -> Result<Option<Input>> {
+pub fn open_stdin(name: &str) -> Result<Option<Input>> {
     if name.is_empty() {
         return Ok(None);
     }
@@ -142,7 +81,7 @@ fn open_stdin(name: &str) -> Result<Option<Input>> {
     }
 }
 
-fn open_output(stream: &str, name: &str) -> Result<OutputTarget> {
+pub fn open_output(stream: &str, name: &str) -> Result<OutputTarget> {
     if name.is_empty() {
         return Ok(OutputTarget::Nowhere);
     }
@@ -163,11 +102,11 @@ fn open_output(stream: &str, name: &str) -> Result<OutputTarget> {
     })
 }
 
-fn unsupported(stream: &str, name: &str) -> StepError {
+pub fn unsupported(stream: &str, name: &str) -> StepError {
     format!("{stream} {name:?}: streams of this kind are not supported").into()
 }
 
-fn open(stream: &str, path: &Path) -> String {
+pub fn open(stream: &str, path: &Path) -> String {
     format!("open {stream} {:?}", path.display().to_string())
 }
 

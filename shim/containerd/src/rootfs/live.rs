@@ -16,7 +16,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::statvfs::{FsFlags, statvfs};
 
 use super::{call, mount_all, unmount_all, unmount_and_remove};
-use crate::step::Result;
+use crate::work::Result;
 
 /// The folder has an empty `rootfs` and is on the machine's own disk: not every filesystem supports
 /// id-mapped mounts.

@@ -48,9 +48,9 @@ use rustix::mount::{
 };
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
-use crate::blocking::run_blocking;
 use crate::kernel::{self, LoopMode, attach_loop_device, free_loop_device};
-use crate::step::{Result, failed};
+use crate::work::run_blocking;
+use crate::work::{Result, failed};
 
 /// The flags for access times.
 const ATIME: MsFlags = MsFlags::MS_NOATIME
@@ -77,17 +77,21 @@ pub async fn mount(mounts: Vec<Mount>, rootfs: PathBuf) -> Result<()> {
     if mounts.is_empty() {
         return Ok(());
     }
-    let step = format!("work on {} in a thread", rootfs.display());
-    run_blocking(move || mount_all(&mounts, &rootfs))
-        .await
-        .map_err(failed(step))?
+    in_thread(rootfs, move |rootfs| mount_all(&mounts, rootfs)).await
 }
 
 /// Unmounts everything on the mount point and removes the directory. A directory without a mount is
 /// no error.
 pub async fn unmount(rootfs: PathBuf) -> Result<()> {
+    in_thread(rootfs, unmount_and_remove).await
+}
+
+async fn in_thread(
+    rootfs: PathBuf,
+    work: impl FnOnce(&Path) -> Result<()> + Send + 'static,
+) -> Result<()> {
     let step = format!("work on {} in a thread", rootfs.display());
-    run_blocking(move || unmount_and_remove(&rootfs))
+    run_blocking(move || work(&rootfs))
         .await
         .map_err(failed(step))?
 }
@@ -96,15 +100,14 @@ fn mount_all(mounts: &[Mount], rootfs: &Path) -> Result<()> {
     make_folders(rootfs, 0o711)
         .map_err(failed(format!("make the mount point {}", rootfs.display())))?;
     for mount in mounts {
-        if let Err(error) = mount_one(mount, rootfs) {
+        mount_one(mount, rootfs).inspect_err(|_| {
             if let Err(left) = unmount_all(rootfs) {
                 tracing::warn!(
                     error = error_chain(&left),
                     "a half mounted root filesystem stays"
                 );
             }
-            return Err(error);
-        }
+        })?;
     }
     Ok(())
 }

@@ -61,9 +61,9 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::{Result, RunStreams, Running, Runtime, RuntimeCall, RuntimeError, is_program, look_up};
-use crate::blocking::{run_blocking, spawn_thread};
 use crate::io::PreparedIo;
 use crate::kernel;
+use crate::work::{run_blocking, spawn_thread};
 
 const RETRIES: u32 = 3;
 /// The time limit for the end of a killed guard, which may have become the runtime.
@@ -179,7 +179,7 @@ impl Runtime {
         }
         let plain = self.call(call.verb, call.args.clone()).await?;
         let streams = RunStreams::Process(call.prepared_io);
-        plain.run(streams).await.map(|_| false)
+        plain.spawn(streams)?.finish().await.map(|_| false)
     }
 
     async fn run_guard(
@@ -324,16 +324,14 @@ impl Runtime {
         if shows_all_expected_binds(&self.bundle.path, pid).is_ok_and(|shows_all| shows_all) {
             return Ok(());
         }
-        let reason = match self.prove_in_full(pid, settings.deadline).await {
-            Ok(reason) => reason,
-            Err(why) => {
-                tracing::warn!(
-                    id = self.id,
-                    "the mounts of the container are not proven: {why}"
-                );
-                refusal_of_uncompared(&why, &settings.policy)
-            }
-        };
+        let compared = self.prove_in_full(pid, settings.deadline).await;
+        let reason = compared.unwrap_or_else(|why| {
+            tracing::warn!(
+                id = self.id,
+                "the mounts of the container are not proven: {why}"
+            );
+            refusal_of_uncompared(&why, &settings.policy)
+        });
         reason.map_or(Ok(()), |reason| Err(RuntimeError::Refused { reason }))
     }
 

@@ -31,21 +31,21 @@ use std::time::Duration;
 
 use containerd_shim_protos::shim::oci::CheckpointOptions;
 use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Signal, kill_process_group};
 use serde::Deserialize;
 
 pub use guard::{GuardSettings, NewContainer};
 
-use crate::blocking::run_blocking;
-use crate::bundle::{Bundle, Options};
-use crate::exits::{Exit, Exits, Watched};
+use crate::bundle::{Bundle, Options, given_or};
+use crate::exits::{Exit, Exits, Watched, kernel_pid};
 use crate::io::PreparedIo;
 use crate::kernel;
+use crate::work::run_blocking;
 
 /// runc's state directory under containerd, without the namespace; Go's shim uses it for every
 /// runtime.
 const DEFAULT_ROOT: &str = "/run/containerd/runc";
-const DEFAULT_BINARY: &str = "runc";
+pub const DEFAULT_BINARY: &str = "runc";
 /// The time limit for a list of processes: a containerd that starts waits five seconds for it.
 const PIDS_LIMIT: Duration = Duration::from_secs(3);
 
@@ -69,14 +69,10 @@ impl Runtime {
         bundle: Bundle,
         exits: Arc<Exits>,
     ) -> Self {
-        let or = |value: &str, default: &str| {
-            let chosen = if value.is_empty() { default } else { value };
-            chosen.to_owned()
-        };
         Self {
             id: id.to_owned(),
-            binary: or(&options.binary_name, DEFAULT_BINARY),
-            root: PathBuf::from(or(&options.root, DEFAULT_ROOT)).join(namespace),
+            binary: given_or(&options.binary_name, DEFAULT_BINARY).to_owned(),
+            root: Path::new(given_or(&options.root, DEFAULT_ROOT)).join(namespace),
             systemd_cgroup: options.systemd_cgroup.unwrap_or(false),
             bundle,
             exits,
@@ -105,7 +101,7 @@ impl Runtime {
 
     async fn run_captured(&self, verb: &'static str, args: Vec<OsString>) -> Result<()> {
         let call = self.call(verb, args).await?;
-        call.run(RunStreams::Captured).await.map(drop)
+        call.spawn(RunStreams::Captured)?.finish().await.map(drop)
     }
 
     /// A call of the runtime itself, without the guard.
@@ -155,9 +151,9 @@ impl Runtime {
         let mut args = vec!["--process".into(), process.into(), "--detach".into()];
         self.add_process(&mut args, pid_file, prepared_io);
         let call = self.call("exec", args).await?;
-        let done = call.run(RunStreams::Process(prepared_io)).await;
-        done.map(drop)
-            .map_err(|error| error.into_final(prepared_io))
+        let running = call.spawn(RunStreams::Process(prepared_io))?;
+        let done = running.finish().await.map(drop);
+        done.map_err(|error| error.into_final(prepared_io))
     }
 
     /// Adds the last arguments of a verb that makes a process.
@@ -332,11 +328,6 @@ impl RuntimeCall {
         }
     }
 
-    /// Runs the runtime to its end; returns the output with `RunStreams::CapturedStdout`.
-    async fn run(self, streams: RunStreams<'_>) -> Result<Vec<u8>> {
-        self.spawn(streams)?.finish().await
-    }
-
     fn spawn(self, streams: RunStreams<'_>) -> Result<Running> {
         let program = Path::new(self.command.get_program()).to_owned();
         self.try_spawn(streams)
@@ -392,7 +383,7 @@ fn stdio(fd: Option<BorrowedFd<'_>>) -> io::Result<Stdio> {
 }
 
 impl Running {
-    /// Waits for the end.
+    /// Waits for the end; returns the output with `RunStreams::CapturedStdout`.
     async fn finish(self) -> Result<Vec<u8>> {
         let exit = self.child.exit().await;
         self.result(exit)
@@ -428,7 +419,7 @@ impl Running {
 
     /// Kills the runtime and its forked processes. Call before the end of a run that leads a group.
     fn kill_group(&self) {
-        if let Some(group) = i32::try_from(self.child.pid).ok().and_then(Pid::from_raw) {
+        if let Some(group) = kernel_pid(self.child.pid) {
             let _ = kill_process_group(group, Signal::KILL);
         }
     }

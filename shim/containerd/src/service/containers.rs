@@ -24,8 +24,8 @@ use tokio::sync::Notify;
 use ttrpc::Status;
 
 use super::{Calls, shutting_down};
-use crate::blocking::lock;
 use crate::task::{SharedState, Task, TaskError};
+use crate::work::lock;
 
 /// The time limit for the `Create` of a container whose `start` was answered; it usually follows
 /// within milliseconds.

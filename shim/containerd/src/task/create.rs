@@ -32,13 +32,13 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::{Result, SharedState, Task, TaskError, TaskProcess};
-use crate::blocking::{lock, run_blocking};
-use crate::bundle::{Bundle, Options, ShimSpec, malformed, text, unknown_type};
+use crate::bundle::{Bundle, Options, ShimSpec, given_or, malformed, text, unknown_type};
 use crate::cgroup::{self, is_systemd, remove_leftover_cgroup};
 use crate::exits::Watched;
 use crate::io::{PreparedIo, StreamOwner, Streams};
 use crate::rootfs;
 use crate::runtime::{GuardSettings, NewContainer, Runtime, checkpoint_args, images_args};
+use crate::work::{lock, run_blocking};
 
 /// The time limit for reading the config: it may be on a server that hangs, and the event loop
 /// serves the whole pod.
@@ -130,7 +130,8 @@ impl Task {
         spec: &ShimSpec,
     ) -> Result<Option<Arc<Watched>>> {
         let prepared_io = self.open_streams(&self.init).await?;
-        let images = images_of(request, options);
+        // Empty without a checkpoint.
+        let images = given_or(&request.checkpoint, &options.images_to_restore);
         if !images.is_empty() {
             *lock(&self.restoration) = Some(Restoration {
                 images: images.to_owned(),
@@ -296,7 +297,8 @@ impl Task {
     pub async fn checkpoint(&self, request: CheckpointTaskRequest) -> Result<()> {
         let mut options = decode(request.options.as_ref())?;
         let parent = text(options.special_fields.unknown_fields(), PARENT_PATH);
-        options.image_path = images_directory(options.image_path, request.path);
+        // The client expects the images in the directory that it names.
+        options.image_path = given_or(&options.image_path, &request.path).to_owned();
         let _turn = self.turn.lock().await;
         self.init.state().admits_checkpoint()?;
         // A directory that the client names stays for the client to inspect.
@@ -358,20 +360,6 @@ impl Task {
     }
 }
 
-/// The images of the new container; empty without a checkpoint.
-fn images_of<'a>(request: &'a CreateTaskRequest, options: &'a Options) -> &'a str {
-    if request.checkpoint.is_empty() {
-        &options.images_to_restore
-    } else {
-        &request.checkpoint
-    }
-}
-
-/// The directory for the images. The client expects the images in the directory that it names.
-fn images_directory(named: String, offered: String) -> String {
-    if named.is_empty() { offered } else { named }
-}
-
 fn decode(any: Option<&Any>) -> Result<CheckpointOptions> {
     let Some(any) = any.filter(|any| !any.type_url.is_empty()) else {
         return Ok(CheckpointOptions::default());
@@ -412,28 +400,11 @@ mod checkpoint_tests {
     #[test]
     fn the_directory_in_the_options_is_used() {
         assert_eq!(
-            images_directory(String::new(), "/tmp/ctrd-checkpoint1".into()),
+            given_or("", "/tmp/ctrd-checkpoint1"),
             "/tmp/ctrd-checkpoint1"
         );
-        assert_eq!(
-            images_directory("/images".into(), "/tmp/ctrd-checkpoint1".into()),
-            "/images"
-        );
-
-        let named = Options {
-            images_to_restore: "/images".into(),
-            ..Options::default()
-        };
-        let given = CreateTaskRequest {
-            checkpoint: "/given".into(),
-            ..CreateTaskRequest::default()
-        };
-        assert_eq!(images_of(&given, &named), "/given");
-        assert_eq!(images_of(&CreateTaskRequest::default(), &named), "/images");
-        assert_eq!(
-            images_of(&CreateTaskRequest::default(), &Options::default()),
-            ""
-        );
+        assert_eq!(given_or("/images", "/tmp/ctrd-checkpoint1"), "/images");
+        assert_eq!(given_or("", ""), "");
     }
 
     #[test]

@@ -20,14 +20,13 @@ use tokio::time::timeout;
 
 use super::create::end_pod;
 use super::{IllegalMove, ProcessState, Result, Task, TaskError, TaskProcess};
-use crate::blocking::lock;
 use crate::bundle::Bundle;
 use crate::cgroup::OomWatch;
 use crate::events::timestamp;
 use crate::exits::{Exit, Watched};
 use crate::io::Streams;
 use crate::rootfs;
-use crate::step::failed;
+use crate::work::{failed, lock};
 
 /// The status of an exec whose start failed, as of `runc exec`. A client that only waits must not
 /// see success.
@@ -72,15 +71,12 @@ impl Task {
     async fn start_exec(self: &Arc<Self>, exec: Arc<Exec>) -> Result<u32> {
         let _turn = exec.turn.lock().await;
         exec.process.state().started()?;
-        let watched = match self.create_exec(&exec).await {
-            Ok(watched) => watched,
-            Err(error) => {
-                // All waiters get an end, but containerd gets no event: no process was started.
-                let exit = Exit::now(NOT_STARTED);
-                exec.process.finish(ProcessState::failed_to_start, exit);
-                return Err(error);
-            }
-        };
+        let created = self.create_exec(&exec).await;
+        let watched = created.inspect_err(|_| {
+            // All waiters get an end, but containerd gets no event: no process was started.
+            let exit = Exit::now(NOT_STARTED);
+            exec.process.finish(ProcessState::failed_to_start, exit);
+        })?;
         exec.process.advance(ProcessState::started)?;
         let pid = watched.pid;
         self.shared.events.send(
@@ -121,15 +117,10 @@ impl Task {
         let _ = fs::remove_file(&pid_file);
 
         let watched = Arc::new(pending.watch(pid?)?);
-        match prepared_io.attach() {
-            Ok(attached) => process.set_running_process(Arc::clone(&watched), attached),
-            Err(error) => {
-                // The client gets an error, so the process must not run. The orphans' reaper reaps
-                // it.
-                let _ = watched.signal(SIGKILL);
-                return Err(error.into());
-            }
-        }
+        // The client gets an error, so the process must not run. The orphans' reaper reaps it.
+        let attached = prepared_io.attach();
+        let attached = attached.inspect_err(|_| drop(watched.signal(SIGKILL)))?;
+        process.set_running_process(Arc::clone(&watched), attached);
         Ok(watched)
     }
 
@@ -183,12 +174,13 @@ impl Task {
             return Err(error);
         }
         self.init.advance(ProcessState::paused)?;
-        let paused = proto::TaskPaused {
-            container_id: self.id.clone(),
-            ..Default::default()
-        };
-        let events = &self.shared.events;
-        events.send(topics::TASK_PAUSED_EVENT_TOPIC, &paused);
+        self.shared.events.send(
+            topics::TASK_PAUSED_EVENT_TOPIC,
+            &proto::TaskPaused {
+                container_id: self.id.clone(),
+                ..Default::default()
+            },
+        );
         Ok(())
     }
 
@@ -198,12 +190,13 @@ impl Task {
         self.init.state().resumed()?;
         self.run("resume", vec![]).await?;
         self.init.advance(ProcessState::resumed)?;
-        let resumed = proto::TaskResumed {
-            container_id: self.id.clone(),
-            ..Default::default()
-        };
-        let events = &self.shared.events;
-        events.send(topics::TASK_RESUMED_EVENT_TOPIC, &resumed);
+        self.shared.events.send(
+            topics::TASK_RESUMED_EVENT_TOPIC,
+            &proto::TaskResumed {
+                container_id: self.id.clone(),
+                ..Default::default()
+            },
+        );
         Ok(())
     }
 
@@ -301,12 +294,13 @@ impl Task {
             return watched.exit().await;
         };
         let report = || {
-            let killed = proto::TaskOOM {
-                container_id: self.id.clone(),
-                ..Default::default()
-            };
-            let events = &self.shared.events;
-            events.send(topics::TASK_OOM_EVENT_TOPIC, &killed);
+            self.shared.events.send(
+                topics::TASK_OOM_EVENT_TOPIC,
+                &proto::TaskOOM {
+                    container_id: self.id.clone(),
+                    ..Default::default()
+                },
+            );
         };
         let exit = loop {
             tokio::select! {
@@ -431,10 +425,8 @@ impl Task {
             return Ok(());
         }
         self.deleted_unstarted.store(true, Ordering::Relaxed);
-        if let Err(error) = self.delete_from_runtime().await {
-            self.deleted_unstarted.store(false, Ordering::Relaxed);
-            return Err(error);
-        }
+        let deleted = self.delete_from_runtime().await;
+        deleted.inspect_err(|_| self.deleted_unstarted.store(false, Ordering::Relaxed))?;
         // A container that was never restored has no process.
         lock(&self.restoration).take();
         Ok(())

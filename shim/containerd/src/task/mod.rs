@@ -23,14 +23,13 @@ use protobuf::well_known_types::any::Any;
 use protobuf::{EnumOrUnknown, Message, MessageField};
 use tokio::sync::watch;
 
-use crate::blocking::lock;
 use crate::bundle::{Bundle, OptionsError};
 use crate::cgroup::Cgroup;
 use crate::events::{TaskEvents, timestamp};
 use crate::exits::{Exit, Exits, Watched};
 use crate::io::{LoggedProcess, PreparedIo, RunningIo, StreamOwner, Streams};
 use crate::runtime::{Runtime, RuntimeError};
-use crate::step::{StepError, failed};
+use crate::work::{StepError, failed, lock};
 use create::Restoration;
 use lifecycle::Exec;
 
@@ -307,6 +306,7 @@ pub struct TaskProcess {
     exit: watch::Sender<Option<Exit>>,
 }
 
+#[derive(Default)]
 struct Life {
     state: ProcessState,
     /// Stays after the process's end.
@@ -317,16 +317,11 @@ struct Life {
 impl TaskProcess {
     /// A process that has only a name yet.
     pub fn new(id: String, streams: Streams) -> Self {
-        let life = Life {
-            state: ProcessState::Created,
-            watched: None,
-            attached: None,
-        };
         Self {
             id,
             streams,
-            life: Mutex::new(life),
-            exit: watch::Sender::new(None),
+            life: Mutex::default(),
+            exit: watch::Sender::default(),
         }
     }
 
@@ -397,10 +392,11 @@ impl TaskProcess {
 }
 
 /// The state of a process, init or exec.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, strum::Display)]
 #[strum(serialize_all = "lowercase")]
 pub enum ProcessState {
     /// Known, but its program does not run yet.
+    #[default]
     Created,
     Running,
     /// The runtime freezes it; an init only.

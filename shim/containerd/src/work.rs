@@ -1,9 +1,10 @@
-//! Work that may block, away from the event loop.
+//! Work that may block, away from the event loop, and the error of work that failed.
 //!
 //! Mounting and unmounting can wait for a disk, and the loop serves every container of the pod.
 //! Each piece of work gets a separate thread. A pool would keep threads and their memory in a
 //! process that is nearly always idle.
 
+use std::error::Error;
 use std::sync::mpsc::channel;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -102,6 +103,35 @@ where
     }
     results.resize_with(processes.len(), || None);
     results
+}
+
+/// An action on an object that failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{step}")]
+pub struct StepError {
+    step: String,
+    source: Option<Box<dyn Error + Send + Sync>>,
+}
+
+/// The result of an action on an object.
+pub type Result<T, E = StepError> = std::result::Result<T, E>;
+
+/// Names the failed action and its object.
+pub fn failed<E: Into<Box<dyn Error + Send + Sync>>>(
+    step: impl Into<String>,
+) -> impl FnOnce(E) -> StepError {
+    let step = step.into();
+    move |source| StepError {
+        step,
+        source: Some(source.into()),
+    }
+}
+
+/// A failure that has no other cause than what the text says.
+impl From<String> for StepError {
+    fn from(step: String) -> Self {
+        Self { step, source: None }
+    }
 }
 
 #[cfg(test)]
