@@ -260,13 +260,8 @@ impl PodLookup {
             }
         }
         // An old listing has the right names.
-        let listed = match self.known.try_lock() {
-            Ok(known) => known
-                .listing
-                .as_ref()
-                .and_then(|it| it.pods.get(uid).cloned()),
-            Err(_) => None,
-        };
+        let known = self.known.try_lock().ok();
+        let listed = known.and_then(|known| known.listing.as_ref()?.pods.get(uid).cloned());
         let found = match listed {
             Some(pod) => Ok(Some(pod)),
             None => running_pod(&self.cri, uid).await,

@@ -31,7 +31,7 @@ use crate::sinks::metrics::Metrics;
 use crate::sources::http::{self, Audience, BoundSocket, Served};
 use crate::sources::journal::{JournalReader, follow_journal};
 use crate::sources::kubediag::Kubediag;
-use crate::sources::{nri, roots};
+use crate::sources::{find_for_ever, follow_engines_for_ever, nri};
 use crate::threads::{since_epoch, spawn, survey_for_ever};
 use crate::work::survey::Surveyor;
 
@@ -189,8 +189,8 @@ async fn serve(
     if let Some(socket) = &settings.nri {
         spawn("nri", move || nri::serve_for_ever(node, socket))?;
     }
-    spawn("engines", || roots::follow_engines_for_ever(node))?;
-    spawn("roots", || roots::find_for_ever(node))?;
+    spawn("engines", || follow_engines_for_ever(node))?;
+    spawn("roots", || find_for_ever(node))?;
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     let (helper_ended, end_of_helper) = oneshot::channel();
     if let Some(helper) = node.helper {

@@ -20,7 +20,7 @@ use bindguard_core::error_chain;
 use bindguard_core::identity::Identity;
 use bindguard_core::paths::lies_in;
 use bindguard_core::refresh_request::{
-    NOTIFY_LABEL, Notify, OptIn, REFRESH_BINDS_LABEL, REFRESH_LABEL, RefreshRequest, RequestedBinds,
+    NOTIFY_LABEL, OptIn, REFRESH_BINDS_LABEL, REFRESH_LABEL, RefreshRequest,
 };
 use bindguard_core::spec::{SpecUsers, SpecView};
 use bindguard_guard::refresh::{BoundMounts, FileBind};
@@ -31,7 +31,7 @@ use bindguard_sys::bundle::read_spec;
 use serde::Deserialize;
 
 use crate::pods::Container;
-use crate::sources::watch::{self, Followed, Inotify, Rules, Schedule, WatchEvent, Watches};
+use crate::sources::watch::{self, Followed, Rules, Schedule, Watches};
 use crate::work::refresher::{OF_NODE, Refresher, WantedMounts};
 use crate::work::turns::{Planned, TurnEnd, Turns};
 
@@ -52,11 +52,9 @@ struct FollowedContainer {
     container: Container,
     bundle: PathBuf,
     binds: Vec<FileBind>,
-    requested: RequestedBinds,
     /// The sources of all binds.
     sources: HashSet<PathBuf>,
-    notify: Notify,
-    problems: Vec<String>,
+    request: RefreshRequest,
 }
 
 /// The containers that opted in, for the thread that follows them and for the workers.
@@ -98,16 +96,16 @@ impl EngineContainers {
             return TurnEnd::Done;
         };
         let (container, bundle) = (&opted_in.container, opted_in.bundle.as_path());
-        let (requested, refresher) = (opted_in.requested, &self.refresher);
+        let (request, refresher) = (&opted_in.request, &self.refresher);
         let running = ContainersOfNode::at(&self.root);
-        let mut wanted = WantedMounts::of(container, &opted_in.notify, Some(bundle));
+        let mut wanted = WantedMounts::of(container, &request.notify, Some(bundle));
         wanted.add_files(opted_in.binds.clone(), &running);
         let mut roots = None;
-        if requested.host_root {
+        if request.binds.host_root {
             roots = wanted.noted(refresher.host_roots(bundle));
             roots = roots.filter(|roots| !roots.is_empty());
         }
-        if requested.volumes {
+        if request.binds.volumes {
             let places = refresher.node.config.places();
             let mounts = BoundMounts::of_engine(bundle, &running, places, roots.as_ref());
             wanted.add_read(mounts);
@@ -116,7 +114,7 @@ impl EngineContainers {
             wanted.add(roots);
         }
         let done = refresher.refresh(planned.turn, LATER_TURN, &wanted);
-        let warnings = [opted_in.problems.clone(), done.warnings].concat();
+        let warnings = [request.problems.clone(), done.warnings].concat();
         refresher.ended(id, warnings, done.is_out_of_time)
     }
 
@@ -134,25 +132,20 @@ impl EngineContainers {
         warnings: &mut Vec<String>,
     ) -> Option<FollowedContainer> {
         let (engine, id) = (container.engine.name(), &container.id);
-        let bytes = match read_spec(&container.bundle) {
-            Ok(bytes) => bytes,
-            // A container that ended meanwhile has no bundle.
-            Err(_) if container.bundle.symlink_metadata().is_err() => return None,
-            Err(error) => {
-                let why = error_chain(&error);
-                warnings.push(format!("{engine} container {id}: {why}"));
-                return None;
-            }
-        };
-        let parsed = SpecView::from_bytes(&bytes).inspect_err(|error| {
-            let why = error_chain(error);
-            warnings.push(format!("{engine} container {id}: {why}"));
-        });
-        let spec = parsed.ok()?;
+        let bytes = read_spec(&container.bundle);
+        // A container that ended meanwhile has no bundle.
+        if bytes.is_err() && container.bundle.symlink_metadata().is_err() {
+            return None;
+        }
+        let mut unreadable = |why: String| warnings.push(format!("{engine} container {id}: {why}"));
+        let bytes = bytes.map_err(|error| unreadable(error_chain(&error)));
+        let bytes = bytes.ok()?;
+        let spec = SpecView::from_bytes(&bytes);
+        let spec = spec.map_err(|error| unreadable(error_chain(&error))).ok()?;
         let label = labels.get(&container.engine);
         let label = label.and_then(|labels| labels.get(id));
         let annotated = RefreshRequest::from_labels(|name| spec.annotation(name));
-        let request = match label {
+        let mut request = match label {
             Some(label) if annotated.is_none() && annotated.problems.is_empty() => {
                 label.request.clone()
             }
@@ -160,15 +153,14 @@ impl EngineContainers {
         };
         let mode = self.refresher.node.config.agent().refresh;
         let is_in = mode == RefreshMode::All || request.containers == OptIn::All;
-        let mut problems = request.problems;
-        if !is_in && !request.binds.any() && problems.is_empty() {
+        if !is_in && !request.binds.any() && request.problems.is_empty() {
             return None;
         }
         let name = label.and_then(|label| label.name.as_deref());
         // As the engines print it.
         let name = name.unwrap_or_else(|| id.get(..12).unwrap_or(id));
         let name = format!("{engine} container {name}");
-        for problem in &mut problems {
+        for problem in &mut request.problems {
             *problem = format!("{name}: {problem}");
         }
         let mut binds = Vec::new();
@@ -191,10 +183,8 @@ impl EngineContainers {
             },
             bundle: container.bundle.clone(),
             binds,
-            requested: request.binds,
             sources,
-            notify: request.notify,
-            problems,
+            request,
         })
     }
 }
@@ -203,7 +193,7 @@ impl EngineContainers {
 #[derive(Debug)]
 struct FollowedEngines<'a> {
     engines: &'a EngineContainers,
-    watches: Watches,
+    watches: Watches<String>,
     /// The last answers of the engines. While an engine does not answer, its containers keep their
     /// requests.
     labels: HashMap<Engine, HashMap<String, Labelled>>,
@@ -238,20 +228,15 @@ impl<'a> FollowedEngines<'a> {
 impl Followed for FollowedEngines<'_> {
     type Id = String;
 
-    fn inotify(&self) -> &Inotify {
-        &self.watches.inotify
+    fn watches(&mut self) -> &mut Watches<String> {
+        &mut self.watches
     }
 
     fn survey(&mut self, schedule: &mut Schedule<String>) -> bool {
-        let mut warnings = Vec::new();
         let folders = state_folders(&self.engines.root);
-        let before = self.watches.begin();
         // Watched first: a container that starts meanwhile is found, or reported by an event.
-        for (_, folder) in &folders {
-            if let Err(error) = self.watches.watch_state(folder) {
-                warnings.push(error_chain(&error));
-            }
-        }
+        let states = folders.iter().map(|(_, folder)| folder.clone());
+        let mut warnings = self.watches.watch_states(states);
         let running = engine_containers(&folders);
         self.read_labels(&running, &mut warnings);
         let mut containers = HashMap::new();
@@ -263,35 +248,25 @@ impl Followed for FollowedEngines<'_> {
             let Some(mut opted_in) = opted_in else {
                 continue;
             };
-            // To add a watch is a walk.
-            for bind in opted_in.binds.iter().filter(|bind| bind.answers()) {
-                let (id, directory) = (&container.id, &bind.directory);
-                if let Err(error) = self.watches.watch_file(id, directory, &bind.name) {
-                    let name = &opted_in.container.name;
-                    let problem = format!("{name}: {}", error_chain(&error));
-                    opted_in.problems.push(problem);
-                    are_watched = false;
-                }
+            let name = &opted_in.container.name;
+            for why in self.watches.watch_files(&container.id, &opted_in.binds) {
+                opted_in.request.problems.push(format!("{name}: {why}"));
+                are_watched = false;
             }
             schedule.plan_refresh(&container.id, Instant::now());
             containers.insert(container.id.clone(), Arc::new(opted_in));
         }
         *self.engines.containers() = containers;
-        self.watches.remove_unused(&before);
         let is_complete = warnings.is_empty() && are_watched;
         self.engines.refresher.warn(OF_NODE, warnings);
         is_complete
-    }
-
-    fn take_events(&mut self, events: Vec<WatchEvent>, schedule: &mut Schedule<String>) {
-        self.watches.take_events(events, schedule);
     }
 
     /// A mount may cover the folder of a bound file.
     fn follows_mounts(&self) -> bool {
         let containers = self.engines.containers();
         let mut containers = containers.values();
-        containers.any(|container| container.requested.volumes || !container.binds.is_empty())
+        containers.any(|container| container.request.binds.volumes || !container.binds.is_empty())
     }
 
     fn take_mounts(&mut self, places: &[PathBuf], schedule: &mut Schedule<String>) {
@@ -299,7 +274,7 @@ impl Followed for FollowedEngines<'_> {
         for (id, container) in self.engines.containers().iter() {
             let is_at = |place: &PathBuf| {
                 let mut binds = container.binds.iter();
-                container.requested.volumes && container.sources.contains(place)
+                container.request.binds.volumes && container.sources.contains(place)
                     || binds.any(|bind| lies_in(&bind.directory, place))
             };
             if places.iter().any(is_at) {
@@ -431,10 +406,8 @@ mod tests {
             container,
             bundle: node.path().to_owned(),
             binds: FileBind::of_spec(&SpecView::from_bytes(&spec).unwrap()),
-            requested: RequestedBinds::default(),
             sources: HashSet::new(),
-            notify: Notify::None,
-            problems: Vec::new(),
+            request: RefreshRequest::from_labels(|_| None),
         };
         engines.containers().insert(id.clone(), Arc::new(opted_in));
         // A mount may cover the folder of the file.

@@ -31,7 +31,7 @@ use tracing::{info, warn};
 
 use crate::sinks::metrics::{LevelBy, Total};
 use crate::sources::watch::{
-    self, Followed, Inotify, LINKED, NAMES, Rules, Schedule, WatchEvent, WatchId, unwatched,
+    self, Followed, LINKED, NAMES, Rules, Schedule, WatchEvent, WatchId, Watches, unwatched,
 };
 use crate::threads::Backoff;
 use crate::work::pod_refreshes::{KubeletRoot, Updates};
@@ -63,7 +63,7 @@ pub fn follow_volumes(root: &'static KubeletRoot, interval: Duration) -> io::Res
     };
     let mut followed = KubeletVolumes {
         root,
-        tree: WatchTree::new(root.path.clone(), Inotify::new()?),
+        tree: WatchTree::new(root.path.clone())?,
         updates: Updates::new(root),
     };
     watch::follow(&mut followed, Schedule::new(rules, Instant::now()))
@@ -98,8 +98,8 @@ impl KubeletVolumes {
 impl Followed for KubeletVolumes {
     type Id = VolumeOfPod;
 
-    fn inotify(&self) -> &Inotify {
-        &self.tree.inotify
+    fn watches(&mut self) -> &mut Watches<VolumeOfPod> {
+        &mut self.tree.watches
     }
 
     fn survey(&mut self, schedule: &mut Schedule<VolumeOfPod>) -> bool {
@@ -173,19 +173,23 @@ pub struct WatchTree {
     root: PathBuf,
     /// The folder of the pods, by the name that the mount table has.
     folder: PathBuf,
-    pub inotify: Inotify,
+    /// Waits for the events.
+    pub watches: Watches<VolumeOfPod>,
     watched: HashMap<WatchId, Watched>,
+    /// The changes so far of an event or a survey.
+    changes: TreeChanges,
 }
 
 impl WatchTree {
     /// A tree without watches; [`WatchTree::survey`] adds them.
-    pub fn new(root: PathBuf, inotify: Inotify) -> Self {
-        Self {
+    pub fn new(root: PathBuf) -> io::Result<Self> {
+        Ok(Self {
             folder: root.join(PODS),
             root,
-            inotify,
+            watches: Watches::new()?,
             watched: HashMap::new(),
-        }
+            changes: TreeChanges::default(),
+        })
     }
 
     /// The number of watched volumes.
@@ -197,66 +201,63 @@ impl WatchTree {
     /// Watches every pod and every volume with subpaths that is there, and returns these volumes.
     /// Removes all other watches: after an overflow, a watch whose end was lost would stay known.
     pub fn survey(&mut self) -> TreeChanges {
-        let mut changes = TreeChanges::default();
         let before = mem::take(&mut self.watched);
         self.folder = folder_of_pods(&self.root);
-        self.add_pods(&mut changes);
+        self.add_pods();
         for watch in before.into_keys() {
             if !self.watched.contains_key(&watch) {
-                self.inotify.unwatch(watch);
+                self.watches.inotify.unwatch(watch);
             }
         }
-        changes
+        mem::take(&mut self.changes)
     }
 
     /// Watches the folder of the pods and its pods, or the kubelet root until the folder is there.
     /// An administrator may replace the root or the folder by a symlink to another disk.
-    fn add_pods(&mut self, changes: &mut TreeChanges) {
+    fn add_pods(&mut self) {
         let pods = self.root.join(PODS);
-        let watch = self.inotify.watch(&pods, LINKED);
+        let watch = self.watches.inotify.watch(&pods, LINKED);
         let is_missing = matches!(&watch, Err(error) if error.kind() == io::ErrorKind::NotFound);
-        if self.watched(watch, &pods, Watched::Pods, changes) {
-            for uid in names(&pods, changes) {
-                self.add_pod(&uid, changes);
+        if self.watched(watch, &pods, Watched::Pods) {
+            for uid in self.names(&pods) {
+                self.add_pod(&uid);
             }
             return;
         }
-        let watch = self.inotify.watch(&self.root, LINKED);
-        if self.watched(watch, &self.root.clone(), Watched::Root, changes) {
+        let watch = self.watches.inotify.watch(&self.root, LINKED);
+        if self.watched(watch, &self.root.clone(), Watched::Root) {
             // The folder may have appeared before the root was watched. A folder that is there and
             // cannot be watched waits for the next survey.
-            changes.survey = is_missing && pods.metadata().is_ok();
+            self.changes.survey = is_missing && pods.metadata().is_ok();
         }
     }
 
     /// Watches again what these new mounts cover, and returns the volumes there.
     pub fn mounted(&mut self, places: &[PathBuf]) -> TreeChanges {
-        let mut changes = TreeChanges::default();
         for place in places {
             let Ok(below) = place.strip_prefix(&self.folder) else {
-                changes.survey |= lies_in(&self.folder, place);
+                self.changes.survey |= lies_in(&self.folder, place);
                 continue;
             };
             let mut names = below.iter().map(OsStr::to_str);
             match (names.next().flatten(), names.next().flatten()) {
-                (None, _) => changes.survey = true,
-                (Some(uid), None) => self.add_pod(uid, &mut changes),
+                (None, _) => self.changes.survey = true,
+                (Some(uid), None) => self.add_pod(uid),
                 (Some(uid), Some("volumes")) => {
                     let subpaths = Watched::Subpaths(uid.to_owned());
                     if self.watched.values().any(|watched| *watched == subpaths) {
-                        self.add_subpaths(uid, &mut changes);
+                        self.add_subpaths(uid);
                     }
                 }
                 // The kubelet's binds of subpaths.
                 (Some(_), Some(_)) => {}
             }
         }
-        changes
+        mem::take(&mut self.changes)
     }
 
     /// Follows events: adds watches for new directories, and returns the volumes that changed.
     pub fn follow(&mut self, events: Vec<WatchEvent>) -> TreeChanges {
-        let mut changes = TreeChanges::default();
         for event in events {
             match event {
                 WatchEvent::Appeared { watch, name, .. } => {
@@ -264,15 +265,11 @@ impl WatchTree {
                         continue;
                     };
                     match (watched, name.to_str()) {
-                        (Watched::Root, Some(PODS)) => changes.survey = true,
-                        (Watched::Pods, Some(uid)) => self.add_pod(uid, &mut changes),
-                        (Watched::Pod(uid), Some(SUBPATHS)) => {
-                            self.add_subpaths(&uid, &mut changes)
-                        }
-                        (Watched::Subpaths(uid), Some(volume)) => {
-                            self.add_volume(&uid, volume, &mut changes)
-                        }
-                        (Watched::Volume(volume), Some(DATA_LINK)) => changes.add(volume),
+                        (Watched::Root, Some(PODS)) => self.changes.survey = true,
+                        (Watched::Pods, Some(uid)) => self.add_pod(uid),
+                        (Watched::Pod(uid), Some(SUBPATHS)) => self.add_subpaths(&uid),
+                        (Watched::Subpaths(uid), Some(volume)) => self.add_volume(&uid, volume),
+                        (Watched::Volume(volume), Some(DATA_LINK)) => self.changes.add(volume),
                         // Other names of the kubelet's, such as `etc-hosts`, `..data_tmp` and the
                         // keys of a volume.
                         (Watched::Root | Watched::Pod(_) | Watched::Volume(_), _)
@@ -284,37 +281,37 @@ impl WatchTree {
                 // it.
                 WatchEvent::Gone(watch) => match self.watched.remove(&watch) {
                     Some(Watched::Volume(volume)) => {
-                        self.add_volume(&volume.pod_uid, &volume.volume, &mut changes)
+                        self.add_volume(&volume.pod_uid, &volume.volume)
                     }
-                    Some(Watched::Pods) => changes.survey = true,
+                    Some(Watched::Pods) => self.changes.survey = true,
                     Some(Watched::Root | Watched::Pod(_) | Watched::Subpaths(_)) | None => {}
                 },
-                WatchEvent::Overflow => changes.survey = true,
+                WatchEvent::Overflow => self.changes.survey = true,
             }
         }
-        changes
+        mem::take(&mut self.changes)
     }
 
-    fn add_pod(&mut self, uid: &str, changes: &mut TreeChanges) {
-        if self.watch(&self.pod(uid), Watched::Pod(uid.to_owned()), changes) {
-            self.add_subpaths(uid, changes);
+    fn add_pod(&mut self, uid: &str) {
+        if self.watch(&self.pod(uid), Watched::Pod(uid.to_owned())) {
+            self.add_subpaths(uid);
         }
     }
 
-    fn add_subpaths(&mut self, uid: &str, changes: &mut TreeChanges) {
+    fn add_subpaths(&mut self, uid: &str) {
         let subpaths = self.pod(uid).join(SUBPATHS);
         // Listed after the watch is there: what appears meanwhile is in the list, in an event, or
         // in both.
-        if self.watch(&subpaths, Watched::Subpaths(uid.to_owned()), changes) {
-            for volume in names(&subpaths, changes) {
-                self.add_volume(uid, &volume, changes);
+        if self.watch(&subpaths, Watched::Subpaths(uid.to_owned())) {
+            for volume in self.names(&subpaths) {
+                self.add_volume(uid, &volume);
             }
         }
     }
 
     /// Watches the directory of a volume with AtomicWriter's layout. The volume counts as changed:
     /// `..data` may have been renamed before.
-    fn add_volume(&mut self, uid: &str, volume: &str, changes: &mut TreeChanges) {
+    fn add_volume(&mut self, uid: &str, volume: &str) {
         let of_pod = VolumeOfPod {
             kubelet_root: self.root.clone(),
             pod_uid: uid.to_owned(),
@@ -323,17 +320,17 @@ impl WatchTree {
         let volumes = self.pod(uid).join("volumes");
         for plugin in Plugin::all().filter(|plugin| plugin.writer == Writer::Kubelet) {
             let directory = volumes.join(plugin.folder).join(volume);
-            if self.watch(&directory, Watched::Volume(of_pod.clone()), changes) {
-                return changes.add(of_pod);
+            if self.watch(&directory, Watched::Volume(of_pod.clone())) {
+                return self.changes.add(of_pod);
             }
         }
         let folder = volumes.join(Plugin::csi().folder).join(volume);
         if let Some(directory) = payload_of_driver(&folder) {
             // Through the open directory: no walk of a path waits for a server.
             let open = format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd());
-            let watch = self.inotify.watch(Path::new(&open), LINKED);
-            if self.watched(watch, &folder, Watched::Volume(of_pod.clone()), changes) {
-                changes.add(of_pod);
+            let watch = self.watches.inotify.watch(Path::new(&open), LINKED);
+            if self.watched(watch, &folder, Watched::Volume(of_pod.clone())) {
+                self.changes.add(of_pod);
             }
         }
     }
@@ -342,26 +339,35 @@ impl WatchTree {
         self.root.join(PODS).join(uid)
     }
 
-    /// False if the directory is not there, or cannot be watched.
-    fn watch(&mut self, directory: &Path, watched: Watched, changes: &mut TreeChanges) -> bool {
-        let watch = self.inotify.watch(directory, NAMES);
-        self.watched(watch, directory, watched, changes)
+    /// The names in a directory that may go away meanwhile.
+    fn names(&mut self, directory: &Path) -> Vec<String> {
+        let listed = fs::read_dir(directory).and_then(|entries| {
+            let mut names = Vec::new();
+            for entry in entries {
+                names.extend(entry?.file_name().into_string());
+            }
+            Ok(names)
+        });
+        listed.unwrap_or_else(|error| {
+            self.changes.fail(directory, error);
+            Vec::new()
+        })
     }
 
-    fn watched(
-        &mut self,
-        watch: io::Result<WatchId>,
-        directory: &Path,
-        watched: Watched,
-        changes: &mut TreeChanges,
-    ) -> bool {
+    /// False if the directory is not there, or cannot be watched.
+    fn watch(&mut self, directory: &Path, watched: Watched) -> bool {
+        let watch = self.watches.inotify.watch(directory, NAMES);
+        self.watched(watch, directory, watched)
+    }
+
+    fn watched(&mut self, watch: io::Result<WatchId>, directory: &Path, watched: Watched) -> bool {
         match watch {
             Ok(watch) => {
                 self.watched.insert(watch, watched);
                 return true;
             }
             Err(error) if error.kind() == io::ErrorKind::NotADirectory => {}
-            Err(error) => changes.fail(directory, error),
+            Err(error) => self.changes.fail(directory, error),
         }
         false
     }
@@ -388,21 +394,6 @@ pub fn folder_of_pods(root: &Path) -> PathBuf {
     in_real_folder(&folder, &Probes::for_create()).unwrap_or(folder)
 }
 
-/// The names in a directory that may go away meanwhile.
-fn names(directory: &Path, changes: &mut TreeChanges) -> Vec<String> {
-    let listed = fs::read_dir(directory).and_then(|entries| {
-        let mut names = Vec::new();
-        for entry in entries {
-            names.extend(entry?.file_name().into_string());
-        }
-        Ok(names)
-    });
-    listed.unwrap_or_else(|error| {
-        changes.fail(directory, error);
-        Vec::new()
-    })
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
@@ -421,7 +412,7 @@ mod tests {
         fn new() -> Self {
             let root = tempfile::tempdir().unwrap();
             fs::create_dir(root.path().join(PODS)).unwrap();
-            let tree = WatchTree::new(root.path().to_owned(), Inotify::new().unwrap());
+            let tree = WatchTree::new(root.path().to_owned()).unwrap();
             Self { root, tree }
         }
 
@@ -459,8 +450,8 @@ mod tests {
     }
 
     fn events_within(tree: &WatchTree, limit: Duration) -> Vec<WatchEvent> {
-        tree.inotify.wait_with(None, limit).unwrap();
-        tree.inotify.read().unwrap()
+        tree.watches.inotify.wait_with(None, limit).unwrap();
+        tree.watches.inotify.read().unwrap()
     }
 
     fn events(tree: &WatchTree) -> Vec<WatchEvent> {
@@ -600,7 +591,7 @@ mod tests {
         fs::create_dir_all(disk.path().join("data")).unwrap();
         fs::create_dir_all(disk.path().join("other")).unwrap();
         symlink("data", disk.path().join("root")).unwrap();
-        let mut tree = WatchTree::new(disk.path().join("root"), Inotify::new().unwrap());
+        let mut tree = WatchTree::new(disk.path().join("root")).unwrap();
         let follow = |tree: &mut WatchTree| {
             let events = events(tree);
             tree.follow(events)

@@ -1,7 +1,7 @@
 //! The binds of pods that opted in: [`MountedVolumes`], which the host mounts anew, and [`HostFiles`],
 //! single files and sockets of the host.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -21,9 +21,7 @@ use crate::log::SayOnce;
 use crate::pods::{PodLookup, PodsWithBinds};
 use crate::sinks::metrics::Total;
 use crate::sources::kubelet_volumes::folder_of_pods;
-use crate::sources::watch::{
-    self, AFTER_START, Followed, Inotify, Rules, Schedule, WatchEvent, Watches,
-};
+use crate::sources::watch::{self, AFTER_START, Followed, Rules, Schedule, Watches};
 use crate::threads::spawn;
 use crate::work::pod_refreshes::{KubeletRoot, PodOfRoot, Updates};
 
@@ -92,7 +90,7 @@ fn query_containers<T>(
 struct MountedVolumes {
     root: &'static KubeletRoot,
     updates: Updates,
-    watches: Watches,
+    watches: Watches<String>,
     interval: Duration,
     /// The time of the next refresh of all pods: a mount that was moved, or came while the agent did
     /// not run, is no event. It stays past while the runtime does not answer.
@@ -183,14 +181,12 @@ impl MountedVolumes {
 impl Followed for MountedVolumes {
     type Id = String;
 
-    fn inotify(&self) -> &Inotify {
-        &self.watches.inotify
+    fn watches(&mut self) -> &mut Watches<String> {
+        &mut self.watches
     }
 
     fn survey(&mut self, schedule: &mut Schedule<String>) -> bool {
-        let before = self.watches.begin();
-        let mut failures = watch_states(&mut self.watches);
-        self.watches.remove_unused(&before);
+        let mut failures = self.watches.watch_states(states());
         let mut of_list = Vec::new();
         self.list_pods(&mut of_list, schedule);
         if self.next_survey > Instant::now() {
@@ -207,24 +203,17 @@ impl Followed for MountedVolumes {
         is_complete
     }
 
-    fn take_events(&mut self, events: Vec<WatchEvent>, schedule: &mut Schedule<String>) {
-        self.watches.take_events(events, schedule);
-    }
-
     fn follows_mounts(&self) -> bool {
         self.opted_in.values().any(|binds| binds.volumes)
     }
 
     fn take_mounts(&mut self, places: &[PathBuf], schedule: &mut Schedule<String>) {
-        let mut uids = HashSet::new();
-        uids.extend(
-            places
-                .iter()
-                .filter_map(|place| pod_with_volume_at(place, &self.folder)),
-        );
         let now = Instant::now();
-        for (uid, binds) in &self.opted_in {
-            if binds.volumes && uids.contains(uid.as_str()) {
+        for place in places {
+            let uid = pod_with_volume_at(place, &self.folder);
+            if let Some((uid, binds)) = uid.and_then(|uid| self.opted_in.get_key_value(uid))
+                && binds.volumes
+            {
                 schedule.plan_with_rechecks(uid, now);
             }
         }
@@ -235,12 +224,10 @@ impl Followed for MountedVolumes {
         let mut with_subpaths = Vec::new();
         for uid in due {
             let pod = self.root.pod(&uid);
-            let (volumes, unread) = match volumes_with_subpaths(&pod) {
-                Ok(volumes) => (volumes, None),
-                Err(error) => (Vec::new(), Some(error_chain(&error))),
-            };
-            let news = self.unread.news(uid.clone(), Vec::from_iter(unread));
-            for why in news {
+            let volumes = volumes_with_subpaths(&pod);
+            let unread = volumes.as_ref().err().map(|error| error_chain(error));
+            let volumes = volumes.unwrap_or_default();
+            for why in self.unread.news(uid.clone(), Vec::from_iter(unread)) {
                 warn!("{why}; trying again");
                 schedule.plan_rechecks(&uid, Instant::now());
             }
@@ -292,16 +279,9 @@ fn volumes_with_subpaths(pod: &PodOfRoot) -> Result<Vec<VolumeOfPod>, Failure> {
     Ok(volumes)
 }
 
-/// Watches the folders in which containers appear. A folder that is not there may come later.
-/// Returns the reasons for which one is not watched.
-fn watch_states(watches: &mut Watches) -> Vec<String> {
-    let mut failures = Vec::new();
-    for folder in pod_state_folders(Path::new("/")) {
-        if let Err(error) = watches.watch_state(&folder) {
-            failures.push(error_chain(&error));
-        }
-    }
-    failures
+/// The folders in which containers appear.
+fn states() -> Vec<PathBuf> {
+    pod_state_folders(Path::new("/"))
 }
 
 // Files of the host.
@@ -318,7 +298,7 @@ const MAX_FILES: usize = 1024;
 #[derive(Debug)]
 struct HostFiles {
     root: &'static KubeletRoot,
-    watches: Watches,
+    watches: Watches<String>,
     /// The files of the pods that opted in.
     files: OfContainers<Vec<FileBind>>,
     /// The reasons for which the last survey was not complete.
@@ -350,21 +330,18 @@ impl HostFiles {
     fn list(&mut self, failures: &mut Vec<String>) -> Vec<String> {
         let node = self.root.node;
         let (mut of_list, mut uids) = (Vec::new(), Vec::new());
-        match node.pods.with_binds() {
-            Ok(pods) => {
-                for (uid, binds) in pods {
-                    if binds.host_files
-                        && self.root.pod(&uid).directory().symlink_metadata().is_ok()
-                    {
-                        uids.push(uid);
-                    }
-                }
-            }
+        let pods = match node.pods.with_binds() {
+            Ok(pods) => pods,
             // A runtime that does not answer still has its pods.
             Err(error) => {
                 let why = error_chain(&error);
                 failures.push(format!("list the pods with files of the host: {why}"));
                 return Vec::new();
+            }
+        };
+        for (uid, binds) in pods {
+            if binds.host_files && self.root.pod(&uid).directory().symlink_metadata().is_ok() {
+                uids.push(uid);
             }
         }
         let read = |id: &str| {
@@ -391,32 +368,23 @@ impl HostFiles {
 impl Followed for HostFiles {
     type Id = String;
 
-    fn inotify(&self) -> &Inotify {
-        &self.watches.inotify
+    fn watches(&mut self) -> &mut Watches<String> {
+        &mut self.watches
     }
 
     fn survey(&mut self, schedule: &mut Schedule<String>) -> bool {
-        let before = self.watches.begin();
         // Before the list: a container that starts meanwhile causes an event.
-        let mut failures = watch_states(&mut self.watches);
+        let mut failures = self.watches.watch_states(states());
         let with_new = self.list(&mut failures);
         let mut left = MAX_FILES;
         for (uid, files) in &self.files {
             let binds = files.values().flatten().take(MAX_FILES_OF_POD.min(left));
-            for bind in binds {
-                left -= 1;
-                // To add a watch is a walk.
-                if !bind.answers() {
-                    continue;
-                }
-                let watched = self.watches.watch_file(uid, &bind.directory, &bind.name);
-                if let Err(error) = watched {
-                    self.root.node.metrics[Total::AgentWatchErrors].inc();
-                    failures.push(error_chain(&error));
-                }
-            }
+            let binds = Vec::from_iter(binds);
+            left -= binds.len();
+            let unwatched = self.watches.watch_files(uid, binds);
+            self.root.node.metrics[Total::AgentWatchErrors].inc_by(unwatched.len() as u64);
+            failures.extend(unwatched);
         }
-        self.watches.remove_unused(&before);
         let is_complete = failures.is_empty();
         self.failures.warn_of_retry(failures);
         // A file may have been replaced before its folder was watched.
@@ -424,10 +392,6 @@ impl Followed for HostFiles {
             schedule.plan_refresh(&uid, Instant::now());
         }
         is_complete
-    }
-
-    fn take_events(&mut self, events: Vec<WatchEvent>, schedule: &mut Schedule<String>) {
-        self.watches.take_events(events, schedule);
     }
 
     fn follows_mounts(&self) -> bool {

@@ -10,23 +10,25 @@
 //! Threads hand over occurrences and go on: an API server that is slow, down or hostile costs
 //! events, and nothing else.
 
-mod from_reports;
 mod recorder;
 
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::num::NonZeroUsize;
-use std::time::Duration;
+use std::hash::Hash;
+use std::path::Path;
 
-use bindguard_core::identity::PodName;
-use bindguard_core::text::cut;
-use lru::LruCache;
+use bindguard_core::identity::{Identity, PodName};
+use bindguard_core::judge::{Unmounted, Verdict, VerdictName};
+use bindguard_core::refresh::{Refused, RefusedReason};
+use bindguard_core::report::{
+    BindRecord, CreateLine, JournalLine, MountResult, Outcome, RefreshLine, RefreshedMount,
+    ReleaseResult, ReleasedCopy,
+};
+use bindguard_core::source::KindName;
+use bindguard_operator::container_mounts::PinnedMounts;
+use bindguard_operator::node_report::{NodeBind, NodeReport};
 use serde::Serialize;
 
 use crate::log::SayOnce;
 
-pub use crate::sinks::events::from_reports::{
-    from_binds, from_ignored_request, from_journal, from_keeper, from_refresh, from_survey,
-};
 pub use crate::sinks::events::recorder::start;
 
 // An occurrence that is worth an event on a pod.
@@ -105,15 +107,6 @@ pub struct Occurrence {
     pub message: String,
 }
 
-/// The time since 1970, and a time that no step of the clock changes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Moment {
-    /// For the API's objects.
-    pub since_epoch: Duration,
-    /// For intervals.
-    pub uptime: Duration,
-}
-
 /// The occurrences of each place at its last check. Each survey finds them again.
 pub type Standing<K = ()> = SayOnce<K>;
 
@@ -130,156 +123,259 @@ pub fn news<K: Hash + Eq>(
     occurrences
 }
 
-// The event objects of this node's pods: plain data, with the time passed in.
-//
-// ```text
-// occurrence ─► object of its container and reason: count, last time, last message ─► waits for a request
-// ```
-//
-// A container that has the same trouble with ten files is one object with a count of ten and the
-// newest message; `bindguard diagnose` names every file.
+// The occurrences in lines of the journal and in surveys.
 
-/// The limit of objects. A node has some hundred pods. Beyond the limit, the object that had no
-/// occurrence for the longest time is forgotten.
-const MAX_OBJECTS: NonZeroUsize = NonZeroUsize::new(512).unwrap();
-
-/// The limit of a message in bytes: the API's.
-const MAX_MESSAGE: usize = 1000;
-
-/// The time without a further occurrence after which an event is no news any more.
-const EXPIRY: Duration = Duration::from_secs(600);
-
-/// Occurrences with the same key share an object.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct EventKey {
-    /// The namespace of the pod.
-    pub namespace: String,
-    pub pod: String,
-    pub pod_uid: String,
-    pub container: Option<String>,
-    pub reason: Reason,
-}
-
-/// An event as the API server is to have it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Event {
-    /// The key of its object.
-    pub key: EventKey,
-    /// The name of its object.
-    pub name: String,
-    /// The message of the last occurrence.
-    pub message: String,
-    /// The number of occurrences.
-    pub count: u32,
-    /// The time of the first occurrence, since 1970.
-    pub first: Duration,
-    /// The time of the last occurrence, since 1970.
-    pub last: Duration,
-    /// True if the API server has the object.
-    pub exists: bool,
-    /// The uptime at the last occurrence.
-    last_uptime: Duration,
-    /// The uptime since which the API server lacks the newest state.
-    waits_since: Option<Duration>,
-}
-
-/// All objects that had an occurrence lately.
-#[derive(Debug)]
-pub struct EventObjects(LruCache<EventKey, Event>);
-
-impl Default for EventObjects {
-    fn default() -> Self {
-        Self(LruCache::new(MAX_OBJECTS))
+/// The occurrences of a line from the guard or an operator's command.
+pub fn from_journal(line: &JournalLine) -> Vec<Occurrence> {
+    match line {
+        JournalLine::Create(CreateLine { report, .. })
+        | JournalLine::NriCreate(CreateLine { report, .. }) => {
+            from_binds(&report.container, &report.binds)
+        }
+        JournalLine::Rebind(line) => from_binds(&line.container, &line.binds),
+        JournalLine::Refresh(line) => from_refresh(line),
+        JournalLine::Release(line) => {
+            of_container(&line.container, line.copies.iter().filter_map(from_copy))
+        }
     }
 }
 
-impl EventObjects {
-    /// Counts an occurrence. Returns true if a waiting event was forgotten to make room.
-    pub fn add(&mut self, key: EventKey, message: &str, now: Moment) -> bool {
-        let message = cut(message, MAX_MESSAGE).into_owned();
-        if let Some(event) = self.0.get_mut(&key) {
-            event.count = event.count.saturating_add(1);
-            (event.message, event.last) = (message, now.since_epoch);
-            event.last_uptime = now.uptime;
-            event.waits_since.get_or_insert(now.uptime);
-            return false;
+/// The occurrences of a refresh: each mount has an occurrence, and so has a failed notification. A
+/// container without a pod has no occurrences.
+pub fn from_refresh(line: &RefreshLine) -> Vec<Occurrence> {
+    let mut found: Vec<_> = line.mounts.iter().filter_map(from_mount).collect();
+    if let Some(notification) = &line.notification
+        && let Some(error) = &notification.error
+    {
+        let message =
+            format!("its files are current, and the application was not notified: {error}");
+        found.push((Reason::ApplicationNotNotified, message));
+    }
+    // Without a mount, the problems kept the whole container from its refresh.
+    if found.is_empty() && line.mounts.is_empty() {
+        for why in &line.problems {
+            let message =
+                format!("the container keeps the files of its start until it restarts: {why}");
+            found.push((Reason::BindMountNotRefreshed, message));
         }
-        let event = Event {
-            key: key.clone(),
-            name: name(&key),
-            message,
-            count: 1,
-            first: now.since_epoch,
-            last: now.since_epoch,
-            exists: false,
-            last_uptime: now.uptime,
-            waits_since: Some(now.uptime),
+    }
+    of_container(&line.container, found)
+}
+
+/// The occurrences on a container; none without a pod.
+fn of_container(
+    Identity { container, pod }: &Identity,
+    found: impl IntoIterator<Item = (Reason, String)>,
+) -> Vec<Occurrence> {
+    let mut occurrences = Vec::new();
+    for (reason, message) in found {
+        occurrences.extend(on_pod(pod, container.as_ref(), reason, message));
+    }
+    occurrences
+}
+
+fn on_pod(
+    pod: &PodName,
+    container: Option<&String>,
+    reason: Reason,
+    message: String,
+) -> Option<Occurrence> {
+    pod.uid.as_ref()?;
+    Some(Occurrence {
+        pod: pod.clone(),
+        container: container.cloned(),
+        reason,
+        message,
+    })
+}
+
+fn from_copy(copy: &ReleasedCopy) -> Option<(Reason, String)> {
+    let place = format!(
+        "the mount at {}, which the host has unmounted",
+        copy.mount_point
+    );
+    match copy.result {
+        ReleaseResult::Kept => None,
+        ReleaseResult::Released => Some((
+            Reason::BindMountRefreshed,
+            format!("the container released {place}"),
+        )),
+        ReleaseResult::Busy | ReleaseResult::Refused => {
+            let why = copy.error.as_deref().unwrap_or_default();
+            let message = format!("the container keeps {place}: {why}");
+            Some((Reason::HostMountsPinned, message))
+        }
+    }
+}
+
+fn from_mount(mount: &RefreshedMount) -> Option<(Reason, String)> {
+    let place = format!("the mount at {}", mount.destination);
+    let why = mount.reason();
+    let why = why.as_deref().unwrap_or("policy only reports it");
+    let message = match mount.outcome {
+        MountResult::Replaced { .. } => {
+            return Some((Reason::BindMountRefreshed, format!("{place} is current")));
+        }
+        // Each change of the volume causes a further refresh, which reports a result.
+        MountResult::Restless => return None,
+        MountResult::Missing => format!("{place} is gone: {why}"),
+        MountResult::Hidden => format!("{place} is not replaced: {why}"),
+        _ if mount.is_host_root() => {
+            // A create leaves a bind private by the same rules.
+            let until = match mount.outcome {
+                MountResult::Stale
+                | MountResult::Refused(Refused {
+                    reason:
+                        RefusedReason::RecursivelyReadOnly
+                        | RefusedReason::ReadOnlyKept
+                        | RefusedReason::OnlyReported
+                        | RefusedReason::PrivateOnHost,
+                    ..
+                }) => "also after a restart of the container",
+                _ => "until the container restarts",
+            };
+            format!("{place} keeps mounts that the host unmounts, {until}: {why}")
+        }
+        _ => format!("{place} keeps its old content until the container restarts: {why}"),
+    };
+    Some((Reason::BindMountNotRefreshed, message))
+}
+
+pub fn from_binds(Identity { container, pod }: &Identity, binds: &[BindRecord]) -> Vec<Occurrence> {
+    let found = binds.iter();
+    found
+        .filter_map(|bind| from_bind(pod, container.as_ref(), bind))
+        .collect()
+}
+
+/// The occurrence of a bind; the path of a subpath has the container's name.
+fn from_bind(pod: &PodName, container: Option<&String>, bind: &BindRecord) -> Option<Occurrence> {
+    let outcome = bind.outcome.as_ref();
+    let names = subpath_names(bind);
+    let by_path = names.map(|(_, container)| container.to_owned());
+    // In the terms of the pod's owner, who knows no path of the kubelet.
+    let place = match (&bind.destination, names, bind.kind) {
+        (Some(destination), ..) => format!("the mount at {destination}"),
+        (None, Some((volume, container)), _) => {
+            format!("a subPath of volume {volume} in container {container}")
+        }
+        (None, None, KindName::Volume) => format!("volume {}", volume_name(bind.source.as_ref())),
+        (None, None, _) => bind.source.clone(),
+    };
+    let why = bind.reason.as_deref().unwrap_or_default();
+    // The message of a repair has no cause and no number of tries: equal repairs shall count as one
+    // event, also for different payloads. The journal has the cause and the tries.
+    let verdict = bind.verdict;
+    let message = match outcome {
+        Some(Outcome::Rebound { .. }) => {
+            format!("{place} was {verdict}; {}", Outcome::Rebound { tries: 1 })
+        }
+        Some(outcome) if outcome.is_repaired() => format!("{place} was {verdict}; {outcome}"),
+        Some(outcome) => format!("{place} is {verdict}: {why}; {outcome}"),
+        None => format!("{place} is {verdict}: {why}"),
+    };
+    let reason = reason(verdict, outcome)?;
+    on_pod(pod, container.or(by_path.as_ref()), reason, message)
+}
+
+/// The occurrences of a survey: sources that a re-bind cannot repair, and mounts of the host below
+/// emptyDirs.
+pub fn from_survey(report: &NodeReport) -> Vec<Occurrence> {
+    let mut found = Vec::new();
+    for NodeBind { bind, pod, .. } in &report.binds {
+        let is_reported = match &bind.finding.verdict {
+            Verdict::Dead(_)
+            | Verdict::Unmounted(Unmounted::Volume { .. })
+            | Verdict::Pinning(_) => true,
+            // A kubelet that is about to bind a subpath, and stale subpaths, which the watcher
+            // reports.
+            Verdict::Unmounted(_) | Verdict::Stale { .. } | Verdict::Orphaned { .. } => false,
+            Verdict::Wrong(_) | Verdict::Current | Verdict::Foreign => false,
+            Verdict::NotProbed | Verdict::Unknown(_) => false,
         };
-        let forgotten = self.0.push(key, event);
-        forgotten.is_some_and(|(_, event)| event.waits_since.is_some())
+        if let Some(pod) = pod.as_ref().filter(|_| is_reported) {
+            let mut bind = BindRecord::from(bind);
+            bind.outcome = None;
+            found.extend(from_bind(pod, None, &bind));
+        }
     }
-
-    /// True if the API server lacks the newest state of an object.
-    pub fn is_any_waiting(&self) -> bool {
-        let mut events = self.0.iter();
-        events.any(|(_, event)| event.waits_since.is_some())
-    }
-
-    /// The event to write next: warnings first, then the event that has waited longest.
-    pub fn next(&self) -> Option<Event> {
-        let events = self.0.iter().map(|(_, event)| event);
-        let waiting = events.filter(|event| event.waits_since.is_some());
-        let next = waiting.min_by_key(|event| {
-            let is_normal = event.key.reason.event_type() == EventType::Normal;
-            (is_normal, event.waits_since)
+    for mount in &report.mounts_below_emptydir {
+        let place = mount.mount_point.display();
+        let effect = mount.effect();
+        found.push(Occurrence {
+            pod: mount.pod.clone(),
+            container: None,
+            reason: Reason::MountBelowEmptyDir,
+            message: format!(
+                "on the node, {place} is a mount: {effect}, with {}",
+                mount.command
+            ),
         });
-        next.cloned()
     }
+    found
+}
 
-    /// Notes that an event waits no longer: the API server refuses it.
-    pub fn settle(&mut self, key: &EventKey) {
-        if let Some(event) = self.0.peek_mut(key) {
-            event.waits_since = None;
-        }
+/// The occurrence of a pod whose annotations for live refresh have no effect.
+pub fn from_ignored_request(pod: &PodName, problems: &[String]) -> Option<Occurrence> {
+    on_pod(
+        pod,
+        None,
+        Reason::RefreshRequestIgnored,
+        problems.join("; "),
+    )
+}
+
+/// The occurrence of a running container that keeps mounts of the host.
+pub fn from_keeper(kept: &PinnedMounts) -> Option<Occurrence> {
+    let (container, places) = (&kept.container, &kept.places);
+    let (first, others) = places.split_first()?;
+    let mut kept = first.display().to_string();
+    if !others.is_empty() {
+        kept += &format!(" and {} more", others.len());
     }
+    let message = format!(
+        "the container keeps mounts that the host has unmounted: {kept}; restart it, with mountPropagation HostToContainer"
+    );
+    let (pod, name) = (&container.pod, container.name.as_ref());
+    on_pod(pod, name, Reason::HostMountsPinned, message)
+}
 
-    /// Notes that the API server has the object of an event, with this count. The count goes on from
-    /// that of an earlier start of the agent.
-    pub fn written(&mut self, written: &Event, count: u32) {
-        if let Some(event) = self.0.peek_mut(&written.key) {
-            event.exists = true;
-            if count >= written.count {
-                event.count = event.count.saturating_add(count - written.count);
-                event.waits_since = None;
-            }
-        }
+/// The reason for a bind with this verdict and outcome; `None` if there is nothing to report.
+fn reason(verdict: VerdictName, outcome: Option<&Outcome>) -> Option<Reason> {
+    match outcome {
+        Some(Outcome::Refused) => return Some(Reason::ContainerRefused),
+        Some(Outcome::AlreadyCurrent) => return None,
+        Some(outcome) if outcome.is_repaired() => return Some(Reason::BindMountRepaired),
+        Some(_) | None => {}
     }
-
-    /// Notes that the API server lacks the object of an event.
-    pub fn gone(&mut self, key: &EventKey) {
-        if let Some(event) = self.0.peek_mut(key) {
-            event.exists = false;
-        }
-    }
-
-    /// Drops waiting events that are no news any more, and returns their number.
-    pub fn expire(&mut self, now: Duration) -> usize {
-        let mut expired = 0;
-        for (_, event) in self.0.iter_mut() {
-            let is_old = now.saturating_sub(event.last_uptime) > EXPIRY;
-            if is_old && event.waits_since.take().is_some() {
-                expired += 1;
-            }
-        }
-        expired
+    match verdict {
+        VerdictName::Stale | VerdictName::Orphaned => Some(Reason::BindMountNotRepaired),
+        VerdictName::Unmounted => Some(Reason::VolumeNotMounted),
+        VerdictName::Dead => Some(Reason::BindSourceDead),
+        VerdictName::Pinning => Some(Reason::HostMountsPinned),
+        VerdictName::Wrong => Some(Reason::BindMountWrong),
+        VerdictName::Current | VerdictName::Foreign | VerdictName::Unknown => None,
     }
 }
 
-/// Every start of the agent finds the same name.
-fn name(key: &EventKey) -> String {
-    let mut hasher = DefaultHasher::new();
-    key.hash(&mut hasher);
-    format!("{}.{:016x}", key.pod, hasher.finish())
+/// The names of the volume and of the container in `volume-subpaths/VOLUME/CONTAINER/INDEX`.
+fn subpath_names(bind: &BindRecord) -> Option<(&str, &str)> {
+    if bind.kind != KindName::Subpath {
+        return None;
+    }
+    let mut names = bind.source.rsplit('/').skip(1);
+    let container = names.next()?;
+    Some((names.next()?, container))
+}
+
+/// The name in `pods/UID/volumes/PLUGIN/NAME`, and in `NAME/mount` of CSI.
+fn volume_name(path: &Path) -> String {
+    let names: Vec<_> = path.iter().map(|name| name.to_string_lossy()).collect();
+    let volumes = names.iter().rposition(|name| name == "volumes");
+    let name = volumes.and_then(|volumes| names.get(volumes + 2));
+    name.or(names.last())
+        .map(ToString::to_string)
+        .unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -328,178 +424,157 @@ mod standing_tests {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
-    use proptest::prelude::*;
-
     use super::*;
 
-    fn key(uid: &str, reason: Reason) -> EventKey {
-        EventKey {
-            namespace: "default".to_owned(),
-            pod: "web".to_owned(),
-            pod_uid: uid.to_owned(),
-            container: Some("app".to_owned()),
-            reason,
-        }
-    }
+    const LINE: &str = r#"{"version":1,"time":null,"attempt":0,
+        "container":{"name":"app","pod":"web","namespace":"shop","uid":"u-1"},
+        "binds":[{"source":"/s","destination":"/etc/app.conf","kind":"subpath","verdict":"VERDICT","reason":"why","outcome":OUTCOME}],
+        "foreign":0,"duration_us":1}"#;
 
-    fn at(seconds: u64) -> Moment {
-        let uptime = Duration::from_secs(seconds);
-        Moment {
-            since_epoch: uptime + Duration::from_secs(1_800_000_000),
-            uptime,
-        }
-    }
-
-    fn add(objects: &mut EventObjects, uid: &str, reason: Reason, message: &str, now: Moment) {
-        objects.add(key(uid, reason), message, now);
-    }
-
-    /// Takes what waits, as a recorder whose requests all succeed.
-    fn write_all(objects: &mut EventObjects) -> Vec<Event> {
-        let written = std::iter::from_fn(|| {
-            let event = objects.next()?;
-            objects.written(&event, event.count);
-            Some(event)
-        });
-        written.collect()
+    fn journaled(verdict: &str, outcome: &str) -> Vec<Occurrence> {
+        let line = LINE
+            .replace('\n', "")
+            .replace("VERDICT", verdict)
+            .replace("OUTCOME", outcome);
+        let line = line.replace(r#","outcome":null"#, "");
+        from_journal(&JournalLine::parse(&line).unwrap())
     }
 
     #[test]
-    fn a_container_has_one_object_for_each_reason() {
-        let mut objects = EventObjects::default();
-        for number in 0..200 {
-            let message = format!("file {number}");
-            let now = at(number);
-            add(&mut objects, "u", Reason::BindMountRefreshed, &message, now);
+    fn each_bind_of_a_create_has_its_reason() {
+        for (verdict, outcome, expected) in [
+            (
+                "stale",
+                r#"{"result":"rebound","tries":1}"#,
+                Some(Reason::BindMountRepaired),
+            ),
+            ("stale", r#"{"result":"already-current"}"#, None),
+            (
+                "stale",
+                r#"{"result":"failed","error":"e"}"#,
+                Some(Reason::BindMountNotRepaired),
+            ),
+            (
+                "stale",
+                r#"{"result":"planned","action":"rebind"}"#,
+                Some(Reason::BindMountNotRepaired),
+            ),
+            ("orphaned", "null", Some(Reason::BindMountNotRepaired)),
+            (
+                "dead",
+                r#"{"result":"refused"}"#,
+                Some(Reason::ContainerRefused),
+            ),
+            ("dead", "null", Some(Reason::BindSourceDead)),
+            ("unmounted", "null", Some(Reason::VolumeNotMounted)),
+            (
+                "pinning",
+                r#"{"result":"made-rslave"}"#,
+                Some(Reason::BindMountRepaired),
+            ),
+            (
+                "pinning",
+                r#"{"result":"needs-shared-mount","command":"c"}"#,
+                Some(Reason::HostMountsPinned),
+            ),
+            ("unknown", "null", None),
+            ("current", "null", None),
+        ] {
+            let found: Vec<_> = journaled(verdict, outcome)
+                .into_iter()
+                .map(|found| found.reason)
+                .collect();
+            assert_eq!(found, Vec::from_iter(expected), "{verdict} {outcome}");
         }
-        let written = write_all(&mut objects);
-        assert_eq!((written.len(), written[0].count), (1, 200));
-        assert_eq!(written[0].message, "file 199");
-        assert_eq!(written[0].last - written[0].first, Duration::from_secs(199));
-        add(
-            &mut objects,
-            "u",
-            Reason::BindMountRefreshed,
-            "again",
-            at(200),
+    }
+
+    /// A host root has no content of its own that could be old.
+    #[test]
+    fn a_mount_that_stays_keeps_old_content_or_old_mounts() {
+        let message = |kind: &str, result: &str| {
+            let line = format!(
+                r#"{{"version":2,"kind":"refresh","time":null,"by":"operator","id":"c","container":{{"uid":"u"}},"mounts":[
+                {{"destination":"/host","source":"/",{kind}"outcome":{{"result":"{result}"}}}}],"duration_us":1}}"#
+            );
+            let found = from_journal(&JournalLine::parse(&line.replace('\n', "")).unwrap());
+            found.into_iter().next().unwrap().message
+        };
+        let host_root = r#""kind":"host-root","#;
+        assert_eq!(
+            message(host_root, "stale"),
+            "the mount at /host keeps mounts that the host unmounts, also after a restart of the container: policy only reports it"
         );
-        add(&mut objects, "u", Reason::BindSourceDead, "dead", at(201));
-        add(
-            &mut objects,
-            "v",
-            Reason::BindMountRefreshed,
-            "other",
-            at(202),
+        let refused = |reason: &str| {
+            let result = format!(r#"refused","reason":"{reason}","path":"/host"#);
+            message(host_root, &result)
+        };
+        assert!(refused("recursively-read-only").contains("also after a restart"));
+        assert!(refused("nested-mount").contains("until the container restarts"));
+        assert_eq!(
+            message("", "stale"),
+            "the mount at /host keeps its old content until the container restarts: policy only reports it"
         );
-        let later = write_all(&mut objects);
-        let counts: Vec<_> = later
+        assert_eq!(
+            message("", "hidden"),
+            "the mount at /host is not replaced: the container mounted over it"
+        );
+    }
+
+    #[test]
+    fn a_copy_that_stays_is_a_warning() {
+        let line = r#"{"version":2,"kind":"release","time":null,"by":"operator","id":"c","container":{"uid":"u"},"copies":[
+            {"mount_point":"/host/a","fs_type":"ext4","device":"8:16","result":"released"},
+            {"mount_point":"/host/b","fs_type":"ext4","device":"8:16","result":"busy","error":"it is in use"}],"duration_us":1}"#;
+        let found = from_journal(&JournalLine::parse(&line.replace('\n', "")).unwrap());
+        let found: Vec<_> = found
             .iter()
-            .map(|event| (event.count, event.exists))
+            .map(|it| (it.reason, it.message.as_str()))
             .collect();
-        assert_eq!(counts, [(1, false), (201, true), (1, false)]);
-        assert_eq!(later[1].name, written[0].name);
+        assert_eq!(
+            found,
+            [
+                (
+                    Reason::BindMountRefreshed,
+                    "the container released the mount at /host/a, which the host has unmounted"
+                ),
+                (
+                    Reason::HostMountsPinned,
+                    "the container keeps the mount at /host/b, which the host has unmounted: it is in use"
+                ),
+            ]
+        );
     }
 
     #[test]
-    fn an_object_of_an_earlier_start_is_counted_on() {
-        let mut objects = EventObjects::default();
-        add(&mut objects, "u", Reason::BindSourceDead, "m", at(0));
-        let first = objects.next().unwrap();
-        let mut objects = EventObjects::default();
-        add(&mut objects, "v", Reason::BindSourceDead, "m", at(9));
-        add(&mut objects, "u", Reason::BindSourceDead, "m", at(10));
-        let other = objects.next().unwrap();
-        objects.settle(&key("v", Reason::BindSourceDead));
-        let again = objects.next().unwrap();
-        assert_eq!(again.name, first.name);
-        assert_ne!(other.name, first.name);
-        objects.written(&again, 7);
-        assert!(!objects.is_any_waiting());
-        add(&mut objects, "u", Reason::BindSourceDead, "m", at(11));
-        assert_eq!(objects.next().unwrap().count, 8);
-        // The answer to the create was lost.
-        objects.written(&objects.next().unwrap(), 1);
-        assert!(objects.next().unwrap().exists && objects.next().unwrap().count == 8);
+    fn the_message_has_the_place_and_the_outcome() {
+        let found = journaled("stale", r#"{"result":"rebound","tries":3}"#).remove(0);
+        assert_eq!(
+            found.message,
+            "the mount at /etc/app.conf was stale; re-bound to the current target"
+        );
+        let dead = journaled("dead", r#"{"result":"refused"}"#).remove(0);
+        assert_eq!(
+            dead.message,
+            "the mount at /etc/app.conf is dead: why; the container is refused"
+        );
+        let pod = PodName {
+            namespace: Some("shop".to_owned()),
+            name: Some("web".to_owned()),
+            uid: Some("u-1".to_owned()),
+        };
+        assert_eq!((found.pod, found.container.as_deref()), (pod, Some("app")));
     }
 
     #[test]
-    fn warnings_go_first_then_the_oldest() {
-        let mut objects = EventObjects::default();
-        for (seconds, (uid, reason)) in [
-            ("a", Reason::BindMountRepaired),
-            ("b", Reason::BindMountRepaired),
-            ("c", Reason::BindSourceDead),
-            ("a", Reason::BindMountRepaired),
-        ]
-        .into_iter()
-        .enumerate()
-        {
-            add(&mut objects, uid, reason, "m", at(seconds as u64));
-        }
-        let pods = write_all(&mut objects)
-            .into_iter()
-            .map(|event| event.key.pod_uid);
-        assert_eq!(pods.collect::<Vec<_>>(), ["c", "a", "b"]);
-        assert!(!objects.is_any_waiting());
-    }
-
-    #[test]
-    fn an_event_without_news_for_ten_minutes_is_dropped() {
-        let mut objects = EventObjects::default();
-        add(&mut objects, "old", Reason::BindSourceDead, "m", at(0));
-        add(&mut objects, "new", Reason::BindSourceDead, "m", at(0));
-        add(&mut objects, "new", Reason::BindSourceDead, "m", at(60));
-        let at = Duration::from_secs;
-        assert_eq!((objects.expire(at(600)), objects.expire(at(601))), (0, 1));
-        assert_eq!(objects.next().unwrap().key.pod_uid, "new");
-    }
-
-    /// The wall clock steps back and forth by an hour. Only the time stamps follow it.
-    #[test]
-    fn a_step_of_the_wall_clock_changes_no_order() {
-        let mut objects = EventObjects::default();
-        for (uptime, (uid, since_epoch)) in [("a", 7200), ("b", 3600), ("c", 10_800)]
-            .into_iter()
-            .enumerate()
-        {
-            let now = Moment {
-                since_epoch: Duration::from_secs(since_epoch),
-                uptime: Duration::from_secs(uptime as u64),
-            };
-            add(&mut objects, uid, Reason::BindSourceDead, "m", now);
-        }
-        let written = write_all(&mut objects);
-        let seen = written
-            .iter()
-            .map(|event| (event.key.pod_uid.as_str(), event.last.as_secs()));
-        let expected = [("a", 7200), ("b", 3600), ("c", 10_800)];
-        assert_eq!(seen.collect::<Vec<_>>(), expected);
-    }
-
-    #[test]
-    fn a_long_message_is_cut_to_what_the_api_accepts() {
-        let (mut objects, long) = (EventObjects::default(), "x".repeat(5000));
-        add(&mut objects, "u", Reason::BindSourceDead, &long, at(0));
-        assert!(objects.next().unwrap().message.len() <= 1024);
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(64))]
-
-        /// No occurrence is lost or counted twice as long as its object is remembered, and no more
-        /// objects are remembered than the limit.
-        #[test]
-        fn all_occurrences_are_counted(uids in prop::collection::vec(0_u32..600, 1..3000)) {
-            let (mut objects, mut lost) = (EventObjects::default(), 0);
-            for (seconds, uid) in uids.iter().enumerate() {
-                let key = key(&uid.to_string(), Reason::BindSourceDead);
-                let forgot = objects.add(key, "", at(seconds as u64));
-                lost += usize::from(forgot);
-            }
-            let written = write_all(&mut objects);
-            prop_assert!(written.len() <= MAX_OBJECTS.get());
-            let counted: usize = written.iter().map(|event| event.count as usize).sum();
-            prop_assert!(counted <= uids.len() && (lost > 0 || counted == uids.len()));
-        }
+    fn a_volume_has_the_name_that_its_pod_gave_it() {
+        let pod = "/var/lib/kubelet/pods/u/volumes";
+        assert_eq!(
+            volume_name(format!("{pod}/kubernetes.io~nfs/data").as_ref()),
+            "data"
+        );
+        assert_eq!(
+            volume_name(format!("{pod}/kubernetes.io~csi/pvc-1/mount").as_ref()),
+            "pvc-1"
+        );
     }
 }

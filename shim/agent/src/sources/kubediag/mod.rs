@@ -141,7 +141,7 @@ impl Kubediag {
         let result = match processor {
             Processor::PodDetailCollector => {
                 let detail = self.pod_detail(&parse()?).await;
-                Strings::from([(POD_DETAIL.to_owned(), detail.context("read the pod")?)])
+                result_of(POD_DETAIL, detail.context("read the pod")?)
             }
             Processor::MountInfoCollector => blocking(turn, mount_info).await?,
             Processor::SubpathRemountDiagnoser => {
@@ -239,6 +239,10 @@ where
     Ok(collected.to_bytes())
 }
 
+fn result_of(key: &str, text: String) -> Strings {
+    Strings::from([(key.to_owned(), text)])
+}
+
 fn value<'p>(posted: &'p Strings, key: &str) -> Result<&'p str> {
     match posted.get(key) {
         Some(value) if !value.is_empty() => Ok(value),
@@ -251,7 +255,7 @@ fn value<'p>(posted: &'p Strings, key: &str) -> Result<&'p str> {
 fn mount_info() -> Result<Strings> {
     let bytes = std::fs::read("/proc/thread-self/mountinfo").context("read the mount table")?;
     let text = short_mount_info(String::from_utf8_lossy(&bytes).into_owned());
-    Ok(Strings::from([(MOUNT_INFO.to_owned(), text)]))
+    Ok(result_of(MOUNT_INFO, text))
 }
 
 /// The whole table if it fits into an answer, else its lines about subpaths: the diagnoser reads
@@ -280,7 +284,7 @@ fn recover_subpath(node: &Node, target: &str) -> Result<Strings> {
     node.reporting.journal(AgentLine::Rebind(line));
     // Spelled as kubediag spells it: its users may compare it.
     let text = format!("Succeesfully umount {target} on host");
-    Ok(Strings::from([(RECOVERY.to_owned(), text)]))
+    Ok(result_of(RECOVERY, text))
 }
 
 fn recover(node: &Node, path: &Path) -> Result<RebindLine> {
@@ -393,7 +397,7 @@ mod tests {
         assert_eq!(error.to_string(), "the request has no end after 900 ms");
     }
 
-    /// A listener has at most 32 connections (`http/connections.rs`), and 31 clients were first.
+    /// A listener has at most 32 connections (`http.rs`), and 31 clients were first.
     #[tokio::test(start_paused = true)]
     async fn bodies_without_end_do_not_outlast_a_request() {
         let kubediag = enabled();

@@ -37,18 +37,19 @@ const NRI_VERSION: &str = "v0.12.0";
 const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
-pub struct Connection {
+pub struct Connection<'c> {
+    calls: &'c Calls,
     stream: UnixStream,
     /// The containers in the parts of a list so far.
     listed: usize,
 }
 
-impl Connection {
+impl<'c> Connection<'c> {
     /// Connects and registers.
     ///
     /// # Errors
     /// If the runtime does not listen.
-    pub fn register(socket: &Path) -> Result<Self> {
+    pub fn register(socket: &Path, calls: &'c Calls) -> Result<Self> {
         let stream = UnixStream::connect(socket).context("connect")?;
         refuse_server_of_user(&stream).context("connect")?;
         let plugin = RegisterPluginRequest {
@@ -67,7 +68,11 @@ impl Connection {
         timeout
             .and_then(|()| write_frames(&mut &stream, TO_RUNTIME, &call))
             .context("read or write")?;
-        Ok(Self { stream, listed: 0 })
+        Ok(Self {
+            calls,
+            stream,
+            listed: 0,
+        })
     }
 
     /// Serves until the runtime closes the connection.
@@ -75,10 +80,10 @@ impl Connection {
     /// # Errors
     /// If the socket fails, the runtime refuses the plugin, or it sends something else than
     /// messages.
-    pub fn serve(self, calls: &Calls) -> Result<()> {
+    pub fn serve(self) -> Result<()> {
         use io::ErrorKind::{BrokenPipe, ConnectionReset};
 
-        let ended = self.serve_frames(calls);
+        let ended = self.serve_frames();
         ended.or_else(|error| match error.downcast_ref::<io::Error>() {
             // The runtime closed it while an answer was on its way.
             Some(closed) if matches!(closed.kind(), BrokenPipe | ConnectionReset) => Ok(()),
@@ -87,7 +92,7 @@ impl Connection {
         })
     }
 
-    fn serve_frames(mut self, calls: &Calls) -> Result<()> {
+    fn serve_frames(mut self) -> Result<()> {
         let mut reader = BufReader::new(self.stream.try_clone()?);
         let (mut requests, mut answers) = (Incoming::default(), Incoming::default());
         while let Some(frame) = read_frame(&mut reader)? {
@@ -104,7 +109,7 @@ impl Connection {
                 match (frame.connection, message) {
                     (TO_PLUGIN, Message::Request(stream, request)) => {
                         let mut response = Response::default();
-                        match self.call(request, calls) {
+                        match self.call(request) {
                             Ok(payload) => response.payload = payload,
                             Err(status) => response.status = Some(status),
                         }
@@ -123,8 +128,8 @@ impl Connection {
         Ok(())
     }
 
-    fn call(&mut self, request: Request, calls: &Calls) -> Result<Vec<u8>, RpcStatus> {
-        let payload = request.payload;
+    fn call(&mut self, request: Request) -> Result<Vec<u8>, RpcStatus> {
+        let (payload, calls) = (request.payload, self.calls);
         match (request.service.as_str(), request.method.as_str()) {
             (PLUGIN, "Configure") => {
                 let runtime = ConfigureRequest::decode(payload);

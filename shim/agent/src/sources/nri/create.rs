@@ -3,7 +3,7 @@
 //! The guard reads a spec, so this module writes the request as a spec. Stale subpaths are re-bound
 //! on the host; edits of the spec become an adjustment.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::hash::BuildHasher;
 use std::mem;
 use std::time::Duration;
@@ -95,17 +95,14 @@ impl Calls {
         let names = [container.name, pod.uid, pod.namespace, pod.name];
         let work = move || {
             let annotation = |name: &str| annotations.get(name);
-            let (admission, adjusted) =
-                admitted(&names, annotation, &mounts, is_adjustable, config);
-            (admission, adjusted, mounts)
+            let admitted = admitted(&names, annotation, &mounts, is_adjustable, config);
+            (admitted, mounts)
         };
-        let (mut admission, adjusted, mounts) =
-            match self.creating.within(&container.pod_sandbox_id, LIMIT, work) {
-                Ok(admitted) => admitted,
-                Err(late) => {
-                    return self.not_checked(&id, &late.to_string(), late.is_late(), &policy);
-                }
-            };
+        let admitted = self.creating.within(&container.pod_sandbox_id, LIMIT, work);
+        let ((mut admission, adjusted), mounts) = match admitted {
+            Ok(admitted) => admitted,
+            Err(late) => return self.not_checked(&id, &late.to_string(), late.is_late(), &policy),
+        };
         admission.report.problems.extend(overlooked);
         self.node.metrics.checked(&admission.report);
         self.report(AgentLine::NriCreate(id.clone(), None, admission.report));
@@ -166,7 +163,7 @@ impl Calls {
 }
 
 fn admitted<'a>(
-    names: &[String; 4],
+    names: &'a [String; 4],
     annotation: impl Fn(&str) -> Option<&'a str>,
     mounts: &[NriMount],
     is_adjustable: bool,
@@ -195,28 +192,18 @@ fn admitted<'a>(
 /// the runtime reports them, whatever the pod's annotations claim. The runtime itself makes the root
 /// rslave for every rslave mount, so the spec has it already.
 fn spec<'a>(
-    names: &[String; 4],
+    names: &'a [String; 4],
     annotation: impl Fn(&str) -> Option<&'a str>,
     mounts: &[NriMount],
 ) -> serde_json::Value {
-    let mut annotations = serde_json::Map::new();
+    let mut annotations = BTreeMap::new();
     for name in [MODE, PROPAGATION] {
-        annotations.extend(annotation(name).map(|value| (name.to_owned(), json!(value))));
+        annotations.extend(annotation(name).map(|value| (name, value)));
     }
     for keys in [OF_CONTAINERD, OF_KUBELET] {
-        let named = keys.into_iter().zip(names);
-        annotations.extend(named.map(|(key, name)| (key.to_owned(), json!(name))));
+        annotations.extend(keys.into_iter().zip(names.iter().map(String::as_str)));
     }
-    let mut mounts_of_spec = Vec::new();
-    for mount in mounts {
-        mounts_of_spec.push(json!({
-            "destination": mount.destination,
-            "type": mount.r#type,
-            "source": mount.source,
-            "options": mount.options,
-        }));
-    }
-    json!({"annotations": annotations, "linux": {"rootfsPropagation": "rslave"}, "mounts": mounts_of_spec})
+    json!({"annotations": annotations, "linux": {"rootfsPropagation": "rslave"}, "mounts": mounts})
 }
 
 #[cfg(test)]

@@ -199,7 +199,7 @@ pub struct CreatedContainer {
 }
 
 /// A mount of a spec.
-#[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, prost::Message, serde::Serialize)]
 pub struct NriMount {
     /// The path in the container; with a `-` before it, the mount is removed.
     #[prost(string, tag = "1")]

@@ -54,7 +54,7 @@ pub fn serve_for_ever(node: &'static Node, socket: &Path) {
     let (name, metrics) = (socket.display(), node.metrics);
     loop {
         let start = Instant::now();
-        let serve = || Connection::register(socket)?.serve(&calls);
+        let serve = || Connection::register(socket, &calls)?.serve();
         let ended = catch_unwind(AssertUnwindSafe(serve)).unwrap_or_else(|_| {
             metrics[Total::AgentThreadRestarts].inc();
             Err(anyhow!("the thread panicked"))

@@ -37,7 +37,7 @@ use tracing::warn;
 use super::messages::CreatedContainer;
 use crate::sinks::journal::AgentLine;
 use crate::sinks::metrics::{StartAnswer, Total, TotalBy};
-use crate::sources::nri::{Calls, CreateRefused};
+use crate::sources::nri::{Calls, CreateRefused, NoResult};
 
 /// The runtime waits 2 s for a plugin by default, then closes its connection and starts the
 /// container.
@@ -67,20 +67,16 @@ impl Calls {
         let until = start + REFRESH_TIMEOUT;
         let work = move || refreshed(node.helper, &container, &node.config, until);
         let mut places = Vec::new();
-        let answer = match self.starting.within(&pod, START_TIMEOUT, work) {
-            Ok(Ok(None)) => StartAnswer::Current,
-            Ok(Ok(Some((names, refreshed)))) => {
+        let answer = match self.in_time(&pod, START_TIMEOUT, work) {
+            Ok(None) => StartAnswer::Current,
+            Ok(Some((names, refreshed))) => {
                 places.extend(refreshed.replaced_places().map(Path::to_owned));
                 self.report_refresh(&id, names, refreshed, start.elapsed())
             }
-            Ok(Err(error)) => {
+            Err(error) => {
                 let why = error_chain(&*error);
                 warn!("container {id} starts as it is: check its mounts: {why}");
-                StartAnswer::Failed
-            }
-            Err(no_result) => {
-                warn!("container {id} starts as it is: check its mounts: {no_result}");
-                match no_result.is_late() {
+                match error.downcast_ref().is_some_and(NoResult::is_late) {
                     true => StartAnswer::TimedOut,
                     false => StartAnswer::Failed,
                 }
@@ -106,22 +102,30 @@ impl Calls {
         let binds = sources.as_ref().map_or(0, ExpectedSources::binds);
         let pod = container.pod_sandbox_id.clone();
         let work = move || proved(&container, sources.as_ref(), &node.config);
-        let refusal = match self.starting.within(&pod, PROOF_TIMEOUT, work) {
-            Ok(Ok(None)) => None,
-            Ok(Ok(Some((pid, proved)))) => {
+        let refusal = match self.in_time(&pod, PROOF_TIMEOUT, work) {
+            Ok(None) => None,
+            Ok(Some((pid, proved))) => {
                 node.metrics.checked(&proved.report);
                 node.metrics[Total::UnprovenBinds].inc_by(proved.report.unproven as u64);
                 self.report(AgentLine::NriCreate(id, Some(pid), proved.report));
                 proved.refusal
             }
-            Ok(Err(error)) => self.not_proven(&id, binds, &error_chain(&*error)),
-            Err(no_result) => self.not_proven(&id, binds, &no_result.to_string()),
+            Err(error) => self.not_proven(&id, binds, &error_chain(&*error)),
         };
         let Some(reason) = refusal else {
             return Ok(());
         };
         self.started(StartAnswer::Refused);
         Err(CreateRefused(reason))
+    }
+
+    fn in_time<T: Send + 'static>(
+        &self,
+        pod: &str,
+        limit: Duration,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.starting.within(pod, limit, work)?
     }
 
     fn started(&self, answer: StartAnswer) {

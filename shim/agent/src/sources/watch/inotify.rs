@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
+use std::hash::Hash;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -10,6 +11,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use bindguard_core::error_chain;
+use bindguard_guard::refresh::FileBind;
 use bindguard_sys::Failure;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
@@ -159,27 +162,37 @@ impl Inotify {
     }
 }
 
-/// The purposes of a watch.
-#[derive(Debug, Default)]
-struct Watched {
+/// The purposes of a watch. `T` names containers or pods.
+#[derive(Debug)]
+struct Watched<T> {
     /// Containers appear here under any name.
     has_containers: bool,
     /// The folder of containers is not there yet: names on the way to it.
     on_the_way: Vec<OsString>,
     /// Containers or pods, and the names of the files that they bind. Several may bind files of a
     /// directory.
-    files: Vec<(String, PathBuf)>,
+    files: Vec<(T, PathBuf)>,
+}
+
+impl<T> Default for Watched<T> {
+    fn default() -> Self {
+        Self {
+            has_containers: false,
+            on_the_way: Vec::new(),
+            files: Vec::new(),
+        }
+    }
 }
 
 /// The watched folders of containers. Each survey adds the missing watches, and removes unused
 /// watches.
 #[derive(Debug)]
-pub struct Watches {
+pub struct Watches<T> {
     pub inotify: Inotify,
-    watched: HashMap<WatchId, Watched>,
+    watched: HashMap<WatchId, Watched<T>>,
 }
 
-impl Watches {
+impl<T: Clone + Eq + Hash> Watches<T> {
     /// No watch yet.
     ///
     /// # Errors
@@ -193,7 +206,7 @@ impl Watches {
 
     /// Plans the refreshes of the containers whose files changed. A survey is due once a container
     /// may have started, or a directory was replaced.
-    pub fn take_events(&mut self, events: Vec<WatchEvent>, schedule: &mut Schedule<String>) {
+    pub fn take_events(&mut self, events: Vec<WatchEvent>, schedule: &mut Schedule<T>) {
         let now = Instant::now();
         let mut is_survey = false;
         for event in events {
@@ -243,11 +256,23 @@ impl Watches {
         }
     }
 
+    /// Watches the folders in which containers appear. A folder that is not there may come later.
+    /// Returns the reasons for which one is not watched.
+    pub fn watch_states(&mut self, folders: impl IntoIterator<Item = PathBuf>) -> Vec<String> {
+        let mut failures = Vec::new();
+        for folder in folders {
+            if let Err(error) = self.watch_state(&folder) {
+                failures.push(error_chain(&error));
+            }
+        }
+        failures
+    }
+
     /// Watches a folder in which containers appear, or the nearest folder above it that exists.
     ///
     /// # Errors
     /// inotify_add_watch(2)'s.
-    pub fn watch_state(&mut self, folder: &Path) -> Result<(), Failure> {
+    fn watch_state(&mut self, folder: &Path) -> Result<(), Failure> {
         let mut missing = None;
         for directory in folder.ancestors() {
             let Some(watched) = self.watch(directory, NAMES)? else {
@@ -268,7 +293,7 @@ impl Watches {
         &mut self,
         directory: &Path,
         flags: WatchFlags,
-    ) -> Result<Option<&mut Watched>, Failure> {
+    ) -> Result<Option<&mut Watched<T>>, Failure> {
         match self.inotify.watch(directory, flags) {
             Ok(watch) => Ok(Some(self.watched.entry(watch).or_default())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -276,22 +301,31 @@ impl Watches {
         }
     }
 
-    /// Watches the directory of a file that a container binds. A directory that is gone may come
-    /// back, as with systemd's RuntimeDirectory=: then a survey is due.
-    ///
-    /// # Errors
-    /// inotify_add_watch(2)'s.
-    pub fn watch_file(
+    /// Watches the directories of files that a container binds. A directory that is gone may come
+    /// back, as with systemd's RuntimeDirectory=: then a survey is due. Returns the reasons for which
+    /// one is not watched.
+    pub fn watch_files<'b>(
         &mut self,
-        container: &str,
-        directory: &Path,
-        name: &Path,
-    ) -> Result<(), Failure> {
+        container: &T,
+        binds: impl IntoIterator<Item = &'b FileBind>,
+    ) -> Vec<String> {
+        let mut failures = Vec::new();
+        for bind in binds {
+            // To add a watch is a walk.
+            if bind.answers()
+                && let Err(error) = self.watch_file(container, &bind.directory, &bind.name)
+            {
+                failures.push(error_chain(&error));
+            }
+        }
+        failures
+    }
+
+    fn watch_file(&mut self, container: &T, directory: &Path, name: &Path) -> Result<(), Failure> {
         let Some(watched) = self.watch(directory, FILES)? else {
             return self.watch_state(directory);
         };
-        let file = (container.to_owned(), name.to_owned());
-        watched.files.push(file);
+        watched.files.push((container.clone(), name.to_owned()));
         Ok(())
     }
 }
@@ -345,7 +379,7 @@ mod watches_tests {
         made: HashSet<String>,
     }
 
-    fn changes_within(watches: &mut Watches, limit: Duration) -> FileChanges {
+    fn changes_within(watches: &mut Watches<String>, limit: Duration) -> FileChanges {
         let rules = Rules::of_files(Duration::from_secs(300), &AFTER_START);
         let start = Instant::now();
         let mut schedule = Schedule::new(rules, start);
@@ -363,14 +397,14 @@ mod watches_tests {
         }
     }
 
-    fn changes(watches: &mut Watches) -> FileChanges {
+    fn changes(watches: &mut Watches<String>) -> FileChanges {
         changes_within(watches, Duration::from_secs(10))
     }
 
     #[test]
     fn the_folder_of_containers_may_appear_later() {
         let root = tempfile::tempdir().unwrap();
-        let mut watches = Watches::new().unwrap();
+        let mut watches = Watches::<String>::new().unwrap();
         let state = root.path().join("run/crun");
         for (made, is_survey) in [
             ("other", false),
@@ -392,12 +426,12 @@ mod watches_tests {
     #[test]
     fn the_directory_of_a_file_may_come_back() {
         let root = tempfile::tempdir().unwrap();
-        let mut watches = Watches::new().unwrap();
+        let mut watches = Watches::<String>::new().unwrap();
         let directory = root.path().join("run/service");
         for made in ["run", "run/service"] {
             watches.begin();
             watches
-                .watch_file("a", &directory, Path::new("app.conf"))
+                .watch_file(&"a".to_owned(), &directory, Path::new("app.conf"))
                 .unwrap();
             fs::create_dir(root.path().join(made)).unwrap();
             assert!(changes(&mut watches).survey, "{made}");
@@ -411,10 +445,10 @@ mod watches_tests {
         fs::create_dir(&directory).unwrap();
         let at = |name: &str| directory.join(name);
         fs::write(at("app.conf"), "one").unwrap();
-        let mut watches = Watches::new().unwrap();
+        let mut watches = Watches::<String>::new().unwrap();
         for container in ["a", "b"] {
             watches
-                .watch_file(container, &directory, Path::new("app.conf"))
+                .watch_file(&container.to_owned(), &directory, Path::new("app.conf"))
                 .unwrap();
         }
         let both = HashSet::from(["a".to_owned(), "b".to_owned()]);

@@ -34,15 +34,16 @@ pub trait Followed {
     /// Names what is refreshed: a volume, a pod or a container.
     type Id: Clone + Eq + Hash;
 
-    /// The watches, to wait for events.
-    fn inotify(&self) -> &Inotify;
+    fn watches(&mut self) -> &mut Watches<Self::Id>;
 
     /// Finds and watches everything. Returns false if something could not be read: then a survey
     /// follows soon.
     fn survey(&mut self, schedule: &mut Schedule<Self::Id>) -> bool;
 
     /// Plans what these events need.
-    fn take_events(&mut self, events: Vec<WatchEvent>, schedule: &mut Schedule<Self::Id>);
+    fn take_events(&mut self, events: Vec<WatchEvent>, schedule: &mut Schedule<Self::Id>) {
+        self.watches().take_events(events, schedule);
+    }
 
     /// True if new mounts of the host may need a refresh. Then the mount table is watched.
     fn follows_mounts(&self) -> bool;
@@ -63,7 +64,9 @@ pub fn follow<F: Followed>(followed: &mut F, mut schedule: Schedule<F::Id>) -> i
         if schedule.is_survey_due(Instant::now()) {
             // Before the survey: a mount that comes meanwhile is an event.
             mounts.set_followed(followed.follows_mounts());
+            let before = followed.watches().begin();
             let is_complete = followed.survey(&mut schedule);
+            followed.watches().remove_unused(&before);
             schedule.surveyed(is_complete, Instant::now());
             if mounts.set_followed(followed.follows_mounts()) {
                 // A mount that came before the watch is no event.
@@ -77,13 +80,16 @@ pub fn follow<F: Followed>(followed: &mut F, mut schedule: Schedule<F::Id>) -> i
         refresh_due(followed, &mut schedule);
         let next = mounts.due.into_iter().fold(schedule.next(), Instant::min);
         let limit = next.saturating_duration_since(Instant::now());
-        let woken = followed.inotify().wait_with(mounts.polled(), limit)?;
+        let woken = followed
+            .watches()
+            .inotify
+            .wait_with(mounts.polled(), limit)?;
         if woken.by_mounts {
             mounts.changed(Instant::now());
         }
         if woken.by_events {
             let began = Instant::now();
-            let events = followed.inotify().read()?;
+            let events = followed.watches().inotify.read()?;
             followed.take_events(events, &mut schedule);
             let work = began.elapsed();
             if schedule.rules.is_paced {

@@ -61,7 +61,7 @@ fn beside_with(config: &str, runtime: impl FnOnce(&mut FakeRuntime)) -> Result<(
     let listener = UnixListener::bind(&socket).unwrap();
     let node = Node::silent(config);
     let calls = Calls::new(node);
-    let plugin = thread::spawn(move || Connection::register(&socket)?.serve(&calls));
+    let plugin = thread::spawn(move || Connection::register(&socket, &calls)?.serve());
     let mut fake = FakeRuntime {
         stream: listener.accept().unwrap().0,
         metrics: node.metrics,
