@@ -61,7 +61,7 @@ impl KubeletRoot {
 }
 
 /// A pod of a kubelet root.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct PodOfRoot {
     pub kubelet_root: PathBuf,
     pub uid: String,

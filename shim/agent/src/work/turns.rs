@@ -68,19 +68,10 @@ const MAX_WORKERS: usize = 32;
 const WORKER_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The refreshes that are planned, for any thread.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Turns<S> {
     queue: Mutex<TurnQueue<S>>,
     planned: Condvar,
-}
-
-impl<S> Default for Turns<S> {
-    fn default() -> Self {
-        Self {
-            queue: Mutex::default(),
-            planned: Condvar::new(),
-        }
-    }
 }
 
 impl<S: Clone + Eq + Hash + Display + Send> Turns<S> {
@@ -151,7 +142,7 @@ impl<S: Clone + Eq + Hash + Display + Send> Turns<S> {
 }
 
 /// The plans that wait, the subjects that are refreshed, and the number of workers.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct TurnQueue<S> {
     waiting: Vec<Planned<S>>,
     /// The subjects that have a worker.
@@ -159,17 +150,6 @@ struct TurnQueue<S> {
     workers: usize,
     /// The workers that do a last turn.
     late: usize,
-}
-
-impl<S> Default for TurnQueue<S> {
-    fn default() -> Self {
-        Self {
-            waiting: Vec::new(),
-            busy: HashSet::new(),
-            workers: 0,
-            late: 0,
-        }
-    }
 }
 
 impl<S: Clone + Eq + Hash> TurnQueue<S> {

@@ -190,29 +190,26 @@ impl<A: EventApi> Recorder<A> {
         };
         self.pace.requested(now);
         self.is_connected = true;
-        match self.api.write(&event).await {
+        let written = self.api.write(&event).await;
+        if let Ok(_) | Err(EventWriteError::Gone | EventWriteError::Refused(_)) = written {
+            self.pace.answered();
+        }
+        match written {
             Ok(count) => {
-                self.pace.answered();
                 self.objects.written(&event, count);
                 self.count(EventResult::Written, 1);
                 if self.failing.take().is_some() {
                     info!("events are written again");
                 }
             }
-            Err(EventWriteError::Gone) => {
-                self.pace.answered();
-                self.objects.gone(&event.key);
-            }
+            Err(EventWriteError::Gone) => self.objects.gone(&event.key),
             Err(error @ EventWriteError::Refused(_)) => {
-                self.pace.answered();
                 self.objects.settle(&event.key);
                 self.count(EventResult::Refused, 1);
                 // Each reason once, and a bounded number of them.
                 if self.refused.len() < 16 && self.refused.insert(error.to_string()) {
-                    warn!(
-                        "an event on pod {}/{} is lost: {error}",
-                        event.key.namespace, event.key.pod
-                    );
+                    let EventKey { namespace, pod, .. } = &event.key;
+                    warn!("an event on pod {namespace}/{pod} is lost: {error}");
                 }
             }
             Err(error @ EventWriteError::Forbidden(_)) => {

@@ -174,16 +174,6 @@ struct Watched<T> {
     files: Vec<(T, PathBuf)>,
 }
 
-impl<T> Default for Watched<T> {
-    fn default() -> Self {
-        Self {
-            has_containers: false,
-            on_the_way: Vec::new(),
-            files: Vec::new(),
-        }
-    }
-}
-
 /// The watched folders of containers. Each survey adds the missing watches, and removes unused
 /// watches.
 #[derive(Debug)]
@@ -295,7 +285,11 @@ impl<T: Clone + Eq + Hash> Watches<T> {
         flags: WatchFlags,
     ) -> Result<Option<&mut Watched<T>>, Failure> {
         match self.inotify.watch(directory, flags) {
-            Ok(watch) => Ok(Some(self.watched.entry(watch).or_default())),
+            Ok(watch) => Ok(Some(self.watched.entry(watch).or_insert_with(|| Watched {
+                has_containers: false,
+                on_the_way: Vec::new(),
+                files: Vec::new(),
+            }))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(unwatched(directory, error)),
         }
