@@ -17,7 +17,8 @@ use anyhow::{Context, Result, anyhow, ensure};
 use bindguard_operator::node::is_root;
 use bindguard_sys::make_folders;
 use rustix::fs::{
-    OFlags, Timespec, Timestamps, XattrFlags, fgetxattr, flistxattr, fsetxattr, futimens,
+    Access, OFlags, Timespec, Timestamps, XattrFlags, access, fgetxattr, flistxattr, fsetxattr,
+    futimens,
 };
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -165,15 +166,12 @@ impl Change {
     /// system.
     pub fn check_writable(&self) -> Result<()> {
         let folder = nearest(self.path.parent().unwrap_or(&self.path));
-        rustix::fs::access(folder, rustix::fs::Access::WRITE_OK)
+        access(folder, Access::WRITE_OK)
             .map_err(io::Error::from)
             .with_context(|| {
-                format!(
-                    "{} {}: {} is not writable, and nothing was changed",
-                    self.word(),
-                    self.path.display(),
-                    folder.display()
-                )
+                let (path, folder) = (self.path.display(), folder.display());
+                let word = self.word();
+                format!("{word} {path}: {folder} is not writable, and nothing was changed")
             })
     }
 
@@ -219,7 +217,19 @@ impl Change {
         );
         match &self.after {
             Some(Content::File(bytes)) => write(&self.path, bytes, self.mode, self.former.as_ref()),
-            Some(Content::Link(target)) => write_link(&self.path, target),
+            Some(Content::Link(target)) => {
+                let folder = folder_of(&self.path)?;
+                // a start meanwhile runs the old or the new program
+                let prefix = prefix();
+                let mut link = Builder::new();
+                let made = link
+                    .prefix(&prefix)
+                    .make_in(folder, |link| symlink(target, link));
+                let linked = made.and_then(|link| Ok(link.persist(&self.path)?));
+                linked.with_context(|| {
+                    format!("link {} to {}", self.path.display(), target.display())
+                })
+            }
             None => fs::remove_file(&self.path).doing("remove", &self.path),
         }
     }
@@ -287,17 +297,26 @@ fn check_readable(path: &Path, found: &Metadata) -> Result<()> {
 }
 
 /// Replaces a file in one step, and creates the missing folders above it. The new file gets the
-/// `former` attributes, those of the present file, or this mode.
+/// `former` attributes, times included, those of the present file, or this mode.
 pub fn write(path: &Path, bytes: &[u8], mode: u32, former: Option<&Attributes>) -> Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("/"));
-    make_folders(folder, FOLDER_MODE).doing("create", folder)?;
-    let beside = temporary_folder(folder);
+    let beside = temporary_folder(folder_of(path)?);
     sweep(beside);
     let write = || -> io::Result<()> {
         let mut file = Builder::new().prefix(&prefix()).tempfile_in(beside)?;
         file.write_all(bytes)?;
         match (former, Attributes::of(path)?) {
-            (Some(former), _) => former.give_to_restored(file.as_file())?,
+            (Some(former), _) => {
+                former.give(file.as_file())?;
+                let time = |(seconds, nanoseconds): (i64, i64)| Timespec {
+                    tv_sec: seconds,
+                    tv_nsec: nanoseconds,
+                };
+                let times = Timestamps {
+                    last_access: time(former.accessed),
+                    last_modification: time(former.modified),
+                };
+                futimens(file.as_file(), &times)?;
+            }
             (None, Some(present)) => present.without_signatures().give(file.as_file())?,
             (None, None) => {
                 let mode = Permissions::from_mode(mode);
@@ -327,16 +346,11 @@ pub fn temporary_folder(folder: &Path) -> &Path {
     }
 }
 
-/// Replaces a link in one step: a start meanwhile runs the old or the new program.
-fn write_link(path: &Path, target: &Path) -> Result<()> {
+/// The folder of a file, which is created if it is missing.
+fn folder_of(path: &Path) -> Result<&Path> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     make_folders(folder, FOLDER_MODE).doing("create", folder)?;
-    let prefix = prefix();
-    let made = Builder::new()
-        .prefix(&prefix)
-        .make_in(folder, |link| symlink(target, link));
-    made.and_then(|link| Ok(link.persist(path)?))
-        .with_context(|| format!("link {} to {}", path.display(), target.display()))
+    Ok(folder)
 }
 
 /// A link stays a link: install changes the file behind the link. A link among the folders stays in
@@ -414,20 +428,6 @@ impl Attributes {
         self
     }
 
-    /// Gives them to a file with the same content, times included.
-    fn give_to_restored(&self, file: &File) -> io::Result<()> {
-        self.give(file)?;
-        let time = |(seconds, nanoseconds): (i64, i64)| Timespec {
-            tv_sec: seconds,
-            tv_nsec: nanoseconds,
-        };
-        let times = Timestamps {
-            last_access: time(self.accessed),
-            last_modification: time(self.modified),
-        };
-        Ok(futimens(file, &times)?)
-    }
-
     fn give(&self, file: &File) -> io::Result<()> {
         fchown(file, Some(self.uid), Some(self.gid))?;
         file.set_permissions(Permissions::from_mode(self.mode))?;
@@ -486,10 +486,10 @@ fn prefix() -> String {
 /// # Errors
 /// If no such folder can be made.
 pub fn private_folder() -> io::Result<TempDir> {
-    let parents = match is_root() {
-        true => PRIVATE.map(PathBuf::from).to_vec(),
-        false => vec![env::temp_dir()],
-    };
+    let mut parents = PRIVATE.map(PathBuf::from).to_vec();
+    if !is_root() {
+        parents = vec![env::temp_dir()];
+    }
     let prefix = prefix();
     let mut failed = ErrorKind::NotFound.into();
     for parent in parents {
@@ -523,7 +523,7 @@ pub fn sweep(folder: &Path) {
         let Ok(pid) = pid.parse::<u32>() else {
             continue;
         };
-        let runs = Path::new("/proc").join(pid.to_string());
+        let runs = PathBuf::from(format!("/proc/{pid}"));
         if pid == process::id() || runs.symlink_metadata().is_ok() {
             continue;
         }

@@ -90,10 +90,12 @@ impl Place {
         let document = parse(&text)?;
         let (_, above) = deepest(&document, &path)?;
         match runtime {
-            Value::Table(table) if !above.is_value() => {
-                let mut block = String::new();
-                write_table(&mut block, &spelled(&path), table);
-                appended(&text, &block)
+            Value::Table(_) if !above.is_value() => {
+                let mut nested = runtime.clone();
+                for name in path.into_iter().rev() {
+                    nested = Value::Table([(name.to_owned(), nested)].into_iter().collect());
+                }
+                appended(&text, &toml::to_string(&nested)?)
             }
             _ => self.with(&text, &path, runtime),
         }
@@ -334,11 +336,9 @@ fn header_of(text: &str, document: &Document<&str>, path: &[&str]) -> Option<Ran
 
 /// The text with a block at its end, an empty line before it.
 fn appended(text: &str, block: &str) -> Result<String> {
-    let is_cut = !text.is_empty() && !text.ends_with('\n');
-    let cut = if is_cut { "\n" } else { "" };
     let is_empty = text.trim_start_matches('\u{feff}').is_empty();
-    let empty = if is_empty { "" } else { "\n" };
-    let edited = text.to_owned() + &with_eol(text, &format!("{cut}{empty}{block}"));
+    let block_below = format!("{}{block}", if is_empty { "" } else { "\n" });
+    let edited = with_line(text, text.len(), &block_below);
     if let Err(error) = parse(&edited) {
         let header = block.lines().next().unwrap_or_default();
         bail!("nothing can be added to {header}: {error}");
@@ -346,26 +346,13 @@ fn appended(text: &str, block: &str) -> Result<String> {
     Ok(edited)
 }
 
-/// Writes a table and those in it, with an empty line between them.
-fn write_table(out: &mut String, path: &str, table: &toml::Table) {
-    let empty = if out.is_empty() { "" } else { "\n" };
-    out.push_str(&format!("{empty}[{path}]\n"));
-    for (name, value) in table.iter().filter(|(_, value)| !value.is_table()) {
-        out.push_str(&format!("{} = {value}\n", spelled(&[name])));
-    }
-    for (name, value) in table {
-        if let Value::Table(inner) = value {
-            write_table(out, &format!("{path}.{}", spelled(&[name])), inner);
-        }
-    }
-}
-
 /// A dotted key, with quotes where they are necessary.
 fn spelled(path: &[&str]) -> String {
-    let names = path
-        .iter()
-        .map(|name| Key::new(*name).display_repr().into_owned());
-    names.collect::<Vec<_>>().join(".")
+    let mut names = Vec::new();
+    for name in path {
+        names.push(Key::new(*name).display_repr().into_owned());
+    }
+    names.join(".")
 }
 
 fn spliced(text: &str, place: Range<usize>, new: &str) -> String {

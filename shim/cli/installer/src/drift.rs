@@ -21,7 +21,7 @@ use crate::running::is_gone;
 use crate::runtimes::{self, recorded};
 
 /// A part of an installation that is no longer as `install` left it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Drift {
     /// The changed part, and its effect.
     pub what: String,
@@ -85,7 +85,7 @@ fn changed_files(installed: &Installed, record: &Record) -> Result<Vec<Drift>> {
         });
         return Ok(drift);
     }
-    let plan = runtimes::plan(installed.owner, &installed.options, record)?;
+    let (_, plan) = runtimes::plan(installed.owner, &installed.options, record)?;
     if plan.advice.is_some() {
         let what = "containerd has no handler, and a template of the distribution has to name it: new pods may be unguarded";
         drift.push(Drift::of(what.to_owned(), command(installed)));
@@ -148,6 +148,13 @@ fn broken_programs(record: &Record) -> Vec<Drift> {
         Some(installed) => command(installed),
         None => "bindguard install".to_owned(),
     };
+    // a file of a runtime that names the wrapper, or cannot be read
+    let is_a_runtime = record.files.iter().any(|entry| {
+        ![Owner::Bindguard, Owner::Agent].contains(&entry.owner)
+            && fs::read(&entry.path).map_or(true, |bytes| {
+                String::from_utf8_lossy(&bytes).contains(WRAPPER)
+            })
+    });
     let mut found = Vec::new();
     for entry in &record.files {
         let program = entry.path.file_name().and_then(OsStr::to_str);
@@ -158,7 +165,7 @@ fn broken_programs(record: &Record) -> Vec<Drift> {
             continue;
         };
         // bindguard's shim creates containers without the guard; to every other shim it is the runtime
-        let unguards = program == WRAPPER && !is_a_runtime(record);
+        let unguards = program == WRAPPER && !is_a_runtime;
         let breaks_pods = [SHIM, WRAPPER].contains(&program) && !unguards;
         let effect = match (breaks_pods, unguards) {
             (true, _) => ": a pod that needs it does not start",
@@ -173,17 +180,6 @@ fn broken_programs(record: &Record) -> Vec<Drift> {
         });
     }
     found
-}
-
-/// True if a file of a runtime names `bindguard-runtime`, or cannot be read.
-fn is_a_runtime(record: &Record) -> bool {
-    record.files.iter().any(|entry| {
-        ![Owner::Bindguard, Owner::Agent].contains(&entry.owner)
-            && match fs::read(&entry.path) {
-                Ok(bytes) => String::from_utf8_lossy(&bytes).contains(WRAPPER),
-                Err(_) => true,
-            }
-    })
 }
 
 fn why_broken(entry: &Entry, program: &str) -> Option<String> {

@@ -7,11 +7,11 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use crate::change::{Content, Owner};
+use crate::change::{Change, Content, Owner};
 use crate::drift::DriftReporter;
 use crate::programs::{Programs, remove_unneeded, store};
 use crate::record::{InstallOptions, Installed, Record};
-use crate::removal::remember_docker_root;
+use crate::removal::{make, remember_docker_root};
 use crate::restart::{self, NodeLabel, RestartSlot, SandboxFailed, run_trial_sandbox};
 use crate::running::{AGENT_RESTART, find};
 use crate::runtimes;
@@ -71,32 +71,29 @@ impl Install {
         let mut slot = RestartSlot::start(&self.common)?;
         let label = RefCell::new(NodeLabel::start(&self.common)?);
         let stay = Stay::prepare(&self.common)?;
-        let programs = Programs::beside_this_one()?;
+        let mut programs = Programs::beside_this_one(self.agent)?;
         // in another root there may be no /proc
-        programs.check_run(self.agent)?;
-        let prefix = match &self.prefix {
-            Some(prefix) => prefix.clone(),
-            None => programs.usual_prefix(self.common.root.is_some()),
+        programs.check_run()?;
+        let usual = || programs.usual_prefix(self.common.root.is_some());
+        let options = InstallOptions {
+            prefix: self.prefix.clone().unwrap_or_else(usual),
+            default: self.default,
+            wrapper: self.wrapper,
+            containerd: self.containerd.clone(),
+            containerd_config: self.containerd_config.clone(),
         };
         let node_config = match &self.node_config {
             Some(file) => Some(NodeConfig::read(file, self.force_node_config)?),
             None => None,
         };
         enter(self.common.root.as_deref())?;
-        let options = InstallOptions {
-            prefix,
-            default: self.default,
-            wrapper: self.wrapper,
-            containerd: self.containerd.clone(),
-            containerd_config: self.containerd_config.clone(),
-        };
         let follow = || {
             if let Some(label) = label.borrow_mut().as_mut() {
                 label.follow(try_sandbox);
             }
         };
-        let mut install = || {
-            let done = self.install(&programs, &options, node_config.as_ref(), slot.as_mut());
+        let install = || {
+            let done = self.install(&mut programs, &options, node_config.as_ref(), slot.as_mut());
             follow();
             done
         };
@@ -105,23 +102,20 @@ impl Install {
             reporter.report();
             follow();
         };
-        let progress = match stay {
-            Some(stay) => stay.after(install, check),
-            None => install(),
-        }?;
+        let progress = stay.after(install, check)?;
         Ok(progress.exit_code(self.common.dry_run))
     }
 
     fn install(
         &self,
-        programs: &Programs,
+        programs: &mut Programs,
         options: &InstallOptions,
         node_config: Option<&NodeConfig>,
         slot: Option<&mut RestartSlot>,
     ) -> Result<Progress> {
         let prefix = &options.prefix;
-        programs.check_folder(prefix, self.agent)?;
-        programs.check_folder(&store(prefix), self.agent)?;
+        programs.check_folder(prefix)?;
+        programs.check_folder(&store(prefix))?;
         let mut owners = self.runtimes.clone();
         if owners.is_empty() {
             owners.push(Owner::Containerd);
@@ -132,14 +126,14 @@ impl Install {
         let mut session = Session::begin(&self.common)?;
         let (record, report) = (&mut session.record, &mut session.report);
         // a version without its program would end the agent
-        let with_agent = self.agent || record.has_files_of(Owner::Agent);
+        programs.with_agent = self.agent || record.has_files_of(Owner::Agent);
         report.notes.extend(record.refused());
         let mut changes = Vec::new();
         let mut done = Vec::new();
         for owner in owners {
-            let plan = runtimes::plan(owner, options, record)?;
+            let (installed, plan) = runtimes::plan(owner, options, record)?;
             report.take(&plan);
-            done.push(Installed::planned(owner, options, &plan));
+            done.push(installed);
             changes.extend(plan.changes);
         }
         let runtime = runtime_of_all(&done, record)?;
@@ -148,9 +142,9 @@ impl Install {
         if let Some(kept) = settings.kept {
             report.unfinished(kept);
         }
-        let mut work = programs.in_prefix(prefix, with_agent)?;
+        let mut work = programs.in_prefix(prefix)?;
         let has_new_programs = work.iter().any(|change| !change.is_none());
-        let restarts_agent = with_agent && has_new_programs;
+        let restarts_agent = programs.with_agent && has_new_programs;
         if restarts_agent {
             report.command(Some(AGENT_RESTART));
         }
@@ -164,21 +158,17 @@ impl Install {
             if restarts_agent {
                 record.owe(Owner::Agent, Some(AGENT_RESTART))?;
             }
-            let files = work.iter().take_while(|change| {
+            let is_file = |change: &&Change| {
                 change.owner == Owner::Bindguard && matches!(change.after, Some(Content::File(_)))
-            });
-            let (files, others) = work.split_at(files.count());
-            for change in files {
-                runtimes::put(record, change)?;
-            }
+            };
+            let (files, others) = work.split_at(work.iter().take_while(is_file).count());
+            runtimes::put(record, files)?;
             // before a link selects them, or a runtime's file names them
-            programs.check_installed(prefix, with_agent)?;
+            programs.check_installed(prefix)?;
             // It would take this installation away if a later step fails.
             record.removal = None;
             record.save()?;
-            for change in others {
-                runtimes::put(record, change)?;
-            }
+            runtimes::put(record, others)?;
             remember_docker_root(record, &self.common)?;
             remove_unneeded(record, prefix)?;
             settings::keep()?;
@@ -188,14 +178,13 @@ impl Install {
             }
             record.save()?;
         } else if !has_new_programs {
-            programs.check_installed(prefix, with_agent)?;
+            programs.check_installed(prefix)?;
         }
         session.work = work;
+        let mut restarted = restart::restart(&mut session, true, slot);
         let installed = session.record.verified(Owner::Containerd);
-        let installed = installed.map(|installed| installed.options.clone());
-        let mut restarted = restart::restart(&mut session, installed.as_ref(), slot);
-        if let (Err(error), Some(installed)) = (&restarted, installed)
-            && installed.default
+        if let (Err(error), Some(installed)) = (&restarted, installed.cloned())
+            && installed.options.default
             && error.is::<SandboxFailed>()
         {
             let back = take_default_back(installed, &mut session);
@@ -216,30 +205,22 @@ impl Install {
 /// If no pod of the handler starts.
 fn try_sandbox() -> Result<()> {
     let record = runtimes::recorded()?;
-    if let Some(installed) = record.verified(Owner::Containerd) {
-        restart::try_restarted(&[], &installed.options, &record)?;
+    if record.verified(Owner::Containerd).is_some() {
+        restart::try_restarted(&[], &record)?;
     }
     Ok(())
 }
 
 /// Makes the former default runtime the default again, and keeps the handler: a node must not have
 /// a default under which no pod starts.
-fn take_default_back(installed: InstallOptions, session: &mut Session) -> Result<()> {
-    let options = InstallOptions {
-        default: false,
-        ..installed
-    };
-    let record = &mut session.record;
-    let plan = runtimes::plan(Owner::Containerd, &options, record)?;
-    session.report.take(&plan);
-    for change in plan.changes.iter().filter(|change| !change.is_none()) {
-        runtimes::put(record, change)?;
-    }
-    record.verify(Installed::planned(Owner::Containerd, &options, &plan));
-    record.save()?;
-    if let Some(command) = plan.command {
+fn take_default_back(installed: Installed, session: &mut Session) -> Result<()> {
+    let options = installed.without_default();
+    let (installed, plan) = runtimes::plan(Owner::Containerd, &options, &session.record)?;
+    let command = plan.command.clone();
+    make(installed, plan, session)?;
+    if let Some(command) = command {
         restart::run(&command).with_context(|| format!("run {command}"))?;
-        record.restarted(&command)?;
+        session.record.restarted(&command)?;
     }
     Ok(())
 }

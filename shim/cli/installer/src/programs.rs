@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs, io};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use bindguard_core::program_names::{AGENT, CLI, SHIM, WRAPPER, self_test_of};
 use bindguard_operator::root_program::{
     Failed, PROGRAM_FOLDERS, RootProgram, check_folders_of_root, output_of,
@@ -30,7 +30,7 @@ use rustix::fs::{Access, StatVfsMountFlags, access};
 use sha2::{Digest, Sha256};
 
 use crate::change::{Change, Content, Doing, Owner, digits_of, identity, nearest};
-use crate::record::{Record, there_or_not};
+use crate::record::{Record, remove_file};
 use crate::running::{daemon_that_names, users_of};
 
 #[derive(Debug)]
@@ -40,11 +40,12 @@ pub struct Programs {
     identity: Option<(u64, u64)>,
     files: Vec<OwnProgram>,
     agent: Result<OwnProgram>,
+    pub with_agent: bool,
 }
 
 impl Programs {
     /// The programs beside this one.
-    pub fn beside_this_one() -> Result<Self> {
+    pub fn beside_this_one(with_agent: bool) -> Result<Self> {
         let own = env::current_exe().context("find out where this program is")?;
         let folder = own.parent().unwrap_or(Path::new("/")).to_owned();
         let open = |name: &'static str| OwnProgram::open(name, &folder.join(name));
@@ -53,12 +54,13 @@ impl Programs {
             files: vec![open(SHIM)?, open(WRAPPER)?, OwnProgram::open(CLI, &own)?],
             agent: open(AGENT),
             folder,
+            with_agent,
         })
     }
 
-    fn files(&self, with_agent: bool) -> Result<Vec<&OwnProgram>> {
+    fn files(&self) -> Result<Vec<&OwnProgram>> {
         let mut files: Vec<_> = self.files.iter().collect();
-        if with_agent {
+        if self.with_agent {
             files.push(self.agent.as_ref().map_err(|error| anyhow!("{error:#}"))?);
         }
         Ok(files)
@@ -69,8 +71,8 @@ impl Programs {
     ///
     /// # Errors
     /// If a program does not run.
-    pub fn check_run(&self, with_agent: bool) -> Result<()> {
-        for program in self.files(with_agent)? {
+    pub fn check_run(&self) -> Result<()> {
+        for program in self.files()? {
             let opened = format!("/proc/self/fd/{}", program.file.as_raw_fd());
             check_runs(program.name, Command::new(opened))
                 .with_context(|| format!("run {}, which is to be installed", program.name))?;
@@ -83,19 +85,16 @@ impl Programs {
     ///
     /// # Errors
     /// If one does not.
-    pub fn check_installed(&self, prefix: &Path, with_agent: bool) -> Result<()> {
-        let programs = self.files(with_agent)?;
+    pub fn check_installed(&self, prefix: &Path) -> Result<()> {
+        let programs = self.files()?;
         let folder = match self.are_in(prefix) {
             true => prefix.to_owned(),
             false => folder_for(prefix, &programs)?,
         };
         for program in programs {
             let path = folder.join(program.name);
-            let check = || {
-                let installed = RootProgram::open(&path)?.context("there is no such file")?;
-                check_runs(program.name, installed.command())
-            };
-            check().with_context(|| format!("run {}, which was installed", path.display()))?;
+            let ran = installed(&path).and_then(|it| check_runs(program.name, it.command()));
+            ran.with_context(|| format!("run {}, which was installed", path.display()))?;
         }
         Ok(())
     }
@@ -118,31 +117,28 @@ impl Programs {
     ///
     /// # Errors
     /// If programs cannot be written there, or not be run from there.
-    pub fn check_folder(&self, folder: &Path, with_agent: bool) -> Result<()> {
+    pub fn check_folder(&self, folder: &Path) -> Result<()> {
         const ADVICE: &str = "name another folder with --prefix DIR";
         let doing = || format!("install programs in {}", folder.display());
         let existing = nearest(folder);
         check_folders_of_root(folder).with_context(|| format!("{}; or {ADVICE}", doing()))?;
-        ensure!(
-            fs::metadata(existing).with_context(doing)?.is_dir(),
-            "{}: {} is not a folder; {ADVICE}",
-            doing(),
-            existing.display()
-        );
-        let flags = rustix::fs::statvfs(existing).with_context(doing)?.f_flag;
-        ensure!(
-            !flags.contains(StatVfsMountFlags::NOEXEC),
-            "{}: its file system is mounted noexec; {ADVICE}",
-            doing()
-        );
-        if are_all_in(&self.files(with_agent)?, folder) {
+        let flags = || rustix::fs::statvfs(existing).map(|found| found.f_flag);
+        let why = if !fs::metadata(existing).with_context(doing)?.is_dir() {
+            format!("{} is not a folder", existing.display())
+        } else if flags()
+            .with_context(doing)?
+            .contains(StatVfsMountFlags::NOEXEC)
+        {
+            "its file system is mounted noexec".to_owned()
+        } else if let Err(errno) = access(existing, Access::WRITE_OK)
+            && !are_all_in(&self.files()?, folder)
+        {
+            let error = io::Error::from(errno);
+            format!("{} is not writable: {error}", existing.display())
+        } else {
             return Ok(());
-        }
-        let written = access(existing, Access::WRITE_OK).map_err(io::Error::from);
-        written.map_err(|error| {
-            let existing = existing.display();
-            anyhow!("{}: {existing} is not writable: {error}; {ADVICE}", doing())
-        })
+        };
+        bail!("{}: {why}; {ADVICE}", doing())
     }
 
     /// True if these programs, as a package's, are in the prefix themselves.
@@ -153,23 +149,21 @@ impl Programs {
     /// The changes after which services find these programs in `prefix`: the files of this version,
     /// the link that selects it, and the programs' links in the prefix. A package's own programs
     /// stay where they are.
-    pub fn in_prefix(&self, prefix: &Path, with_agent: bool) -> Result<Vec<Change>> {
+    pub fn in_prefix(&self, prefix: &Path) -> Result<Vec<Change>> {
         let mut changes = Vec::new();
         if self.are_in(prefix) {
             return Ok(changes);
         }
-        let programs = self.files(with_agent)?;
+        let programs = self.files()?;
         let version = folder_for(prefix, &programs)?;
         let current = store(prefix).join(CURRENT);
         for program in &programs {
             let path = version.join(program.name);
             if !program.is_at(&path) {
                 let bytes = Content::File(program.bytes()?);
-                let change = Change::to(Owner::Bindguard, path, Some(bytes))?;
-                changes.push(Change {
-                    mode: 0o755,
-                    ..change
-                });
+                let mut change = Change::to(Owner::Bindguard, path, Some(bytes))?;
+                change.mode = 0o755;
+                changes.push(change);
             }
         }
         let name = Path::new(version.file_name().unwrap_or_default());
@@ -190,9 +184,6 @@ pub fn beside_this_one() -> Vec<PathBuf> {
         None => Vec::new(),
     }
 }
-
-/// The size of the parts that are compared.
-const PART_SIZE: usize = 64 << 10;
 
 #[derive(Debug)]
 struct OwnProgram {
@@ -239,35 +230,19 @@ impl OwnProgram {
         })
     }
 
-    fn equals(&self, path: &Path) -> io::Result<bool> {
-        let other = File::open(path)?;
-        if other.metadata()?.size() != self.size {
-            return Ok(false);
-        }
-        let (mut mine, mut theirs) = (vec![0; PART_SIZE], vec![0; PART_SIZE]);
-        let mut at = 0;
-        while at < self.size {
-            let length = PART_SIZE.min(usize::try_from(self.size - at).unwrap_or(PART_SIZE));
-            self.file.read_exact_at(&mut mine[..length], at)?;
-            other.read_exact_at(&mut theirs[..length], at)?;
-            if mine[..length] != theirs[..length] {
-                return Ok(false);
-            }
-            at += length as u64;
-        }
-        Ok(true)
+    fn equals(&self, path: &Path) -> Result<bool> {
+        Ok(fs::metadata(path)?.len() == self.size && fs::read(path)? == self.bytes()?)
     }
 }
 
 fn are_all_in(programs: &[&OwnProgram], folder: &Path) -> bool {
-    let mut programs = programs.iter();
-    programs.all(|program| program.is_at(&folder.join(program.name)))
+    let is_there = |program: &&OwnProgram| program.is_at(&folder.join(program.name));
+    programs.iter().all(is_there)
 }
 
 /// Checks that a program of bindguard starts, and is not another program.
-fn check_runs(name: &str, mut command: Command) -> Result<()> {
-    command.arg(self_test_of(name));
-    let said = output_of(command)?;
+fn check_runs(name: &str, command: Command) -> Result<()> {
+    let said = self_test(name, command)?;
     ensure!(
         said.contains(name),
         "it is another program: it prints {said:?}"
@@ -281,13 +256,19 @@ fn check_runs(name: &str, mut command: Command) -> Result<()> {
 /// # Errors
 /// If the program cannot be started, is killed, or does not end.
 pub fn check_starts(name: &str, path: &Path) -> Result<()> {
-    let program = RootProgram::open(path)?.context("there is no such file")?;
-    let mut command = program.command();
-    command.arg(self_test_of(name));
-    match output_of(command) {
+    match self_test(name, installed(path)?.command()) {
         Err(error) if error.is::<Failed>() => Ok(()),
         answer => answer.map(drop),
     }
+}
+
+fn self_test(name: &str, mut command: Command) -> Result<String> {
+    command.arg(self_test_of(name));
+    output_of(command)
+}
+
+fn installed(path: &Path) -> Result<RootProgram> {
+    RootProgram::open(path)?.context("there is no such file")
 }
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -331,14 +312,15 @@ fn folder_for(prefix: &Path, files: &[&OwnProgram]) -> Result<PathBuf> {
 
 /// The prefix of an installed version, whose programs are in `folder`.
 fn prefix_of(folder: &Path) -> Option<PathBuf> {
-    let above = folder.parent()?.parent()?.parent()?;
-    let is_prefix = |prefix: &PathBuf| {
-        let store = store(prefix);
+    let above = folder.ancestors().nth(3)?;
+    for prefix in [above.join("bin"), above.to_owned()] {
+        let store = store(&prefix);
         let link = fs::read_link(prefix.join(CLI));
-        folder.starts_with(&store) && link.is_ok_and(|to| to.starts_with(store.join(CURRENT)))
-    };
-    let candidates = [above.join("bin"), above.to_owned()];
-    candidates.into_iter().find(is_prefix)
+        if folder.starts_with(&store) && link.is_ok_and(|to| to.starts_with(store.join(CURRENT))) {
+            return Some(prefix);
+        }
+    }
+    None
 }
 
 /// Removes the versions that are not selected, and that no process and no running runtime's
@@ -363,7 +345,7 @@ pub fn remove_unneeded(record: &mut Record, prefix: &Path) -> Result<()> {
         let is_needed = !users_of(&files).is_empty()
             || daemon_that_names(&files).map_or(true, |daemon| daemon.is_some());
         for file in files.iter().filter(|_| !is_needed) {
-            there_or_not(fs::remove_file(file)).doing("remove", file)?;
+            remove_file(file)?;
             record.forget(file)?;
         }
     }

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::change::{self, Attributes, Change, Content, Doing, Owner, Plan, digits_of, sweep};
+use crate::change::{self, Attributes, Change, Content, Doing, Owner, digits_of, sweep};
 use crate::running::{self, Daemon};
 
 /// The folder of a node's record.
@@ -26,7 +26,7 @@ const ORIGINALS: &str = "/var/lib/bindguard/originals";
 /// The first line of a file that is bindguard's own.
 pub const HEADING: &str = "# Written by `bindguard install`; `bindguard uninstall` removes it.\n";
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Entry {
     pub owner: Owner,
     pub path: PathBuf,
@@ -100,7 +100,7 @@ pub struct Removal {
 pub const USUAL_RUNTIME: &str = "runc";
 
 /// The options of the command line, with their defaults filled in.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct InstallOptions {
     /// The folder in which services find the programs.
     pub prefix: PathBuf,
@@ -115,7 +115,7 @@ pub struct InstallOptions {
 }
 
 /// A finished installation: the options of `install`, and the programs that containers need.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Installed {
     pub owner: Owner,
     pub options: InstallOptions,
@@ -127,20 +127,18 @@ pub struct Installed {
 }
 
 impl Installed {
-    /// The installation of a plan.
-    pub fn planned(owner: Owner, options: &InstallOptions, plan: &Plan) -> Self {
-        Self {
-            owner,
-            options: options.clone(),
-            needs_runtime: plan.needs_runtime.clone(),
-            needs_programs: plan.needs_programs.clone(),
+    /// Its options without `--default`.
+    pub fn without_default(&self) -> InstallOptions {
+        InstallOptions {
+            default: false,
+            ..self.options.clone()
         }
     }
 }
 
 /// A daemon that still uses what was in its file before a change, or the agent, which was not
 /// started yet.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct OwedRestart {
     pub owner: Owner,
     /// The command that activates the change.
@@ -274,6 +272,14 @@ impl Record {
         self.files.iter().find(|entry| entry.path == path)
     }
 
+    /// The content of a path from before the first install.
+    pub fn original(&self, path: &Path) -> Result<Option<Content>> {
+        match self.entry(path) {
+            Some(entry) => entry.original(),
+            None => Ok(None),
+        }
+    }
+
     /// The content that a removal leaves at a path: that from before the first install or, of a file
     /// that was edited since then, the present text without bindguard's own lines, which `cleaned`
     /// makes of that text and the former one. Without `cleaned` an edited file stays: it may be a
@@ -288,28 +294,27 @@ impl Record {
         cleaned: Option<impl FnOnce(&str, Option<&str>) -> Result<String>>,
     ) -> Result<Option<Content>> {
         let entry = self.entry(path);
-        let original = entry.map(Entry::original).transpose()?.flatten();
+        let original = self.original(path)?;
         let is_own = entry.is_some_and(|entry| entry.is_as_written(present));
-        let bytes = match present {
+        match present {
             _ if is_own || entry.is_some() && original.as_ref() == Some(present) => {
                 return Ok(original);
             }
             Content::File(bytes) if entry.is_none() && bytes.starts_with(HEADING.as_bytes()) => {
                 return Ok(None);
             }
-            Content::File(bytes) => bytes,
+            Content::File(_) => {}
             Content::Link(_) => return Ok(Some(present.clone())),
-        };
+        }
         let Some(cleaned) = cleaned else {
             return Ok(Some(present.clone()));
         };
         // of an original that does not exist, the empty text
-        let before = original.as_ref().and_then(Content::bytes);
         let before = match entry {
-            Some(_) => Some(text_of(before.unwrap_or_default())?),
+            Some(_) => Some(text_of(original.as_ref())?),
             None => None,
         };
-        let text = cleaned(text_of(bytes)?, before)?;
+        let text = cleaned(text_of(Some(present))?, before)?;
         Ok(Some(Content::File(text.into_bytes())))
     }
 
@@ -341,24 +346,22 @@ impl Record {
             None => {}
         }
         let former = self.entry(&change.path);
-        if let (Some(former), Some(before)) = (former, &change.before) {
-            entry.written_before = former.is_as_written(before).then(|| hash_of(before));
+        if let (Some(former), Some(before)) = (former, &change.before)
+            && former.is_as_written(before)
+        {
+            entry.written_before = Some(hash_of(before));
         }
-        entry.attributes = match former {
-            Some(former)
-                if former.original == entry.original
-                    && former.original_link == entry.original_link =>
-            {
-                former.attributes.clone()
-            }
-            _ => {
-                let present = Attributes::of(&change.path);
-                let present = present.doing("read the attributes of", &change.path)?;
-                if original == change.before.as_ref() {
-                    present
-                } else {
-                    present.map(Attributes::without_signatures)
-                }
+        let has_same_original = |former: &&Entry| {
+            former.original == entry.original && former.original_link == entry.original_link
+        };
+        entry.attributes = if let Some(former) = former.filter(has_same_original) {
+            former.attributes.clone()
+        } else {
+            let present = Attributes::of(&change.path);
+            let present = present.doing("read the attributes of", &change.path)?;
+            match original == change.before.as_ref() {
+                true => present,
+                false => present.map(Attributes::without_signatures),
             }
         };
         match self.files.iter_mut().find(|old| old.path == entry.path) {
@@ -405,7 +408,7 @@ impl Record {
         sweep(Path::new(FOLDER));
         there_or_not(fs::remove_dir_all(ORIGINALS)).doing("remove", Path::new(ORIGINALS))?;
         for file in [KEPT_PATH, FILE] {
-            there_or_not(fs::remove_file(file)).doing("remove", Path::new(file))?;
+            remove_file(Path::new(file))?;
         }
         // the folder may contain files that this record does not list
         let _ = fs::remove_dir(FOLDER);
@@ -518,16 +521,21 @@ fn missing_above(path: &Path) -> Vec<PathBuf> {
     missing
 }
 
-/// The text of a file's content.
+/// The text of a file's content; empty without a file.
 ///
 /// # Errors
 /// If it is not text.
-pub fn text_of(bytes: &[u8]) -> Result<&str> {
+pub fn text_of(content: Option<&Content>) -> Result<&str> {
+    let bytes = content.and_then(Content::bytes).unwrap_or_default();
     std::str::from_utf8(bytes).map_err(|_| anyhow!("it is not text"))
 }
 
-/// Success for a path that was removed, or is not there.
-pub fn there_or_not(removed: io::Result<()>) -> io::Result<()> {
+/// Removes a file that may be missing.
+pub fn remove_file(path: &Path) -> Result<()> {
+    there_or_not(fs::remove_file(path)).doing("remove", path)
+}
+
+fn there_or_not(removed: io::Result<()>) -> io::Result<()> {
     match removed {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         removed => removed,

@@ -22,9 +22,9 @@ use bindguard_operator::cri;
 use bindguard_operator::pods::Pods;
 use bindguard_operator::terminal::print_remark;
 
-use crate::change::{self, Change, Content, Doing, Owner, stays};
+use crate::change::{Change, Doing, Owner, Plan, stays};
 use crate::programs::beside_this_one;
-use crate::record::{Entry, InstallOptions, Installed, Record, Removal, USUAL_RUNTIME};
+use crate::record::{Entry, Installed, Record, Removal, USUAL_RUNTIME};
 use crate::running::{
     ProgramUser, docker_containers, docker_root, find, podman_containers, pods_with_handler,
     users_of,
@@ -76,36 +76,34 @@ impl KeptHandler {
         let Some(installed) = record.verified(self.owner) else {
             return Ok(());
         };
-        let options = InstallOptions {
-            default: false,
-            ..installed.options.clone()
-        };
-        let plan = match runtimes::plan(self.owner, &options, record) {
-            Ok(plan) => plan,
+        match runtimes::plan(self.owner, &installed.without_default(), record) {
+            Ok((installed, plan)) => make(installed, plan, session),
             Err(error) => {
                 report.unfinished(format!("{error:#}"));
-                return Ok(());
+                Ok(())
             }
-        };
-        report.take(&plan);
-        let planned = Installed::planned(self.owner, &options, &plan);
-        let mut changes = plan.changes;
-        match settings::plan(planned.needs_runtime.as_deref(), None, record) {
-            Ok(settings) => changes.extend(settings.change),
-            // a config that is not valid must not keep the default on the node
-            Err(error) => report.notes.push(format!("{error:#}")),
         }
-        changes.retain(|change| !change.is_none());
-        if !session.common.dry_run {
-            for change in &changes {
-                runtimes::put(record, change)?;
-            }
-            record.verify(planned);
-            record.save()?;
-        }
-        session.work.extend(changes);
-        Ok(())
     }
+}
+
+/// Makes a planned installation that replaces a recorded one.
+pub fn make(installed: Installed, plan: Plan, session: &mut Session) -> Result<()> {
+    let (record, report) = (&mut session.record, &mut session.report);
+    report.take(&plan);
+    let mut changes = plan.changes;
+    match settings::plan(installed.needs_runtime.as_deref(), None, record) {
+        Ok(settings) => changes.extend(settings.change),
+        // a config that is not valid must not keep the default on the node
+        Err(error) => report.notes.push(format!("{error:#}")),
+    }
+    changes.retain(|change| !change.is_none());
+    if !session.common.dry_run {
+        runtimes::put(record, &changes)?;
+        record.verify(installed);
+        record.save()?;
+    }
+    session.work.extend(changes);
+    Ok(())
 }
 
 /// The unfinished removal, with the pods that still need files.
@@ -224,22 +222,17 @@ impl KeptName {
     ///
     /// # Errors
     /// If the file cannot be edited.
-    pub fn without_programs(
-        &self,
-        original: Option<&[u8]>,
-        record: &Record,
-    ) -> Result<Option<Change>> {
-        let Some(before) = change::read(&self.path)? else {
-            return Ok(None);
-        };
+    pub fn without_programs(&self, record: &Record) -> Result<Option<Change>> {
+        let mut change = Change::to(self.owner, self.path.clone(), None)?;
+        let (before, original) = (change.before.as_ref(), record.original(&self.path)?);
         let runtime = runtime_of_containers(self.owner, record);
-        let after = runtimes::with_name_only(self.owner, &before, original, &runtime);
-        let Some(after) = after.doing("edit", &self.path)? else {
+        change.after = runtimes::with_name_only(self.owner, before, original.as_ref(), &runtime)
+            .doing("edit", &self.path)?;
+        if change.after.is_none() {
             return Ok(None);
-        };
-        let mut change = Change::to(self.owner, self.path.clone(), Some(Content::File(after)))?;
+        }
         if !change.is_none() {
-            change.command = runtimes::removal_command(self.owner, None, Some(&before));
+            change.command = runtimes::removal_command(self.owner, None, before);
         }
         Ok(Some(change))
     }
@@ -247,22 +240,25 @@ impl KeptName {
     /// Reports that the name stays, and for which containers.
     pub fn report(&self, report: &mut InstallReport) {
         let stays = format!("the name {RUNTIME} stays in {}", self.path.display());
-        let rootless = "users without root";
-        let known = match (self.owner, &self.containers) {
-            (_, Err(error)) => format!("{stays}: {error:#}"),
-            (Owner::Podman, Ok(containers)) if containers.is_empty() => format!(
-                "{stays}: {rootless} may have containers of this runtime, and only they can list them"
+        let is_podman = self.owner == Owner::Podman;
+        let known = match &self.containers {
+            Err(error) => format!("{stays}: {error:#}"),
+            Ok(containers) if is_podman && containers.is_empty() => format!(
+                "{stays}: users without root may have containers of this runtime, and only they can list them"
             ),
-            (Owner::Podman, Ok(containers)) => format!(
-                "{stays} for {} of root's, and for those of {rootless}, which only they can list",
-                counted(containers, "container")
-            ),
-            (_, Ok(containers)) => format!(
-                "{stays} for {}, which Docker could not start or stop without the name",
-                counted(containers, "container")
-            ),
+            Ok(containers) => {
+                let containers = counted(containers, "container");
+                match is_podman {
+                    true => format!(
+                        "{stays} for {containers} of root's, and for those of users without root, which only they can list"
+                    ),
+                    false => format!(
+                        "{stays} for {containers}, which Docker could not start or stop without the name"
+                    ),
+                }
+            }
         };
-        let advice = if self.owner == Owner::Podman {
+        let advice = if is_podman {
             "when no container has the name, run bindguard uninstall --forget-name, or delete the file"
         } else {
             "when no container has the name, run bindguard uninstall again, or remove the name from the file"
@@ -272,20 +268,6 @@ impl KeptName {
             false => Progress::NameKept,
         };
         report.left(progress, format!("{known}; {advice}"));
-    }
-
-    fn report_forgotten(&self, report: &mut InstallReport) {
-        let advice = "remove and create such containers again";
-        match &self.containers {
-            Ok(containers) if containers.is_empty() => {}
-            Ok(containers) => report.notes.push(format!(
-                "the runtime {RUNTIME} of {} is gone; {advice}",
-                counted(containers, "container")
-            )),
-            Err(error) => report.notes.push(format!(
-                "the runtime {RUNTIME} is gone, and containers may have it: {error:#}; {advice}"
-            )),
-        }
     }
 }
 
@@ -304,14 +286,17 @@ pub fn kept_names(
             continue;
         };
         if forgets {
-            found.report_forgotten(&mut session.report);
+            let lost = match &found.containers {
+                Ok(containers) if containers.is_empty() => continue,
+                Ok(containers) => format!("of {} is gone", counted(containers, "container")),
+                Err(error) => format!("is gone, and containers may have it: {error:#}"),
+            };
+            session.report.notes.push(format!(
+                "the runtime {RUNTIME} {lost}; remove and create such containers again"
+            ));
             continue;
         }
-        let change = entry.original().and_then(|original| {
-            let original = original.as_ref().and_then(Content::bytes);
-            found.without_programs(original, &session.record)
-        });
-        match change {
+        match found.without_programs(&session.record) {
             Ok(Some(change)) if !found.can_go() => kept.push((found, change)),
             Ok(_) => {}
             Err(error) => {
@@ -344,11 +329,15 @@ pub fn remember_docker_root(record: &mut Record, common: &CommonOptions) -> Resu
 fn runtime_of_containers(owner: Owner, record: &Record) -> PathBuf {
     let loaded = Loaded::from_file(Path::new(DEFAULT_PATH));
     let loaded = loaded.or_else(|_| Loaded::from_file(Path::new(KEPT_PATH)));
-    let installed = record.verified(owner);
-    let runtime = match loaded {
-        Ok(loaded) if loaded.set.contains(&RUNTIME_KEY) => Some(loaded.config.runtime().to_owned()),
-        _ => installed.and_then(|installed| installed.needs_runtime.clone()),
+    let mut runtime = match record.verified(owner) {
+        Some(installed) => installed.needs_runtime.clone(),
+        None => None,
     };
+    if let Ok(loaded) = loaded
+        && loaded.set.contains(&RUNTIME_KEY)
+    {
+        runtime = Some(loaded.config.runtime().to_owned());
+    }
     let runtime = runtime.unwrap_or_else(|| USUAL_RUNTIME.into());
     find(&runtime).unwrap_or(runtime)
 }

@@ -2,13 +2,13 @@
 //! through the handler, and the node's label. A restart is owed, in the record, until its command
 //! succeeds or the daemon that read the former files has ended.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
-use std::{fs, thread};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Error, Result, bail, ensure};
 use bindguard_core::program_names::RUNTIME;
 use bindguard_operator::cri::trial::{self, LIMIT};
 use bindguard_operator::root_program::{RootProgram, output_within, status_within};
@@ -17,7 +17,7 @@ use bindguard_sys::write_new_file;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::change::{Doing, Owner};
-use crate::record::{InstallOptions, Record};
+use crate::record::{Record, remove_file};
 use crate::running::{
     AGENT_RESTART, Daemon, active_config, containerds, has_handler, socket_of, wait_until_healthy,
 };
@@ -29,14 +29,14 @@ use crate::session::{CommonOptions, Session};
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Adds the owed restarts to the report, and runs all of its commands if `--restart` is set. With
-/// `--restart-slot` it runs them only with a slot, which a healthy runtime frees. A restarted
-/// containerd is healthy only if a sandbox of `installed`, the present installation, starts.
+/// `--restart-slot` it runs them only with a slot, which a healthy runtime frees. With `tries_sandbox`
+/// a restarted containerd is healthy only if a sandbox of the present installation starts.
 ///
 /// # Errors
 /// If a command or the sandbox fails. The restart stays owed, so print the report before the error.
 pub fn restart(
     session: &mut Session,
-    installed: Option<&InstallOptions>,
+    tries_sandbox: bool,
     slot: Option<&mut RestartSlot>,
 ) -> Result<()> {
     let (common, report) = (session.common, &mut session.report);
@@ -55,7 +55,7 @@ pub fn restart(
         return Ok(());
     }
     let Some(slot) = slot else {
-        return run_all(session, installed);
+        return run_all(session, tries_sandbox);
     };
     // without a command: an earlier process of this node may have left the slot
     if is_needed {
@@ -64,7 +64,7 @@ pub fn restart(
             report.unfinished(format!("the restart waits for a slot: {reason}"));
             return Ok(());
         }
-        let restarted = run_all(session, installed).and_then(|()| wait_until_healthy());
+        let restarted = run_all(session, tries_sandbox).and_then(|()| wait_until_healthy());
         if let Err(error) = restarted {
             // the slot is kept, and marked
             return Err(match slot.helper.refusal("failed", "ok") {
@@ -76,19 +76,19 @@ pub fn restart(
     }
     wait_until_healthy()?;
     if !slot.is_freed {
-        let refusal = slot.helper.refusal("done", "ok")?;
-        slot.is_freed = refusal.is_none();
-        if let Some(reason) = refusal {
-            let note = format!("the slot of this node is not free yet: {reason}");
-            session.report.unfinished(note);
+        match slot.helper.refusal("done", "ok")? {
+            None => slot.is_freed = true,
+            Some(reason) => session
+                .report
+                .unfinished(format!("the slot of this node is not free yet: {reason}")),
         }
     }
     Ok(())
 }
 
-fn run_all(session: &mut Session, installed: Option<&InstallOptions>) -> Result<()> {
-    let owed = session.record.owed();
-    let owed = owed.iter().find(|owed| owed.owner == Owner::Containerd);
+fn run_all(session: &mut Session, tries_sandbox: bool) -> Result<()> {
+    let mut owed = session.record.owed();
+    owed.retain(|owed| owed.owner == Owner::Containerd);
     let former = containerds();
     for command in &session.report.commands {
         run(command).with_context(|| {
@@ -97,13 +97,14 @@ fn run_all(session: &mut Session, installed: Option<&InstallOptions>) -> Result<
         session.record.restarted(command)?;
     }
     session.report.restarted = !session.report.commands.is_empty();
-    if let (Some(owed), Some(options)) = (owed, installed)
+    if let Some(owed) = owed.first().filter(|_| tries_sandbox)
+        && session.record.verified(Owner::Containerd).is_some()
         && former.iter().any(|daemon| !daemon.still_runs())
     {
         // until a sandbox ran: this process may be killed, or the sandbox may fail
         session.record.owe(Owner::Containerd, Some(&owed.command))?;
-        let notes = &mut session.report.notes;
-        notes.extend(try_restarted(&former, options, &session.record)?);
+        let notes = try_restarted(&former, &session.record)?;
+        session.report.notes.extend(notes);
         session.record.restarted(&owed.command)?;
     }
     Ok(())
@@ -114,17 +115,24 @@ fn run_all(session: &mut Session, installed: Option<&InstallOptions>) -> Result<
 /// # Errors
 /// If the command fails, or does not end in time.
 pub fn run(line: &str) -> Result<()> {
+    let (_program, mut command) = command_of(line)?;
+    // an image or a pod may have no /dev/null
+    command.stdin(Stdio::inherit());
+    let status = status_within(COMMAND_TIMEOUT, command).context("run it")?;
+    ensure!(status.success(), "{status}");
+    Ok(())
+}
+
+/// The command of a line, which runs the open program.
+fn command_of(line: &str) -> Result<(RootProgram, Command)> {
     let mut words = line.split(' ');
     let name = words.next().unwrap_or_default();
     // a pod's PATH is that of its image, and the program is the node's
     let program = RootProgram::find(Path::new(name), None)?;
     let program = program.with_context(|| format!("find {name}"))?;
     let mut command = program.command();
-    // an image or a pod may have no /dev/null
-    command.args(words).stdin(Stdio::inherit());
-    let status = status_within(COMMAND_TIMEOUT, command).context("run it")?;
-    ensure!(status.success(), "{status}");
-    Ok(())
+    command.args(words);
+    Ok((program, command))
 }
 
 /// The slot of this node.
@@ -165,15 +173,8 @@ struct Helper {
 
 impl Helper {
     fn start(line: &str) -> Result<Self> {
-        let mut words = line.split(' ');
-        let name = Path::new(words.next().unwrap_or_default());
-        let program = RootProgram::find(name, None)?;
-        let program = program.with_context(|| format!("find {}", name.display()))?;
-        let mut command = program.command();
-        command
-            .args(words)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
+        let (_program, mut command) = command_of(line)?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.spawn().with_context(|| format!("start {line}"))?;
         Ok(Self {
             stdin: process.stdin.take(),
@@ -278,26 +279,20 @@ impl NodeLabel {
         let doing = if is_active { "set" } else { "remove" };
         let done = match &mut self.helper {
             Some(helper) => match helper.refusal(doing, "ok") {
-                Ok(Some(reason)) => Err(anyhow::Error::msg(reason)),
+                Ok(Some(reason)) => Err(Error::msg(reason)),
                 other => other.map(drop),
             },
-            None => write_feature(&self.file, is_active),
+            None => remove_file(&self.file).and_then(|()| match is_active {
+                true => {
+                    write_new_file(&self.file, FEATURE.as_bytes(), 0o644).doing("write", &self.file)
+                }
+                false => Ok(()),
+            }),
         };
         done.with_context(|| format!("{doing} the node's label for the handler {RUNTIME}"))?;
         self.is_set = Some(is_active);
         Ok(())
     }
-}
-
-fn write_feature(file: &Path, is_active: bool) -> Result<()> {
-    match fs::remove_file(file) {
-        Err(error) if error.kind() == ErrorKind::NotFound => {}
-        removed => removed.doing("remove", file)?,
-    }
-    if is_active {
-        write_new_file(file, FEATURE.as_bytes(), 0o644).doing("write", file)?;
-    }
-    Ok(())
 }
 
 /// The hidden option of the process that runs the sandbox.
@@ -312,11 +307,7 @@ pub struct SandboxFailed(String);
 ///
 /// # Errors
 /// If no pod starts ([`SandboxFailed`]), or containerd does not answer.
-pub fn try_restarted(
-    former: &[Daemon],
-    options: &InstallOptions,
-    record: &Record,
-) -> Result<Vec<String>> {
+pub fn try_restarted(former: &[Daemon], record: &Record) -> Result<Vec<String>> {
     wait_until_healthy()?;
     let mut notes = Vec::new();
     for containerd in containerds() {
@@ -335,7 +326,7 @@ pub fn try_restarted(
             // runc refuses a cgroup that is in no slice
             let is_systemd = handler["options"]["SystemdCgroup"] == true;
             let parent = if is_systemd { "system.slice" } else { "" };
-            match sandbox_image(options, record) {
+            match sandbox_image(record) {
                 Ok(Some(image)) => try_sandbox(&socket_of(&containerd), &image, parent)?,
                 Ok(None) => "containerd's config names no image of a sandbox".to_owned(),
                 Err(error) => format!("{error:#}"),

@@ -101,7 +101,18 @@ impl<'a> Session<'a> {
         self.work.retain(|change| !change.is_none());
         let report = &mut self.report;
         report.dry_run = common.dry_run;
-        report.files = self.work.iter().map(FileReport::of).collect();
+        for change in &self.work {
+            report.files.push(FileReport {
+                owner: change.owner,
+                path: change.path.display().to_string(),
+                action: change.word(),
+                // a diff of bindguard's own commented config shows nothing new
+                diff: match change.owner {
+                    Owner::Bindguard => None,
+                    _ => change.diff(),
+                },
+            });
+        }
         let out = match common.json {
             true => serde_json::to_string_pretty(report)? + "\n",
             false => report.text(),
@@ -171,21 +182,6 @@ struct FileReport {
     action: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     diff: Option<String>,
-}
-
-impl FileReport {
-    fn of(change: &Change) -> Self {
-        Self {
-            owner: change.owner,
-            path: change.path.display().to_string(),
-            action: change.word(),
-            // a diff of bindguard's own commented config shows nothing new
-            diff: match change.owner {
-                Owner::Bindguard => None,
-                _ => change.diff(),
-            },
-        }
-    }
 }
 
 impl InstallReport {
@@ -348,21 +344,22 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// SIGTERM and SIGINT, from the first moment on. A signal during the work takes effect after the
 /// work.
 #[derive(Debug)]
-pub struct Stay(SignalFd);
+pub struct Stay(Option<SignalFd>);
 
 impl Stay {
     /// Blocks the signals, if the process is to stay.
-    pub fn prepare(common: &CommonOptions) -> Result<Option<Self>> {
+    pub fn prepare(common: &CommonOptions) -> Result<Self> {
         if !common.stay {
-            return Ok(None);
+            return Ok(Self(None));
         }
         let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
         signals.thread_block().context("block SIGTERM")?;
         let signals = SignalFd::new(&signals).context("create a descriptor for SIGTERM")?;
-        Ok(Some(Self(signals)))
+        Ok(Self(Some(signals)))
     }
 
-    /// Does the work until it succeeds, then calls `check`, and again once a minute, until a signal comes.
+    /// Does the work once or, with `--stay`, until it succeeds. Then calls `check`, and again once a
+    /// minute, until a signal comes.
     ///
     /// # Errors
     /// If the work fails. The kubelet then starts the container again.
@@ -375,6 +372,9 @@ impl Stay {
         let mut pause = RETRY;
         loop {
             let progress = work()?;
+            let Some(signals) = &self.0 else {
+                return Ok(progress);
+            };
             let is_new = last.replace(progress) != Some(progress);
             if is_new {
                 pause = RETRY;
@@ -384,7 +384,7 @@ impl Stay {
                     print_remark("done; waiting for SIGTERM, which changes nothing on this node");
                     loop {
                         check();
-                        if self.signal_within(CHECK_INTERVAL)? {
+                        if signal_within(signals, CHECK_INTERVAL)? {
                             return Ok(progress);
                         }
                     }
@@ -400,22 +400,22 @@ impl Stay {
             // the pods of a fleet start at the same time, and query one API server
             let clock = SystemTime::now().duration_since(UNIX_EPOCH);
             let random = clock.map_or(0, |now| now.subsec_micros() % 1000);
-            if self.signal_within(pause.mul_f64(1.0 - f64::from(random) / 2000.0))? {
+            if signal_within(signals, pause.mul_f64(1.0 - f64::from(random) / 2000.0))? {
                 return Ok(progress);
             }
             pause = CHECK_INTERVAL.min(pause * 2);
         }
     }
+}
 
-    fn signal_within(&self, limit: Duration) -> Result<bool> {
-        let limit = Timespec::try_from(limit).context("wait for SIGTERM")?;
-        loop {
-            let mut fds = [PollFd::from_borrowed_fd(self.0.as_fd(), PollFlags::IN)];
-            match poll(&mut fds, Some(&limit)) {
-                Ok(ready) => return Ok(ready > 0),
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno).context("wait for SIGTERM"),
-            }
+fn signal_within(signals: &SignalFd, limit: Duration) -> Result<bool> {
+    let limit = Timespec::try_from(limit).context("wait for SIGTERM")?;
+    loop {
+        let mut fds = [PollFd::new(signals, PollFlags::IN)];
+        match poll(&mut fds, Some(&limit)) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno).context("wait for SIGTERM"),
         }
     }
 }

@@ -7,22 +7,21 @@
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::slice;
 
 use anyhow::Result;
 use bindguard_core::program_names::CLI;
 use bindguard_operator::terminal::print_remark;
 use clap::Args;
 
-use crate::change::{self, Change, Content, Doing, Owner, bytes_after, stays, sweep};
+use crate::change::{self, Change, Doing, Owner, bytes_after, stays, sweep};
 use crate::programs::CURRENT;
 use crate::record::{Entry, PendingRemoval, Record, Removal};
 use crate::removal::{
     KeptHandler, KeptName, counted, is_meant, kept_handlers, kept_names, pods_of, programs_to_go,
 };
 use crate::restart::{self, NodeLabel, RestartSlot};
-use crate::running::{
-    ProgramUser, daemon_that_names, is_in_text, leave_own_sandbox, sees_processes, users_of,
-};
+use crate::running::{daemon_that_names, is_in_text, leave_own_sandbox, sees_processes, users_of};
 use crate::runtimes;
 use crate::session::{CommonOptions, InstallReport, Progress, Session, Stay, enter};
 
@@ -58,11 +57,9 @@ impl Uninstall {
         let mut label = NodeLabel::start(&self.common)?;
         let stay = Stay::prepare(&self.common)?;
         enter(self.common.root.as_deref())?;
-        let mut uninstall = || {
+        let uninstall = || {
             // or the cluster would go on to send pods of the handler here
-            if let Some(label) = &mut label
-                && let Err(error) = label.set(false)
-            {
+            if let Some(Err(error)) = label.as_mut().map(|label| label.set(false)) {
                 print_remark(format_args!("nothing is removed yet: {error:#}"));
                 return Ok(Progress::Unfinished);
             }
@@ -73,10 +70,7 @@ impl Uninstall {
             }
             Ok(progress)
         };
-        let progress = match stay {
-            Some(stay) => stay.after(uninstall, || ()),
-            None => uninstall(),
-        }?;
+        let progress = stay.after(uninstall, || ())?;
         Ok(progress.exit_code(self.common.dry_run && !self.complete || self.pending))
     }
 
@@ -93,8 +87,9 @@ impl Uninstall {
         };
         let mut files = session.record.files.clone();
         files.retain(|entry| is_meant(&runtimes, entry.owner));
-        let is_own = |entry: &Entry| entry.owner == Owner::Bindguard;
-        let (mut programs, mut files): (Vec<_>, Vec<_>) = files.into_iter().partition(is_own);
+        let mut programs = files.clone();
+        programs.retain(|entry| entry.owner == Owner::Bindguard);
+        files.retain(|entry| entry.owner != Owner::Bindguard);
         programs.sort_by_key(removal_rank);
         let handlers = kept_handlers(files.iter().map(|entry| entry.owner));
         files.retain(|entry| handlers.iter().all(|kept| kept.owner != entry.owner));
@@ -107,12 +102,12 @@ impl Uninstall {
         files.retain(|entry| {
             names.iter().all(|kept| kept.path != entry.path) && !unread.contains(&entry.path)
         });
-        let mut read: Vec<PathBuf> = Vec::new();
+        let mut read = Vec::new();
         for (_, file, _) in runtimes::files(&session.record) {
             read.push(file);
         }
         if let Some(old) = &session.record.removal {
-            read.extend(old.named_in.iter().cloned());
+            read.extend_from_slice(&old.named_in);
         }
         let mut changes = removals(&files, session);
         changes.extend(self.unrecorded(&runtimes, session)?);
@@ -138,7 +133,7 @@ impl Uninstall {
         }
         let is_left = |entry: &Entry| session.record.entry(&entry.path).is_some();
         let is_left = !unread.is_empty() || !common.dry_run && files.iter().any(is_left);
-        let restarted = restart::restart(session, None, slot);
+        let restarted = restart::restart(session, false, slot);
         for kept in names {
             finish_name(kept, session)?;
         }
@@ -150,7 +145,22 @@ impl Uninstall {
             // all programs or none: a second run of uninstall needs this very program
             let paths = programs_to_go(&runtimes, &session.record);
             let can_go = are_unused(&paths, &handlers, &mut session.report);
-            named_in = files_that_name(&paths, &read, &session.work);
+            // Another tool may have copied bindguard's runtime into a file of its own: without the
+            // programs no container of that runtime would start.
+            for file in read {
+                let file = change::resolved(&file);
+                let names_one = match bytes_after(&file, &session.work) {
+                    Ok(bytes) => {
+                        let text = String::from_utf8_lossy(bytes.as_deref().unwrap_or_default());
+                        paths.iter().any(|program| is_in_text(&text, program))
+                    }
+                    // the file may name a program
+                    Err(_) => true,
+                };
+                if names_one && !named_in.contains(&file) {
+                    named_in.push(file);
+                }
+            }
             if let Some(file) = named_in.first().filter(|_| can_go) {
                 session.report.unfinished(format!(
                     "the programs stay: {} names one of them, or cannot be read; remove the runtime with this program from the file, then run this again",
@@ -180,10 +190,8 @@ impl Uninstall {
                 named_in,
             });
             // a removal of all runtimes goes on after that of some
-            let is_wider = match &record.removal {
-                Some(old) => old.runtimes.is_empty() && !runtimes.is_empty(),
-                None => false,
-            };
+            let old = record.removal.as_ref();
+            let is_wider = old.is_some_and(|old| old.runtimes.is_empty()) && !runtimes.is_empty();
             if record.removal != pending && !is_wider {
                 record.removal = pending;
                 record.save()?;
@@ -206,7 +214,7 @@ impl Uninstall {
                 changes.push(change);
                 continue;
             };
-            let with_name = kept.without_programs(None, &session.record)?;
+            let with_name = kept.without_programs(&session.record)?;
             let change = with_name.unwrap_or(change);
             let is_done = change.is_none();
             if is_done || self.by_content {
@@ -235,7 +243,7 @@ fn keep(change: Change, session: &mut Session) -> Result<()> {
     if !session.common.dry_run {
         record.installed.retain(|it| it.owner != change.owner);
         record.save()?;
-        runtimes::put(record, &change)?;
+        runtimes::put(record, slice::from_ref(&change))?;
     }
     session.work.push(change);
     Ok(())
@@ -278,7 +286,7 @@ fn keep_defaults(changes: &mut Vec<Change>, session: &mut Session) -> Result<()>
         };
         session.report.notes.extend(healing.notes);
         for mut edit in healing.changes {
-            match changes.iter_mut().find(|change| change.path == edit.path) {
+            match changes.iter_mut().find(|it| it.path == edit.path) {
                 Some(change) => {
                     edit.command = change.command.take();
                     *change = edit;
@@ -294,44 +302,20 @@ fn keep_defaults(changes: &mut Vec<Change>, session: &mut Session) -> Result<()>
     Ok(())
 }
 
-/// The files among `read` that name one of these programs after `changes`. Another tool may have
-/// copied bindguard's runtime into one of its own: without the programs no container of that runtime
-/// would start.
-fn files_that_name(programs: &[PathBuf], read: &[PathBuf], changes: &[Change]) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for file in read {
-        let file = change::resolved(file);
-        let names_one = match bytes_after(&file, changes) {
-            Ok(bytes) => {
-                let bytes = bytes.unwrap_or_default();
-                let text = String::from_utf8_lossy(&bytes);
-                programs.iter().any(|program| is_in_text(&text, program))
-            }
-            // the file may name a program
-            Err(_) => true,
-        };
-        if names_one && !found.contains(&file) {
-            found.push(file);
-        }
-    }
-    found
-}
-
 /// Reports why these programs cannot be removed: a restart is owed, a running daemon names one, or
 /// a container needs one. Returns true if they can be removed.
 fn are_unused(programs: &[PathBuf], handlers: &[KeptHandler], report: &mut InstallReport) -> bool {
     if programs.is_empty() {
         return true;
     }
-    let waits = if report.waits_for_a_restart() {
+    let mut waits = None;
+    if report.waits_for_a_restart() {
         let why =
             "they are needed until a restarted service names them no more; run this again then";
-        Some(why.to_owned())
-    } else if handlers.iter().any(|kept| kept.pods.is_ok()) {
+        waits = Some(why.to_owned());
+    } else if handlers.iter().all(|kept| kept.pods.is_err()) {
         // a handler that is kept for pods names them, and no restart changes that
-        None
-    } else {
-        match daemon_that_names(programs) {
+        waits = match daemon_that_names(programs) {
             Ok(None) => None,
             Ok(Some((daemon, program))) => {
                 let program = program.display();
@@ -342,8 +326,8 @@ fn are_unused(programs: &[PathBuf], handlers: &[KeptHandler], report: &mut Insta
             Err(error) => Some(format!(
                 "{error:#}; start or restart the daemon, then run this again"
             )),
-        }
-    };
+        };
+    }
     if let Some(why) = waits {
         report.unfinished(format!("the programs stay: {why}"));
         return false;
@@ -352,27 +336,21 @@ fn are_unused(programs: &[PathBuf], handlers: &[KeptHandler], report: &mut Insta
     if users.is_empty() && handlers.is_empty() {
         return true;
     }
-    report.left(Progress::KeptForPods, needed_by(&users));
-    false
-}
-
-/// Names the pods that need the programs; containers outside pods, and a shim that is about to end,
-/// have no pod name.
-fn needed_by(users: &[ProgramUser]) -> String {
-    const REASON: &str = "cannot end without them; run this again later";
-    let pods = pods_of(users);
-    match (pods.is_empty(), users) {
-        (false, _) => format!(
-            "programs kept for {}: containers {REASON}",
-            counted(&pods, "pod")
-        ),
-        (true, []) => format!("programs kept for the handler: containers {REASON}"),
-        (true, [only]) => format!("the programs stay: {} {REASON}", only.name),
-        (true, [first, more @ ..]) => {
-            let (first, more) = (&first.name, more.len());
-            format!("the programs stay: {first} and {more} more {REASON}")
+    // containers outside pods, and a shim that is about to end, have no pod name
+    let pods = pods_of(&users);
+    let needed = match &users[..] {
+        _ if !pods.is_empty() => format!("programs kept for {}: containers", counted(&pods, "pod")),
+        [] => "programs kept for the handler: containers".to_owned(),
+        [only] => format!("the programs stay: {}", only.name),
+        [first, more @ ..] => {
+            format!("the programs stay: {} and {} more", first.name, more.len())
         }
-    }
+    };
+    report.left(
+        Progress::KeptForPods,
+        format!("{needed} cannot end without them; run this again later"),
+    );
+    false
 }
 
 /// The changes that undo the entries. If an entry cannot be undone, the report names the entry and
@@ -425,18 +403,18 @@ fn removal_rank(entry: &Entry) -> u8 {
 
 /// The change that undoes an entry of the record.
 fn backwards(entry: &Entry, record: &Record, report: &mut InstallReport) -> Result<Change> {
-    let (original, before) = (entry.original()?, change::content(&entry.path)?);
+    let mut change = Change::to(entry.owner, entry.path.clone(), None)?;
+    let original = entry.original()?;
     let path = entry.path.display();
-    let mut after = None;
-    match &before {
+    match &change.before {
         None => report.notes.push(format!("{path} is gone already")),
         Some(present) => {
-            after = runtimes::without_bindguard(entry.owner, &entry.path, present, record)
+            change.after = runtimes::without_bindguard(entry.owner, &entry.path, present, record)
                 .doing("remove bindguard from", &entry.path)?;
-            if after != original {
+            if change.after != original {
                 report.notes.push(if entry.is_as_written(present) {
                     format!("{path} keeps the import of a folder in which other tools have files")
-                } else if after == before {
+                } else if change.is_none() {
                     format!("{path} was changed since the install: it stays")
                 } else {
                     format!("{path} was changed since the install: only bindguard's own lines are removed")
@@ -444,16 +422,13 @@ fn backwards(entry: &Entry, record: &Record, report: &mut InstallReport) -> Resu
             }
         }
     }
-    let bytes = before.as_ref().and_then(Content::bytes);
-    Ok(Change {
-        owner: entry.owner,
-        path: entry.path.clone(),
-        command: runtimes::removal_command(entry.owner, entry.command.as_deref(), bytes),
-        former: entry.attributes.clone().filter(|_| after == original),
-        mode: 0o644,
-        before,
-        after,
-    })
+    let before = change.before.as_ref();
+    change.command = runtimes::removal_command(entry.owner, entry.command.as_deref(), before);
+    change.former = entry
+        .attributes
+        .clone()
+        .filter(|_| change.after == original);
+    Ok(change)
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@
 //! command line. So no file below a root directory is read. Only the command line of a conmon is read,
 //! with a time limit.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::parent_id;
@@ -44,19 +45,6 @@ const CRIO_HANDLER: &str = "io.kubernetes.cri-o.RuntimeHandler";
 /// # Errors
 /// If the daemon runs and does not list its sandboxes.
 pub fn pods_with_handler(owner: Owner) -> Result<Vec<String>> {
-    let mut names = Vec::new();
-    for sandbox in sandboxes(owner)? {
-        if sandbox.runtime_handler == RUNTIME {
-            let pod = sandbox.metadata;
-            names.push(format!("{}/{}", pod.namespace, pod.name));
-        }
-    }
-    names.sort();
-    names.dedup();
-    Ok(names)
-}
-
-fn sandboxes(owner: Owner) -> Result<Vec<PodSandbox>> {
     let mut found = Vec::new();
     if owner == Owner::Containerd {
         for containerd in containerds() {
@@ -78,7 +66,12 @@ fn sandboxes(owner: Owner) -> Result<Vec<PodSandbox>> {
                 .with_context(|| format!("find the handler of CRI-O's pod {}", sandbox.id))?;
         }
     }
-    Ok(found)
+    found.retain(|sandbox: &PodSandbox| sandbox.runtime_handler == RUNTIME);
+    let mut names = BTreeSet::new();
+    for PodSandbox { metadata: pod, .. } in found {
+        names.insert(format!("{}/{}", pod.namespace, pod.name));
+    }
+    Ok(names.into_iter().collect())
 }
 
 /// CRI-O leaves the handler out of its list and its status, and records it in the sandbox's spec.
@@ -95,14 +88,6 @@ fn json_info(info: &str) -> Result<Value> {
     serde_json::from_str(info).context("read the answer's info as JSON")
 }
 
-/// The sandbox of this process's container, if bindguard's shim supervises the container. In a pod
-/// with the node's processes, the shim is the parent of a container's first process.
-fn own_sandbox() -> Option<String> {
-    let words = arguments_of(&[parent_id()]).pop()?.ok()?;
-    let is_own_shim = Path::new(words.first()?).file_name()? == SHIM;
-    option(&words, &["id"]).filter(|_| is_own_shim)
-}
-
 /// Ends the sandbox of this process, if bindguard's shim supervises it: the kubelet then makes a
 /// new sandbox, under the present default runtime. Otherwise this process would need the programs
 /// for ever.
@@ -113,8 +98,12 @@ fn own_sandbox() -> Option<String> {
 /// # Errors
 /// If containerd does not know the sandbox.
 pub fn leave_own_sandbox() -> Result<()> {
-    let (Some(sandbox), Some(containerd)) = (own_sandbox(), containerds().into_iter().next())
-    else {
+    // in a pod with the node's processes, the shim is the parent of a container's first process
+    let words = arguments_of(&[parent_id()]).pop().and_then(Result::ok);
+    let words = words.unwrap_or_default();
+    let is_own_shim = |program: &String| Path::new(program).file_name() == Some(OsStr::new(SHIM));
+    let sandbox = option(&words, &["id"]).filter(|_| words.first().is_some_and(is_own_shim));
+    let (Some(sandbox), Some(containerd)) = (sandbox, daemon_of(Owner::Containerd)) else {
         return Ok(());
     };
     print_remark(

@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail};
 use bindguard_core::program_names::{RUNTIME, WRAPPER};
 use toml::{Table, Value};
 
-use crate::change::{Change, Content, Doing, Owner, Plan, bytes_after, read_text, resolved};
+use crate::change::{Change, Doing, Owner, Plan, bytes_after, read_text, resolved};
 use crate::config_text::Place;
 use crate::record::{HEADING, InstallOptions, Record, USUAL_RUNTIME, text_of};
 use crate::running::{
@@ -117,18 +117,16 @@ pub const CRIO: Engine = Engine {
     restart: Some("systemctl restart crio"),
 };
 
+/// Each engine.
+pub static ENGINES: [Engine; 3] = [DOCKER, PODMAN, CRIO];
+
 /// A file and its text.
 type FileText = (PathBuf, String);
 
 impl Engine {
     /// The engine of an owner of files.
     pub fn of(owner: Owner) -> Option<&'static Self> {
-        match owner {
-            Owner::Docker => Some(&DOCKER),
-            Owner::Podman => Some(&PODMAN),
-            Owner::Crio => Some(&CRIO),
-            Owner::Containerd | Owner::Agent | Owner::Bindguard => None,
-        }
+        ENGINES.iter().find(|engine| engine.owner == owner)
     }
 
     /// The files in the order in which the engine reads them.
@@ -149,26 +147,23 @@ impl Engine {
 
     /// The files, with the contents that they have after `changes`.
     fn texts_after(&self, changes: &[Change]) -> Result<Vec<FileText>> {
+        let parsing = if self.place.is_json { "edit" } else { "parse" };
         let mut files = Vec::new();
         for path in self.files() {
             if let Some(bytes) = bytes_after(&resolved(&path), changes)? {
                 let text = String::from_utf8(bytes).doing("read", &path)?;
+                self.place.default_in(&text).doing(parsing, &path)?;
                 files.push((path, text));
             }
         }
         Ok(files)
     }
 
-    /// What fails if a file cannot be parsed.
-    fn parsing(&self) -> &'static str {
-        if self.place.is_json { "edit" } else { "parse" }
-    }
-
     /// The default runtime of these files, and the index of the file that names it: the last.
     fn default_of(&self, files: &[FileText]) -> Result<Option<(usize, String)>> {
         let mut found = None;
-        for (at, (path, text)) in files.iter().enumerate() {
-            let named = self.place.default_in(text).doing(self.parsing(), path)?;
+        for (at, (_, text)) in files.iter().enumerate() {
+            let named = self.place.default_in(text)?;
             if let Some(name) = named.filter(|name| !name.is_empty()) {
                 found = Some((at, name));
             }
@@ -179,9 +174,8 @@ impl Engine {
     /// The entry of a runtime; the last file wins.
     fn runtime_of(&self, files: &[FileText], name: &str) -> Result<Option<Value>> {
         let mut found = None;
-        for (path, text) in files {
-            let entry = self.place.runtime_in(text, name);
-            found = entry.doing(self.parsing(), path)?.or(found);
+        for (_, text) in files {
+            found = self.place.runtime_in(text, name)?.or(found);
         }
         Ok(found)
     }
@@ -194,8 +188,18 @@ impl Engine {
         }
         let mut files = self.texts_after(&[])?;
         files.retain(|(path, _)| path != Path::new(self.file));
-        if options.default {
-            self.refuse_later_default(&files)?;
+        let drop_in = Path::new(self.file);
+        for file in files.iter().filter(|_| options.default) {
+            let path = &file.0;
+            let is_later = path.parent() == drop_in.parent() && path.as_path() > drop_in;
+            let named = self.default_of(slice::from_ref(file))?;
+            if let Some((_, named)) = named.filter(|_| is_later) {
+                let (engine, path) = (self.name, path.display());
+                bail!(
+                    "make bindguard {engine}'s default: {path} names the default {named:?}, and {engine} reads that file after {}; remove the default from the file, or run this without --default",
+                    self.file
+                );
+            }
         }
         let mut plan = Plan::default();
         let (text, runtime);
@@ -217,7 +221,7 @@ impl Engine {
             (entry, runtime) = runtime_of_crio(&files, guard)?;
             text = self.with_runtime(HEADING, &entry, options.default)?;
         }
-        let change = Change::text(self.owner, Path::new(self.file), text)?;
+        let change = Change::text(self.owner, drop_in, text)?;
         plan.changes.insert(0, change);
         plan.needs_runtime = Some(runtime);
         plan.command = self.restart.map(str::to_owned);
@@ -231,24 +235,6 @@ impl Engine {
             text = self.place.with_default(&text, RUNTIME)?;
         }
         self.place.with_runtime(&text, RUNTIME, entry)
-    }
-
-    /// Fails if one of these files names a default, and is read after the drop-in.
-    fn refuse_later_default(&self, files: &[FileText]) -> Result<()> {
-        let drop_in = Path::new(self.file);
-        for file in files {
-            let path = &file.0;
-            let is_later = path.parent() == drop_in.parent() && path.as_path() > drop_in;
-            let named = self.default_of(slice::from_ref(file))?;
-            if let Some((_, named)) = named.filter(|_| is_later) {
-                let (engine, path) = (self.name, path.display());
-                bail!(
-                    "make bindguard {engine}'s default: {path} names the default {named:?}, and {engine} reads that file after {}; remove the default from the file, or run this without --default",
-                    self.file
-                );
-            }
-        }
-        Ok(())
     }
 
     /// An error if no container starts under the runtime `name` with this entry.
@@ -326,11 +312,10 @@ impl Engine {
                     path.display()
                 );
             }
-            let healed = match usual {
-                Some(usual) => self.place.with_default(text, usual),
-                None => self.place.without_default(text),
+            *text = match usual {
+                Some(usual) => self.place.with_default(text, usual)?,
+                None => self.place.without_default(text)?,
             };
-            *text = healed.doing(self.parsing(), path)?;
             plan.notes.push(format!(
                 "{}'s default runtime starts no container: {why}; {} takes its place",
                 self.name,
@@ -410,12 +395,8 @@ fn usual_runtime() -> PathBuf {
 fn plan_docker(guard: String, options: &InstallOptions, record: &Record) -> Result<Plan> {
     let path = Path::new(DOCKER.file);
     let before = read_text(path)?.unwrap_or_default();
-    let original = match record.entry(&resolved(path)) {
-        Some(entry) => entry.original()?,
-        None => None,
-    };
-    let original = original.as_ref().and_then(Content::bytes);
-    let original = text_of(original.unwrap_or_default()).doing("edit", path)?;
+    let original = record.original(&resolved(path))?;
+    let original = text_of(original.as_ref()).doing("edit", path)?;
     let former = DOCKER.place.with_former_default(&before, RUNTIME, original);
     let former = former.doing("edit", path)?;
     // a reload keeps a default runtime that the file no longer names
@@ -538,8 +519,8 @@ fn with_abilities(text: String, files: &[FileText], guarded: &Path) -> Result<St
     for (key, built_in) in ABILITIES {
         let path = ["engine", key];
         let mut names = built_in.iter().map(|name| Value::from(*name)).collect();
-        for (file, text) in files {
-            let list = PODMAN.place.value_in(text, &path).doing("parse", file)?;
+        for (_, text) in files {
+            let list = PODMAN.place.value_in(text, &path)?;
             let Some(Value::Array(list)) = list else {
                 continue;
             };

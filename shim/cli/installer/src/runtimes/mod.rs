@@ -4,6 +4,7 @@
 mod containerd;
 mod engines;
 
+use std::mem;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Result, ensure};
@@ -11,11 +12,11 @@ use bindguard_config::DEFAULT_PATH;
 
 use crate::change::{self, Change, Content, Owner, Plan};
 use crate::programs::CURRENT;
-use crate::record::{InstallOptions, Record, text_of};
+use crate::record::{InstallOptions, Installed, Record, text_of};
 use crate::running::AGENT_RESTART;
-use crate::runtimes::containerd::unit_exists;
+use crate::runtimes::containerd::{ContainerdLayout, unit_exists};
 use crate::runtimes::engines::{
-    CRIO, DOCKER, DOCKER_RESTART, Engine, PODMAN, docker_needs_restart,
+    CRIO, DOCKER, DOCKER_RESTART, ENGINES, Engine, PODMAN, docker_needs_restart,
 };
 
 pub use self::containerd::sandbox_image;
@@ -29,8 +30,8 @@ pub fn recorded() -> Result<Record> {
     Record::load(may_write)
 }
 
-/// Plans the changes for a runtime.
-pub fn plan(owner: Owner, options: &InstallOptions, record: &Record) -> Result<Plan> {
+/// Plans an installation for a runtime.
+pub fn plan(owner: Owner, options: &InstallOptions, record: &Record) -> Result<(Installed, Plan)> {
     let mut plan = match (owner, Engine::of(owner)) {
         (_, Some(engine)) => engine.plan(options, record)?,
         (Owner::Containerd, _) => containerd::plan(options, record)?,
@@ -40,7 +41,13 @@ pub fn plan(owner: Owner, options: &InstallOptions, record: &Record) -> Result<P
     for change in &mut plan.changes {
         change.command.clone_from(&plan.command);
     }
-    Ok(plan)
+    let installed = Installed {
+        owner,
+        options: options.clone(),
+        needs_runtime: plan.needs_runtime.take(),
+        needs_programs: mem::take(&mut plan.needs_programs),
+    };
+    Ok((installed, plan))
 }
 
 /// The edits after which a runtime's default starts containers, once these changes have removed
@@ -64,7 +71,7 @@ pub fn files(record: &Record) -> Vec<(Owner, PathBuf, bool)> {
     for (path, is_edited) in containerd::files(named) {
         files.push((Owner::Containerd, path, is_edited));
     }
-    for engine in [DOCKER, PODMAN, CRIO] {
+    for engine in &ENGINES {
         for path in engine.files() {
             let is_own = path == Path::new(engine.file);
             files.push((engine.owner, path, is_own));
@@ -82,24 +89,25 @@ pub fn unrecorded(record: &Record) -> Vec<Change> {
         if !is_edited || record.entry(&path).is_some() {
             continue;
         }
-        let Ok(Some(present)) = change::content(&path) else {
+        let Ok(mut change) = Change::to(owner, path, None) else {
             continue;
         };
-        let Ok(after) = without_bindguard(owner, &path, &present, record) else {
+        let Some(present) = &change.before else {
             continue;
         };
-        if after.as_ref() == Some(&present) {
+        let Ok(after) = without_bindguard(owner, &change.path, present, record) else {
+            continue;
+        };
+        change.after = after;
+        if change.is_none() {
             continue;
         }
-        let Ok(mut change) = Change::to(owner, path, after) else {
-            continue;
-        };
         let installed = match owner {
-            Owner::Containerd => containerd::restart_command(),
+            Owner::Containerd => ContainerdLayout::detect(None).ok().map(|it| it.restart),
             Owner::Crio => CRIO.restart.map(str::to_owned),
             Owner::Docker | Owner::Podman | Owner::Agent | Owner::Bindguard => None,
         };
-        change.command = removal_command(owner, installed.as_deref(), present.bytes());
+        change.command = removal_command(owner, installed.as_deref(), change.before.as_ref());
         changes.push(change);
     }
     changes
@@ -121,36 +129,38 @@ pub fn without_bindguard(
     record.content_without(path, present, cleaned)
 }
 
-/// Records a change, then makes it. Uninstall restores the content from before the *first* install.
+/// Records each change, then makes it. Uninstall restores the content from before the *first* install.
 /// If the file was edited since then, uninstall restores the edited file without bindguard in it.
-pub fn put(record: &mut Record, change: &Change) -> Result<()> {
-    let (owner, path) = (change.owner, &change.path);
-    ensure!(
-        may_write(owner, path),
-        "{} {}: `uninstall` would refuse to write such a file for {}; a file of containerd needs a name that ends in .toml",
-        change.word(),
-        path.display(),
-        owner
-    );
-    let original = match &change.before {
-        Some(before) => without_bindguard(owner, path, before, record)?,
-        None => None,
-    };
-    let is_new = record.entry(path).is_none();
-    record.note(change, original.as_ref())?;
-    record.owe(owner, change.command.as_deref())?;
-    let mut change = change.clone();
-    if change.after == original {
-        // a restored file also gets its former modification time
-        let entry = record.entry(&change.path);
-        change.former = entry.and_then(|entry| entry.attributes.clone());
+pub fn put(record: &mut Record, changes: &[Change]) -> Result<()> {
+    for change in changes {
+        let (owner, path) = (change.owner, &change.path);
+        ensure!(
+            may_write(owner, path),
+            "{} {}: `uninstall` would refuse to write such a file for {owner}; a file of containerd needs a name that ends in .toml",
+            change.word(),
+            path.display(),
+        );
+        let original = match &change.before {
+            Some(before) => without_bindguard(owner, path, before, record)?,
+            None => None,
+        };
+        let is_new = record.entry(path).is_none();
+        record.note(change, original.as_ref())?;
+        record.owe(owner, change.command.as_deref())?;
+        let mut change = change.clone();
+        if change.after == original {
+            // a restored file also gets its former modification time
+            let entry = record.entry(&change.path);
+            change.former = entry.and_then(|entry| entry.attributes.clone());
+        }
+        let applied = change.apply();
+        let is_gone = applied.is_ok() && change.after.is_none();
+        if is_gone || applied.is_err() && is_new {
+            record.forget(&change.path)?;
+        }
+        applied?;
     }
-    let applied = change.apply();
-    let is_gone = applied.is_ok() && change.after.is_none();
-    if is_gone || applied.is_err() && is_new {
-        record.forget(&change.path)?;
-    }
-    applied
+    Ok(())
 }
 
 /// True if an install can write this file. No installer wrote a record that names another file. A link
@@ -164,7 +174,10 @@ fn may_write(owner: Owner, path: &Path) -> bool {
     }
     let is_conf_in = |folder: &str| path.starts_with(folder) && name.ends_with(".conf");
     match owner {
-        Owner::Containerd => name.ends_with(".toml") || containerd::is_read(path),
+        Owner::Containerd => {
+            let is_read = |layout: ContainerdLayout| change::resolved(&layout.config) == path;
+            name.ends_with(".toml") || ContainerdLayout::detect(None).is_ok_and(is_read)
+        }
         Owner::Docker => is(DOCKER.file),
         Owner::Podman => is(PODMAN.file) || is_conf_in("/etc/containers"),
         Owner::Crio => is(CRIO.file) || is_conf_in("/etc/crio"),
@@ -177,16 +190,15 @@ fn may_write(owner: Owner, path: &Path) -> bool {
 /// the content has no entry of the name.
 pub fn with_name_only(
     owner: Owner,
-    bytes: &[u8],
-    original: Option<&[u8]>,
+    present: Option<&Content>,
+    original: Option<&Content>,
     runtime: &Path,
-) -> Result<Option<Vec<u8>>> {
+) -> Result<Option<Content>> {
     let Some(engine) = Engine::of(owner).filter(|_| owner != Owner::Crio) else {
         return Ok(None);
     };
-    let original = text_of(original.unwrap_or_default())?;
-    let text = engine.with_name_only(text_of(bytes)?, original, runtime)?;
-    Ok(text.map(String::into_bytes))
+    let text = engine.with_name_only(text_of(present)?, text_of(original)?, runtime)?;
+    Ok(text.map(|text| Content::File(text.into_bytes())))
 }
 
 /// The command that activates the removal from a file with this content. `installed` is the command
@@ -194,13 +206,12 @@ pub fn with_name_only(
 pub fn removal_command(
     owner: Owner,
     installed: Option<&str>,
-    before: Option<&[u8]>,
+    before: Option<&Content>,
 ) -> Option<String> {
     let command = match owner {
         Owner::Docker => {
-            let text = text_of(before.unwrap_or_default());
-            let is_needed = text.and_then(docker_needs_restart).unwrap_or(true);
-            is_needed.then_some(DOCKER_RESTART)
+            let is_needed = text_of(before).and_then(docker_needs_restart);
+            is_needed.unwrap_or(true).then_some(DOCKER_RESTART)
         }
         Owner::Agent => Some(STOP_AGENT),
         Owner::Containerd | Owner::Crio | Owner::Podman | Owner::Bindguard => installed,

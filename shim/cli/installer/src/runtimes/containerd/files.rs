@@ -11,9 +11,9 @@ use bindguard_sys::write_new_file;
 use toml::Value;
 use toml_edit::{Array, Item};
 
-use crate::change::{self, Content, Doing, private_folder, read_text};
+use crate::change::{self, Content, Doing, Owner, private_folder, read_text};
 use crate::config_text::{Place, find, parse, with_value, without_value};
-use crate::record::{InstallOptions, Record, USUAL_RUNTIME};
+use crate::record::{Record, USUAL_RUNTIME};
 use crate::running::SearchPath;
 use crate::runtimes::containerd::dump::Effective;
 use crate::runtimes::containerd::node::ContainerdLayout;
@@ -74,11 +74,15 @@ impl Files {
         })
     }
 
-    /// The installed containerd, as the options of an installation name it.
-    pub fn of(options: Option<&InstallOptions>, record: &Record) -> Result<Self> {
-        let config = options.and_then(|options| options.containerd_config.as_deref());
-        let program = options.and_then(|options| options.containerd.as_deref());
-        Self::open(ContainerdLayout::detect(config)?, program, record)
+    /// The containerd of the recorded installation.
+    pub fn of(record: &Record) -> Result<Self> {
+        let installed = record.verified(Owner::Containerd);
+        let (config, program) = match installed.map(|installed| &installed.options) {
+            Some(options) => (&options.containerd_config, &options.containerd),
+            None => (&None, &None),
+        };
+        let layout = ContainerdLayout::detect(config.as_deref())?;
+        Self::open(layout, program.as_deref(), record)
     }
 
     /// The folders in which this containerd searches shims and runtimes.

@@ -30,9 +30,9 @@ use crate::runtimes::containerd::dump::{Effective, PLUGINS, RUNC, binary_name, h
 use crate::runtimes::containerd::files::{
     Files, Texts, imports, matches, patterns, with_import, with_imports_of_others, without_import,
 };
-use crate::runtimes::containerd::node::{ContainerdLayout, Distribution, node_config, of_template};
+use crate::runtimes::containerd::node::{Distribution, node_config, of_template};
 
-pub use self::node::unit_exists;
+pub use self::node::{ContainerdLayout, unit_exists};
 
 /// The name of the drop-in. containerd reads the files of a folder in the order of their names, and
 /// the last default wins: GPU toolkits write `99-nvidia.toml`.
@@ -120,7 +120,7 @@ fn refuse<T>(distribution: Distribution, why: &str, advice: &str) -> Result<T> {
     print_text(advice)?;
     bail!(
         "edit containerd's files on {}: {why}; see the lines above",
-        distribution.name()
+        distribution.name_and_services().0
     )
 }
 
@@ -391,8 +391,8 @@ fn k3s_templates(config: &Path) -> [PathBuf; 2] {
 
 /// The image of a pod's sandbox, by containerd's files. The status of containerd 2.x does not name
 /// the image.
-pub fn sandbox_image(options: &InstallOptions, record: &Record) -> Result<Option<String>> {
-    let effective = Files::of(Some(options), record)?.effective(&Texts::new())?;
+pub fn sandbox_image(record: &Record) -> Result<Option<String>> {
+    let effective = Files::of(record)?.effective(&Texts::new())?;
     Ok(effective.sandbox_image().map(str::to_owned))
 }
 
@@ -418,17 +418,6 @@ pub fn files(named: Option<&Path>) -> Vec<(PathBuf, bool)> {
         .collect()
 }
 
-/// True if containerd reads this file as its main file.
-pub fn is_read(path: &Path) -> bool {
-    ContainerdLayout::detect(None).is_ok_and(|layout| change::resolved(&layout.config) == path)
-}
-
-/// The command after which containerd reads its files again.
-pub fn restart_command() -> Option<String> {
-    let layout = ContainerdLayout::detect(None).ok()?;
-    Some(layout.restart)
-}
-
 /// The content that a removal leaves at a path: see [`Record::content_without`]. An import that files
 /// of others need stays.
 pub fn without_bindguard(
@@ -438,8 +427,9 @@ pub fn without_bindguard(
 ) -> Result<Option<Content>> {
     let left = record.content_without(path, present, Some(cleaned))?;
     match (&left, present) {
-        (Some(Content::File(after)), Content::File(before)) if after != before => {
-            let text = with_imports_of_others(text_of(after)?, text_of(before)?, path)?;
+        (Some(Content::File(_)), Content::File(_)) if left.as_ref() != Some(present) => {
+            let (after, before) = (text_of(left.as_ref())?, text_of(Some(present))?);
+            let text = with_imports_of_others(after, before, path)?;
             Ok(Some(Content::File(text.into_bytes())))
         }
         _ => Ok(left),
@@ -488,8 +478,7 @@ fn replaced(
 pub fn default_after_removal(record: &Record) -> Result<Plan> {
     let mut plan = Plan::default();
     let read = || -> Result<(Files, Result<Effective>)> {
-        let installed = record.verified(Owner::Containerd);
-        let files = Files::of(installed.map(|installed| &installed.options), record)?;
+        let files = Files::of(record)?;
         files.places()?;
         match files.effective(&files.without) {
             Err(error) if files.effective(&Texts::new()).is_err() => Err(error),

@@ -48,11 +48,6 @@ impl ContainerdLayout {
         let running = containerds();
         let reads = |daemon: &Daemon| daemon.config().unwrap_or_else(|| DEFAULT.into());
         let daemon = match (named, running.as_slice()) {
-            (Some(named), _) => running
-                .iter()
-                .find(|daemon| reads(daemon) == named)
-                .or(running.first()),
-            (None, [] | [_]) => running.first(),
             (None, [first, second, ..]) => bail!(
                 "choose a containerd: process {} reads {} and process {} reads {}; name one of the files with --containerd-config",
                 first.pid,
@@ -60,12 +55,16 @@ impl ContainerdLayout {
                 second.pid,
                 reads(second).display()
             ),
+            (named, _) => {
+                let mut daemons = running.iter();
+                let of_file = daemons.find(|daemon| Some(&*reads(daemon)) == named);
+                of_file.or(running.first())
+            }
         };
         let of_daemon = daemon.map(reads);
-        let config = match (named, &of_daemon) {
-            (Some(config), _) => config.to_owned(),
-            (None, Some(config)) => config.clone(),
-            (None, None) => config_of_files(root),
+        let config = match named {
+            Some(config) => config.to_owned(),
+            None => of_daemon.clone().unwrap_or_else(|| config_of_files(root)),
         };
         let distribution = Distribution::of(root, &config);
         let program = daemon.and_then(Daemon::program);
@@ -165,12 +164,8 @@ impl Distribution {
         }
     }
 
-    pub fn name(self) -> &'static str {
-        self.name_and_services().0
-    }
-
-    /// The services that may start the distribution's containerd, the most likely first.
-    fn name_and_services(self) -> (&'static str, &'static [&'static str]) {
+    /// The name, and the services that may start the distribution's containerd, the most likely first.
+    pub fn name_and_services(self) -> (&'static str, &'static [&'static str]) {
         match self {
             Self::Plain => ("plain containerd", &["containerd"]),
             Self::K3s => ("k3s", &["k3s-agent", "k3s"]),
@@ -199,9 +194,10 @@ impl Distribution {
             ),
             Self::Flatcar => ("its containerd reads a file on the read-only /usr", FLATCAR),
             Self::GkeCos => ("GKE creates the node's files and recreates its nodes", COS),
-            // the instruction depends on the file that nodeadm wrote: `node_config`
-            Self::EksAl2023 => return None,
-            Self::Plain | Self::K3s | Self::Rke2 | Self::Microk8s | Self::K0s => return None,
+            // for EKS, the instruction depends on the file that nodeadm wrote: `node_config`
+            Self::EksAl2023 | Self::Plain | Self::K3s | Self::Rke2 | Self::Microk8s | Self::K0s => {
+                return None;
+            }
         };
         let advice = advice.replace("RUNTIME", RUNTIME).replace("SHIM", SHIM);
         Some((why, advice))
@@ -231,7 +227,8 @@ pub fn of_template(
     table: &str,
     default: Option<&str>,
 ) -> String {
-    let (name, restart) = (layout.distribution.name(), &layout.restart);
+    let (name, _) = layout.distribution.name_and_services();
+    let restart = &layout.restart;
     let file = template.display();
     let mut text = format!(
         "# {name} writes containerd's file from a template at each start. Add these lines to the end of\n# {file}"
