@@ -433,12 +433,12 @@ const fn mounted(
 /// `<root>/pods/<uid>/volumes/<plugin>/<volume>`, of a plugin that always mounts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountedVolume {
-    mount_point: PathBuf,
-    pod_uid: String,
+    pub(crate) mount_point: PathBuf,
+    pub(crate) pod_uid: String,
     pub plugin: Plugin,
     /// The mount that must exist at the mount point.
     pub(crate) required: RequiredMount,
-    volume: String,
+    pub(crate) volume: String,
 }
 
 impl MountedVolume {
@@ -470,22 +470,6 @@ impl MountedVolume {
             required: plugin.mount?,
             volume: volume.to_str()?.to_owned(),
         })
-    }
-
-    /// The volume of a subpath, at `directory`, which lacks a mount.
-    pub(crate) fn of_subpath(
-        subpath: &VolumeSubpath,
-        plugin: Plugin,
-        required: RequiredMount,
-        directory: &Path,
-    ) -> Self {
-        Self {
-            mount_point: directory.to_owned(),
-            pod_uid: subpath.pod_uid.clone(),
-            plugin,
-            required,
-            volume: subpath.volume.clone(),
-        }
     }
 
     /// The volume of the same pod whose path begins with `to` instead of `from`.

@@ -129,8 +129,8 @@ pub fn refusal_of_wrong(finding: &Finding, policy: &Policy) -> Option<String> {
 /// The refusal of a new container whose mounts could not be compared with its spec, if policy
 /// requires a refusal.
 pub fn refusal_of_uncompared(why: &str, policy: &Policy) -> Option<String> {
-    let refused = || format!("its mounts could not be compared with its spec: {why}");
-    (policy.proof == Alarm::Refuse).then(refused)
+    (policy.proof == Alarm::Refuse)
+        .then(|| format!("its mounts could not be compared with its spec: {why}"))
 }
 
 /// The refusal of a container with this finding, whose repair failed because of `why`, if policy

@@ -10,10 +10,12 @@ use std::iter;
 /// `/kubepods.slice/cri-containerd-ID.scope`. A container may make its own cgroups below, and name
 /// the cgroups after another container.
 pub fn container_of<'c>(cgroup: &str, containers: &BTreeSet<&'c str>) -> Option<&'c str> {
-    cgroup
-        .lines()
-        .flat_map(|line| path_of(line).split('/'))
-        .find_map(|part| ids(part).find_map(|id| containers.get(id).copied()))
+    parts(cgroup).find_map(|part| ids(part).find_map(|id| containers.get(id).copied()))
+}
+
+/// The parts of the paths in all hierarchies.
+fn parts(cgroup: &str) -> impl Iterator<Item = &str> {
+    cgroup.lines().flat_map(|line| path_of(line).split('/'))
 }
 
 /// The cgroups of a container in all hierarchies, by the `/proc/PID/cgroup` of its init.
@@ -25,7 +27,16 @@ impl ContainerCgroups {
     pub fn of_init(cgroup: &str, container: &str) -> Option<Self> {
         let mut found = Vec::new();
         for line in cgroup.lines() {
-            found.extend(up_to_container(line, container).map(str::to_owned));
+            let path = path_of(line);
+            let mut end = line.len() - path.len();
+            for part in path.split('/') {
+                end += part.len();
+                if ids(part).any(|id| id == container) {
+                    found.push(line[..end].to_owned());
+                    break;
+                }
+                end += 1;
+            }
         }
         (!found.is_empty()).then_some(Self(found))
     }
@@ -56,31 +67,13 @@ impl ContainerCgroups {
 /// The name of the pod's cgroup, by the `/proc/PID/cgroup` of a process: `podUID`,
 /// `kubepods-burstable-podUID.slice`. `None` for a process of no pod.
 pub fn pod_of(cgroup: &str) -> Option<&str> {
-    let is_pod = |part: &&str| part.starts_with("pod") || part.contains("-pod");
-    cgroup
-        .lines()
-        .flat_map(|line| path_of(line).split('/'))
-        .find(is_pod)
+    parts(cgroup).find(|part| part.starts_with("pod") || part.contains("-pod"))
 }
 
 /// The lines of `/proc/PID/cgroup` of a process of this container, without the cgroups that the
 /// container made. `None` if the process is not in a cgroup of the container.
 pub fn cgroup_of_container(cgroup: &str, container: &str) -> Option<String> {
     ContainerCgroups::of_init(cgroup, container).map(|cgroups| cgroups.0.join("\n"))
-}
-
-/// A line without the part of the path that is below the container's cgroup.
-fn up_to_container<'l>(line: &'l str, container: &str) -> Option<&'l str> {
-    let path = path_of(line);
-    let mut end = line.len() - path.len();
-    for part in path.split('/') {
-        end += part.len();
-        if ids(part).any(|id| id == container) {
-            return line.get(..end);
-        }
-        end += 1;
-    }
-    None
 }
 
 /// The path of a line `HIERARCHY:CONTROLLERS:PATH`.

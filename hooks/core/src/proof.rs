@@ -329,7 +329,9 @@ pub struct Comparison<'e> {
     masked: Vec<PathBuf>,
     /// The mounts at or above the place of a bind.
     mounts: Vec<MountEntry>,
-    is_of_container: bool,
+    /// False if the table has neither a `/proc` nor a mount at the place of a bind: a process of a
+    /// sandbox, as Kata's, has none of the spec's mounts.
+    pub is_of_container: bool,
 }
 
 /// An entry of the spec's `mounts`.
@@ -397,12 +399,6 @@ impl<'e> Comparison<'e> {
         if is_on_the_way {
             self.mounts.push(mount.clone());
         }
-    }
-
-    /// False if the table has neither a `/proc` nor a mount at the place of a bind: a process of a
-    /// sandbox, as Kata's, has none of the spec's mounts.
-    pub fn is_of_container(&self) -> bool {
-        self.is_of_container
     }
 
     pub fn differences(self) -> Vec<(&'e ExpectedBind, Difference)> {
@@ -661,7 +657,7 @@ mod tests {
         let root = |words: &str| {
             let spec = format!(r#"{{"linux":{{"rootfsPropagation":"{words}"}}}}"#);
             let spec = SpecView::from_bytes(spec.as_bytes()).unwrap();
-            spec.rootfs_propagation().clone()
+            spec.rootfs_propagation.clone()
         };
         for (request, expected) in [
             (Shared, ExpectedPropagation::Any),

@@ -167,7 +167,7 @@ fn expect(
 /// source.
 fn entries(bundle: &OpenBundle<'_>, edits: &[SpecEdit]) -> ExpectedBinds {
     let mut expected = ExpectedBinds::default();
-    for destination in bundle.spec.destinations() {
+    for destination in &bundle.spec.destinations {
         expected.entries.push(AdmittedEntry {
             destination: PathBuf::from(&**destination),
             source: None,
@@ -181,7 +181,7 @@ fn entries(bundle: &OpenBundle<'_>, edits: &[SpecEdit]) -> ExpectedBinds {
         let source = edited.unwrap_or_else(|| source_of(bind, bundle.path).into_owned());
         expected.entries[bind.index].source = Some(source);
     }
-    for masked in bundle.spec.masked_paths() {
+    for masked in &bundle.spec.masked_paths {
         if !masked.is_empty() {
             expected.masked.push(PathBuf::from(&**masked));
         }
@@ -253,7 +253,7 @@ fn propagation(
     {
         return ExpectedPropagation::Slave;
     }
-    ExpectedPropagation::of_request(requested, bundle.spec.rootfs_propagation())
+    ExpectedPropagation::of_request(requested, &bundle.spec.rootfs_propagation)
 }
 
 // Reads the kubelet's record of a CSI volume.

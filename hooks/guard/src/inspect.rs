@@ -315,7 +315,7 @@ impl Inspection<'_> {
             bind.propagation,
             self.policy.is_recursive(bind),
             self.policy.keeps(bind.denied, bind.denied_below),
-            self.spec.rootfs_propagation(),
+            &self.spec.rootfs_propagation,
             binds.any(|bind| bind.propagation == RequestedPropagation::Shared),
             &observe_host_mount(source, self.mounts),
         )

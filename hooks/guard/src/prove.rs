@@ -174,7 +174,7 @@ impl Proved {
             comparison.add(mount);
         }
         // Other shims have sandboxes whose processes have no mount of the container.
-        let mut is_of_sandbox = written.is_none() && !comparison.is_of_container();
+        let mut is_of_sandbox = written.is_none() && !comparison.is_of_container;
         if comparison.differences().is_empty() {
             return Ok(());
         }

@@ -267,7 +267,7 @@ impl Connected {
             .with_safe_default_protocol_versions()?
             .with_root_certificates(roots);
         let mut config = match credentials.identity {
-            Some(identity) => config.with_client_auth_cert(identity.chain, identity.key)?,
+            Some((chain, key)) => config.with_client_auth_cert(chain, key)?,
             None => config.with_no_client_auth(),
         };
         // Its room for 256 sessions would go with the connection, before any session is resumed.
@@ -279,9 +279,8 @@ impl Connected {
             .with_tls_config(config)
             .https_or_http();
         if let Some(name) = credentials.server_name {
-            https = https.with_server_name_resolver(FixedServerNameResolver::new(
-                ServerName::try_from(name)?,
-            ));
+            let name = FixedServerNameResolver::new(ServerName::try_from(name)?);
+            https = https.with_server_name_resolver(name);
         }
         let mut builder = Client::builder(TokioExecutor::new());
         builder

@@ -69,21 +69,18 @@ impl ServiceAccount {
     /// If its directory is not there.
     pub fn of_this_pod() -> Option<Result<Self, AccessError>> {
         let host = env::var("KUBERNETES_SERVICE_HOST").ok()?;
-        Some(Self::open(&host, Path::new(SERVICE_ACCOUNT)))
+        Some(Self::open(host))
     }
 
-    fn open(host: &str, directory: &Path) -> Result<Self, AccessError> {
+    fn open(mut host: String) -> Result<Self, AccessError> {
         let port = env::var("KUBERNETES_SERVICE_PORT").map_err(AccessError::Port)?;
-        let host = match host.parse() {
-            Ok(IpAddr::V6(address)) => format!("[{address}]"),
-            Ok(IpAddr::V4(_)) | Err(_) => host.to_owned(),
-        };
-        let server = format!("https://{host}:{port}")
-            .parse()
-            .map_err(|_| AccessError::Server)?;
+        if let Ok(IpAddr::V6(address)) = host.parse() {
+            host = format!("[{address}]");
+        }
+        let server = format!("https://{host}:{port}").parse();
         Ok(Self {
-            server,
-            directory: File::open(directory).map_err(AccessError::Directory)?,
+            server: server.map_err(|_| AccessError::Server)?,
+            directory: File::open(SERVICE_ACCOUNT).map_err(AccessError::Directory)?,
         })
     }
 
@@ -147,14 +144,9 @@ pub(crate) struct Credentials {
     /// The name in the server's certificate, if it is not that of its address.
     pub(crate) server_name: Option<String>,
     pub(crate) authorities: Vec<CertificateDer<'static>>,
-    pub(crate) identity: Option<ClientIdentity>,
+    /// The client's certificate and those that signed it, and its key.
+    pub(crate) identity: Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>,
     pub(crate) token: Option<Token>,
-}
-
-#[derive(Debug)]
-pub(crate) struct ClientIdentity {
-    pub(crate) chain: Vec<CertificateDer<'static>>,
-    pub(crate) key: PrivateKeyDer<'static>,
 }
 
 pub(crate) enum Token {
@@ -241,7 +233,7 @@ pub enum KubeconfigError {
     Insecure,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Kubeconfig {
     current_context: String,
@@ -250,20 +242,20 @@ struct Kubeconfig {
     users: Vec<Named<User>>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Deserialize)]
 struct Named<T> {
     name: String,
     #[serde(alias = "context", alias = "cluster", alias = "user")]
     part: T,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Deserialize)]
 struct Context {
     cluster: String,
     user: String,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Cluster {
     server: String,
@@ -289,12 +281,6 @@ struct User {
     username: Option<String>,
 }
 
-impl std::fmt::Debug for User {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("User").finish_non_exhaustive()
-    }
-}
-
 /// The credentials of the current context.
 fn read_kubeconfig(path: &Path) -> Result<Credentials, KubeconfigError> {
     let file: Kubeconfig = serde_norway::from_slice(&read(path, fs::read(path))?)?;
@@ -314,11 +300,27 @@ fn read_kubeconfig(path: &Path) -> Result<Credentials, KubeconfigError> {
         None => Vec::new(),
     };
     let server = cluster.server.parse();
+    let server = server.map_err(|_| KubeconfigError::Invalid("server"))?;
+    let chain = content(
+        &user.client_certificate,
+        &user.client_certificate_data,
+        folder,
+    )?;
+    let key = content(&user.client_key, &user.client_key_data, folder)?;
+    let mut identity = None;
+    if let (Some(chain), Some(key)) = (chain, key) {
+        let chain = certificates(&chain, "client's certificate")?;
+        let key = PrivateKeyDer::from_pem_slice(&key).map_err(|source| ReadError::Pem {
+            what: "client's key",
+            source,
+        })?;
+        identity = Some((chain, key));
+    }
     Ok(Credentials {
-        server: server.map_err(|_| KubeconfigError::Invalid("server"))?,
+        server,
         server_name: cluster.tls_server_name,
         authorities,
-        identity: user.identity(folder)?,
+        identity,
         token: user.token(folder)?,
     })
 }
@@ -334,26 +336,6 @@ fn named<T>(parts: Vec<Named<T>>, what: &'static str, name: &str) -> Result<T, K
 }
 
 impl User {
-    fn identity(&self, folder: &Path) -> Result<Option<ClientIdentity>, KubeconfigError> {
-        let chain = content(
-            &self.client_certificate,
-            &self.client_certificate_data,
-            folder,
-        )?;
-        let pem = content(&self.client_key, &self.client_key_data, folder)?;
-        let (Some(chain), Some(pem)) = (chain, pem) else {
-            return Ok(None);
-        };
-        let key = PrivateKeyDer::from_pem_slice(&pem).map_err(|source| ReadError::Pem {
-            what: "client's key",
-            source,
-        });
-        Ok(Some(ClientIdentity {
-            chain: certificates(&chain, "client's certificate")?,
-            key: key?,
-        }))
-    }
-
     fn token(self, folder: &Path) -> Result<Option<Token>, KubeconfigError> {
         let of_file = self.token_file.map(|file| Token::File(folder.join(file)));
         let token = self.token.map(Token::Text).or(of_file);

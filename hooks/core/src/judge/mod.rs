@@ -88,15 +88,11 @@ impl Volume {
 /// Judges a source's answer; `None` if it is not dead, or if that is unknown. A source not probed
 /// for lack of time may be dead.
 pub fn judge_reach(reach: &Reach) -> Option<Verdict> {
-    match reach {
-        Reach::Silent(milliseconds) => Some(Verdict::Dead(format!(
-            "it did not answer within {milliseconds} ms"
-        ))),
-        Reach::NotProbed => Some(Verdict::NotProbed),
-        reach => reach
-            .error_of_dead_source()
-            .map(|words| Verdict::Dead(format!("it answers: {words}"))),
-    }
+    Some(Verdict::Dead(match reach {
+        Reach::Silent(milliseconds) => format!("it did not answer within {milliseconds} ms"),
+        Reach::NotProbed => return Some(Verdict::NotProbed),
+        reach => format!("it answers: {}", reach.error_of_dead_source()?),
+    }))
 }
 
 // Derives the sub path within a volume from the root of a subpath's mount.
@@ -133,25 +129,25 @@ impl PathInVolume {
                 volume: volume.place.clone(),
             });
         };
-        let of_whole = Self {
+        let in_payload = match volume.layout {
+            VolumeLayout::Payload => Self::in_payload(path),
+            VolumeLayout::Plain => None,
+        };
+        Ok(in_payload.unwrap_or_else(|| Self {
             timestamp: None,
             path: path.to_owned(),
-        };
-        Ok(match volume.layout {
-            VolumeLayout::Payload => of_whole.split().unwrap_or(of_whole),
-            VolumeLayout::Plain => of_whole,
-        })
+        }))
     }
 
     /// True if the path begins with the name of a payload directory. Subpaths of a payload do, and
     /// subpaths of a folder with such a name in a plain volume.
     pub fn begins_like_a_payload(&self) -> bool {
-        self.split().is_some()
+        Self::in_payload(&self.path).is_some()
     }
 
     /// Separates the name of a payload directory from the path below.
-    pub(crate) fn split(&self) -> Option<Self> {
-        let mut names = self.path.components();
+    pub(crate) fn in_payload(path: &Path) -> Option<Self> {
+        let mut names = path.components();
         Some(Self {
             timestamp: Some(TimestampDirectory::from_name(names.next()?.as_os_str())?),
             path: names.as_path().to_owned(),
@@ -207,7 +203,13 @@ fn in_volume(
     };
     if let Some(required) = lacking {
         return Verdict::Unmounted(Unmounted::Volume {
-            volume: MountedVolume::of_subpath(subpath, plugin, required, directory),
+            volume: MountedVolume {
+                mount_point: directory.clone(),
+                pod_uid: subpath.pod_uid().to_owned(),
+                plugin,
+                required,
+                volume: subpath.volume().to_owned(),
+            },
             found: volume.is_mount_point.then(|| volume.fs_type.clone()),
         });
     }
@@ -347,25 +349,19 @@ pub fn judge_host_root(
         Observed::Unreadable(why) => return Verdict::Unknown(why.clone()),
     };
     let bind = requested.keeps_host_mounts_alive();
-    if bind && kept.is_some() {
-        return Verdict::Pinning(Pinning {
-            bind,
-            rootfs: false,
-            private_mount: None,
-            kept,
-        });
-    }
+    let kept = kept.filter(|_| bind);
     // A root made `shared` for a shared bind stays: rslave there would also lower that bind.
-    let rootfs = !(rootfs.lets_umounts_in() || rootfs.is_shared() && any_shared);
-    if !bind && !rootfs && private_mount.is_none() {
-        return Verdict::Current;
-    }
-    Verdict::Pinning(Pinning {
+    let lets_in = rootfs.lets_umounts_in() || rootfs.is_shared() && any_shared;
+    let pinning = Pinning {
         bind,
-        rootfs,
-        private_mount,
-        kept: None,
-    })
+        rootfs: kept.is_none() && !lets_in,
+        private_mount: private_mount.filter(|_| kept.is_none()),
+        kept,
+    };
+    match bind || pinning.rootfs || pinning.private_mount.is_some() {
+        true => Verdict::Pinning(pinning),
+        false => Verdict::Current,
+    }
 }
 
 /// The source of a bind, as the host shows it now.
@@ -440,7 +436,27 @@ pub fn judge(expected: &Expected<'_>, shown: &Shown<'_>) -> Verdict {
     }
 }
 
-impl Expected<'_> {
+impl<'e> Expected<'e> {
+    /// A file, or the root of a mount, at a place that is no payload's.
+    pub(crate) fn outside_payloads(
+        directory: &'e Path,
+        device: Device,
+        name: &Path,
+        current: Option<&'e FilePlace>,
+    ) -> Self {
+        Self {
+            directory,
+            device,
+            writer: Writer::Containers,
+            layout: VolumeLayout::Plain,
+            sub_path: PathInVolume {
+                timestamp: None,
+                path: name.to_owned(),
+            },
+            target: ExpectedTarget::At(current),
+        }
+    }
+
     fn judge_opened(&self, shown: &Shown<'_>, target: &Observed<Target>) -> Verdict {
         let target = match target {
             Observed::Seen(target) => target,

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::mount_table::MountTable;
-use crate::mount_table::parse::escape;
+use crate::mount_table::parse::{as_text, escape};
 use crate::paths::{below, join};
 
 /// A mount's id. The kernel reuses the ids of unmounted mounts: an id names a mount only while an
@@ -56,7 +56,7 @@ impl MountRoot {
 
     /// The root as the kernel prints it, including the mark.
     pub fn display_name(&self) -> String {
-        String::from_utf8_lossy(&self.to_kernel()).into_owned()
+        as_text(&self.to_kernel())
     }
 
     fn to_kernel(&self) -> Vec<u8> {

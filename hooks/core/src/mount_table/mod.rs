@@ -6,7 +6,6 @@
 
 mod entry;
 mod parse;
-mod statmount;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -17,9 +16,9 @@ pub use crate::mount_table::entry::{
     Device, FsType, MountAttributes, MountEntry, MountId, MountRoot, Propagation,
 };
 pub use crate::mount_table::parse::{
-    Detail, ExceededLimit, ParseError, TableError, TableLimits, TableParser, WrongField,
+    Detail, ExceededLimit, ParseError, StatmountEntry, StatmountError, TableError, TableLimits,
+    TableParser, WrongField,
 };
-pub use crate::mount_table::statmount::{StatmountEntry, StatmountError};
 
 // Queries on a mount table.
 

@@ -1,4 +1,5 @@
-//! Parser of mountinfo. A line that cannot be parsed is skipped and named in the table.
+//! Parsers of mounts: of lines of mountinfo, and of the structure that statmount(2) returns. A line
+//! that cannot be parsed is skipped and named in the table.
 //!
 //! ```text
 //! 36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue
@@ -282,10 +283,10 @@ impl TableParser {
         }
     }
 
-    fn count_line(&mut self) -> Result<(), TableError> {
+    fn count_line(&mut self) -> Result<(), ExceededLimit> {
         self.lines += 1;
         match self.lines > self.limits.mounts {
-            true => Err(ExceededLimit::Mounts(self.limits.mounts).into()),
+            true => Err(ExceededLimit::Mounts(self.limits.mounts)),
             false => Ok(()),
         }
     }
@@ -449,6 +450,157 @@ pub(super) fn escape(bytes: &[u8]) -> Vec<u8> {
         }
     }
     out
+}
+
+// A mount in the form that statmount(2) returns: `struct statmount` of the kernel's
+// `include/uapi/linux/mount.h`.
+//
+// The structure contains the fields of a mountinfo line with raw strings, without escapes. A field
+// that the caller did not request, or that the kernel did not fill in, is missing from the mask
+// and is not read.
+
+/// The fields that every mount must have: `STATMOUNT_SB_BASIC`, `_MNT_BASIC`, `_MNT_ROOT` and
+/// `_FS_TYPE`.
+const NEEDED: u64 = 0x01 | 0x02 | 0x08 | 0x20;
+/// `STATMOUNT_MNT_POINT`: a path of usual length is a third of the kernel's work.
+const POINT: u64 = 0x10;
+/// `STATMOUNT_FS_SUBTYPE`, Linux 6.13 and newer: the kind of FUSE filesystem, such as `sshfs`.
+const SUBTYPE: u64 = 0x100;
+
+/// A mount from statmount(2), with its parent's unique id, which the kernel never reuses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StatmountEntry {
+    /// The mount; options and source are left empty.
+    pub entry: MountEntry,
+    /// `mnt_parent_id`.
+    pub unique_parent: u64,
+}
+
+/// The reason for which a buffer is not a mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum StatmountError {
+    /// The buffer ends before its fixed part does.
+    #[error("statmount filled in too little")]
+    TooShort,
+    /// A requested field is missing.
+    #[error("statmount returned only {0:#x} of the requested fields")]
+    Missing(u64),
+    /// A string is outside the buffer, or has no end.
+    #[error("statmount's {0} is no string")]
+    BadString(&'static str),
+}
+
+// Offsets within `struct statmount`.
+const MASK_AT: usize = 8;
+const DEV_MAJOR_AT: usize = 16;
+const DEV_MINOR_AT: usize = 20;
+const FS_TYPE_AT: usize = 36;
+const PARENT_AT: usize = 48;
+const OLD_ID_AT: usize = 56;
+const OLD_PARENT_AT: usize = 60;
+const ATTRIBUTES_AT: usize = 64;
+const PROPAGATION_AT: usize = 72;
+const PEER_GROUP_AT: usize = 80;
+const MASTER_AT: usize = 88;
+const ROOT_AT: usize = 104;
+const POINT_AT: usize = 108;
+const FS_SUBTYPE_AT: usize = 120;
+/// The end of the fixed part; the strings follow.
+const STRINGS_AT: usize = 512;
+
+/// mount(2)'s `MS_UNBINDABLE`, `MS_SLAVE` and `MS_SHARED`, the bits of `mnt_propagation`.
+const UNBINDABLE: u64 = 1 << 17;
+const SLAVE: u64 = 1 << 19;
+const SHARED: u64 = 1 << 20;
+
+impl StatmountEntry {
+    /// The mask for statmount(2). A known `mount_point` is not requested again.
+    pub fn mask(mount_point: Option<&Path>) -> u64 {
+        NEEDED | SUBTYPE | if mount_point.is_none() { POINT } else { 0 }
+    }
+
+    /// Parses the buffer that statmount(2) wrote for the [`mask`](Self::mask) of the same
+    /// `mount_point`.
+    ///
+    /// # Errors
+    /// If the buffer lacks a requested field, or contains an invalid string.
+    pub fn from_buffer(buffer: &[u8], mount_point: Option<&Path>) -> Result<Self, StatmountError> {
+        let buffer = Buffer(buffer);
+        let mask = buffer.long(MASK_AT)?;
+        let needed = Self::mask(mount_point) & !SUBTYPE;
+        if mask & needed != needed {
+            return Err(StatmountError::Missing(mask));
+        }
+        let mount_point = match mount_point {
+            Some(known) => known.to_owned(),
+            None => os_string(buffer.string(POINT_AT, "mount point")?).into(),
+        };
+        let root = MountRoot::from_kernel(buffer.string(ROOT_AT, "root")?);
+        // As mountinfo writes the type, such as `fuse.sshfs`.
+        let mut fs_type = as_text(buffer.string(FS_TYPE_AT, "filesystem type")?);
+        if mask & SUBTYPE != 0 {
+            fs_type.push('.');
+            fs_type += &as_text(buffer.string(FS_SUBTYPE_AT, "filesystem subtype")?);
+        }
+        let flags = buffer.long(PROPAGATION_AT)?;
+        // The kernel's peer groups are ints, although the fields are wider.
+        let group = |flag: u64, at: usize| match flags & flag {
+            0 => Ok(None),
+            _ => Ok(Some(u32::try_from(buffer.long(at)?).unwrap_or(u32::MAX))),
+        };
+        let entry = MountEntry {
+            id: MountId(buffer.short(OLD_ID_AT)?),
+            unique_id: None,
+            parent: MountId(buffer.short(OLD_PARENT_AT)?),
+            device: Device {
+                major: buffer.short(DEV_MAJOR_AT)?,
+                minor: buffer.short(DEV_MINOR_AT)?,
+            },
+            root,
+            mount_point,
+            options: OsString::new(),
+            attributes: MountAttributes::from_bits(buffer.long(ATTRIBUTES_AT)?),
+            propagation: Propagation {
+                peer_group: group(SHARED, PEER_GROUP_AT)?,
+                master: group(SLAVE, MASTER_AT)?,
+                unbindable: flags & UNBINDABLE != 0,
+                ..Propagation::default()
+            },
+            fs_type: FsType(fs_type),
+            source: OsString::new(),
+            super_options: OsString::new(),
+        };
+        Ok(Self {
+            entry,
+            unique_parent: buffer.long(PARENT_AT)?,
+        })
+    }
+}
+
+struct Buffer<'b>(&'b [u8]);
+
+impl<'b> Buffer<'b> {
+    fn bytes<const N: usize>(&self, at: usize) -> Result<[u8; N], StatmountError> {
+        let bytes = self.0.get(at..).and_then(<[u8]>::first_chunk);
+        bytes.copied().ok_or(StatmountError::TooShort)
+    }
+
+    fn long(&self, at: usize) -> Result<u64, StatmountError> {
+        self.bytes(at).map(u64::from_ne_bytes)
+    }
+
+    fn short(&self, at: usize) -> Result<u32, StatmountError> {
+        self.bytes(at).map(u32::from_ne_bytes)
+    }
+
+    /// The string at the position that the number at `at` contains, counted from the end of the
+    /// fixed part.
+    fn string(&self, at: usize, name: &'static str) -> Result<&'b [u8], StatmountError> {
+        let start = STRINGS_AT.saturating_add(self.short(at)? as usize);
+        let rest = self.0.get(start..).unwrap_or_default();
+        let end = rest.iter().position(|byte| *byte == 0);
+        Ok(&rest[..end.ok_or(StatmountError::BadString(name))?])
+    }
 }
 
 #[cfg(test)]
@@ -649,5 +801,89 @@ mod escape_tests {
             unescape(b"lone\\ and \\08 and \\777").as_ref(),
             b"lone\\ and \\08 and \\777"
         );
+    }
+}
+
+#[cfg(test)]
+mod statmount_tests {
+    use super::*;
+
+    /// A buffer of the kernel: a mount of `fuse` at `/point` with the root `/root`.
+    fn buffer(mask: u64, propagation: u64) -> Vec<u8> {
+        let mut buffer = vec![0; STRINGS_AT];
+        let mut put = |offset: usize, bytes: &[u8]| {
+            buffer[offset..offset + bytes.len()].copy_from_slice(bytes);
+        };
+        for (offset, number) in [
+            (DEV_MAJOR_AT, 8),
+            (DEV_MINOR_AT, 17),
+            (OLD_ID_AT, 30),
+            (OLD_PARENT_AT, 20),
+            (FS_TYPE_AT, 0),
+            (ROOT_AT, 5),
+            (POINT_AT, 11),
+            (FS_SUBTYPE_AT, 18),
+        ] {
+            put(offset, &u32::to_ne_bytes(number));
+        }
+        for (offset, number) in [
+            (MASK_AT, mask),
+            (PARENT_AT, 4_000_000_000_000),
+            (ATTRIBUTES_AT, 0x3),
+            (PROPAGATION_AT, propagation),
+            (PEER_GROUP_AT, 5),
+            (MASTER_AT, 6),
+        ] {
+            put(offset, &u64::to_ne_bytes(number));
+        }
+        buffer.extend_from_slice(b"fuse\0/root\0/point\0sshfs\0");
+        buffer
+    }
+
+    #[test]
+    fn each_field_of_the_structure_is_read() {
+        let read = StatmountEntry::from_buffer(&buffer(0x33b, SHARED), None).unwrap();
+        let text = "30 20 8:17 /root /point ro,nosuid,relatime shared:5 - fuse.sshfs a rw";
+        let mut expected = MountEntry::from_line(text.as_bytes()).unwrap();
+        expected.options = OsString::new();
+        expected.source = OsString::new();
+        expected.super_options = OsString::new();
+        assert_eq!(read.entry, expected);
+        assert_eq!(read.unique_parent, 4_000_000_000_000);
+    }
+
+    #[test]
+    fn the_groups_are_read_as_far_as_the_flags_say() {
+        for (flags, peer_group, master, unbindable) in [
+            (0, None, None, false),
+            (SHARED, Some(5), None, false),
+            (SLAVE, None, Some(6), false),
+            (SHARED | SLAVE, Some(5), Some(6), false),
+            (UNBINDABLE, None, None, true),
+        ] {
+            let read = StatmountEntry::from_buffer(&buffer(0x3b, flags), None).unwrap();
+            let propagation = Propagation {
+                peer_group,
+                master,
+                unbindable,
+                ..Propagation::default()
+            };
+            assert_eq!(read.entry.propagation, propagation, "{flags:#x}");
+            assert_eq!(read.entry.fs_type.0, "fuse");
+        }
+    }
+
+    #[test]
+    fn a_field_that_the_kernel_left_out_is_an_error_unless_it_is_known() {
+        let known = Path::new("/known");
+        assert_eq!(StatmountEntry::mask(None), 0x13b);
+        assert_eq!(StatmountEntry::mask(Some(known)), 0x12b);
+        let without_point = buffer(0x2b, 0);
+        let missing = StatmountEntry::from_buffer(&without_point, None);
+        assert_eq!(missing, Err(StatmountError::Missing(0x2b)));
+        let read = StatmountEntry::from_buffer(&without_point, Some(known)).unwrap();
+        assert_eq!(read.entry.mount_point, known);
+        let short = StatmountEntry::from_buffer(&without_point[..100], Some(known));
+        assert_eq!(short, Err(StatmountError::TooShort));
     }
 }

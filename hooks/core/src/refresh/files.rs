@@ -13,8 +13,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use crate::evidence::FilePlace;
-use crate::judge::{Expected, ExpectedTarget, PathInVolume, Pinning, Verdict};
-use crate::kubelet::{VolumeLayout, Writer};
+use crate::judge::{Expected, Pinning, Verdict};
 use crate::mount_table::{MountEntry, MountIndex, MountTable};
 use crate::paths::{below, lies_below};
 use crate::refresh::{SubpathInContainer, judged};
@@ -76,18 +75,10 @@ impl BoundFile {
     }
 
     fn expected(&self) -> Expected<'_> {
-        Expected {
-            directory: &self.directory,
-            // A symlink may lead to another filesystem.
-            device: self.current.as_ref().unwrap_or(&self.place).device,
-            writer: Writer::Containers,
-            layout: VolumeLayout::Plain,
-            sub_path: PathInVolume {
-                timestamp: None,
-                path: self.name.clone(),
-            },
-            target: ExpectedTarget::At(self.current.as_ref()),
-        }
+        let current = self.current.as_ref();
+        // A symlink may lead to another filesystem.
+        let device = current.unwrap_or(&self.place).device;
+        Expected::outside_payloads(&self.directory, device, &self.name, current)
     }
 }
 
@@ -119,8 +110,10 @@ pub fn host_roots_in_container(
     table: &MountTable,
     binds: &[HostRootBind],
 ) -> Vec<SubpathInContainer> {
-    let shown = binds.iter().filter_map(|bind| bind.shown_in(table));
-    shown.collect()
+    binds
+        .iter()
+        .filter_map(|bind| bind.shown_in(table))
+        .collect()
 }
 
 impl HostRootBind {
@@ -145,14 +138,9 @@ impl HostRootBind {
             Some(_) if verdict == Verdict::Current => (lowest, verdict, false),
             Some(_) => (lowest, Verdict::Foreign, false),
         };
-        let parent = table.mount(mount.parent);
         Some(SubpathInContainer {
-            mount: mount.clone(),
-            parent: parent.filter(|parent| parent.id != mount.id).cloned(),
-            volume: self.source.clone(),
-            sub_path: PathBuf::new(),
-            verdict,
             covers_its_equal,
+            ..SubpathInContainer::of_whole(table, mount, &self.source, verdict)
         })
     }
 

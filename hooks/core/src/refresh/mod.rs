@@ -7,7 +7,6 @@
 //! compare devices and roots of mount tables, and open nothing.
 
 mod files;
-mod interrupted;
 mod kept_mounts;
 mod mounts;
 mod volumes;
@@ -15,7 +14,7 @@ mod way;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use strum::VariantArray;
@@ -28,8 +27,9 @@ use crate::text::serialize_path;
 pub use crate::refresh::files::{
     BoundFile, HostRootBind, can_lead, files_in_container, host_roots_in_container,
 };
-pub use crate::refresh::interrupted::{changed_by_tuck, is_record_needed, left_shared};
-pub use crate::refresh::kept_mounts::{GoneMount, KeptMounts, MountsBelow, Restriction};
+pub use crate::refresh::kept_mounts::{
+    GoneMount, KeptMounts, MountsBelow, Restriction, changed_by_tuck, is_record_needed, left_shared,
+};
 pub use crate::refresh::mounts::{
     BoundMount, REFRESHED_FILE, RefreshedBind, RefreshedMounts, mounts_in_container,
 };
@@ -59,6 +59,19 @@ pub struct SubpathInContainer {
 }
 
 impl SubpathInContainer {
+    /// A mount of a whole source of the host.
+    fn of_whole(table: &MountTable, mount: &MountEntry, source: &Path, verdict: Verdict) -> Self {
+        let parent = table.mount(mount.parent);
+        Self {
+            mount: mount.clone(),
+            parent: parent.filter(|parent| parent.id != mount.id).cloned(),
+            volume: source.to_owned(),
+            sub_path: PathBuf::new(),
+            verdict,
+            covers_its_equal: false,
+        }
+    }
+
     /// True if the mount has to be replaced, or its refresh finished.
     pub fn is_due(&self) -> bool {
         match &self.verdict {

@@ -15,8 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{InnerBind, SubpathInContainer, judged};
 use crate::evidence::FilePlace;
-use crate::judge::{Expected, ExpectedTarget, PathInVolume, RepairMethod, StaleCause, Verdict};
-use crate::kubelet::{VolumeLayout, Writer};
+use crate::judge::{Expected, RepairMethod, StaleCause, Verdict};
 use crate::mount_table::{MountEntry, MountId, MountTable};
 use crate::paths::lies_below;
 use crate::proof::add_newest;
@@ -109,10 +108,8 @@ pub fn mounts_in_container(
     mounts: &[BoundMount],
     inner: &[InnerBind],
 ) -> Vec<SubpathInContainer> {
-    let mut binds = Vec::new();
-    for bind in mounts {
-        binds.push(BindInTable::of(bind, table));
-    }
+    let binds = mounts.iter().map(|bind| BindInTable::of(bind, table));
+    let binds: Vec<_> = binds.collect();
     let expected_at = |mount: &MountEntry| {
         let found = binds.iter().find(|it| it.has_made(mount))?;
         Some(found.bind.expected())
@@ -221,30 +218,15 @@ impl<'t> BindInTable<'t> {
         if is_known || self.here.iter().any(|mount| self.has_made(mount)) {
             return None;
         }
-        Some(SubpathInContainer {
-            mount: top.clone(),
-            parent: table.mount(top.parent).cloned(),
-            volume: bind.source.clone(),
-            sub_path: PathBuf::new(),
-            verdict: Verdict::Foreign,
-            covers_its_equal: false,
-        })
+        let replaced = SubpathInContainer::of_whole(table, top, &bind.source, Verdict::Foreign);
+        Some(replaced)
     }
 }
 
 impl BoundMount {
     fn expected(&self) -> Expected<'_> {
-        Expected {
-            directory: &self.source,
-            device: self.current.device,
-            writer: Writer::Containers,
-            layout: VolumeLayout::Plain,
-            sub_path: PathInVolume {
-                timestamp: None,
-                path: PathBuf::new(),
-            },
-            target: ExpectedTarget::At(Some(&self.current)),
-        }
+        let name = Path::new("");
+        Expected::outside_payloads(&self.source, self.current.device, name, Some(&self.current))
     }
 }
 

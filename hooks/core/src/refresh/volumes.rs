@@ -39,16 +39,12 @@ impl PodVolume {
         if self.place.device != mount.device {
             return None;
         }
-        let sub_path = PathInVolume {
-            timestamp: None,
-            path: below(&mount.root.path, &self.place.path)?.to_owned(),
-        };
         Some(Expected {
             directory: &self.directory,
             device: self.place.device,
             writer: Writer::Kubelet,
             layout: VolumeLayout::Payload,
-            sub_path: sub_path.split()?,
+            sub_path: PathInVolume::in_payload(below(&mount.root.path, &self.place.path)?)?,
             target: ExpectedTarget::InPayload(&self.current),
         })
     }
@@ -170,13 +166,11 @@ pub struct SpecBind {
 impl SpecBind {
     /// The binds of a spec.
     pub fn of_spec(spec: &SpecView<'_>) -> Vec<Self> {
-        let binds = spec.binds().iter();
-        binds
-            .map(|bind| Self {
-                destination: bind.destination().to_owned(),
-                source: bind.source().to_owned(),
-            })
-            .collect()
+        let binds = spec.binds().iter().map(|bind| Self {
+            destination: bind.destination().to_owned(),
+            source: bind.source().to_owned(),
+        });
+        binds.collect()
     }
 }
 

@@ -200,12 +200,14 @@ impl RootfsPropagation {
 pub struct SpecView<'a> {
     bytes: &'a [u8],
     binds: Vec<Bind<'a>>,
-    destinations: Vec<Cow<'a, str>>,
+    /// The destinations of all mounts, binds or not, in their order; empty for an entry without a
+    /// destination.
+    pub destinations: Vec<Cow<'a, str>>,
     /// The number of mounts beyond [`MAX_BINDS`], which are not checked.
     overlooked: usize,
-    masked_paths: Vec<Cow<'a, str>>,
+    pub masked_paths: Vec<Cow<'a, str>>,
     annotations: Vec<(Cow<'a, str>, Cow<'a, str>)>,
-    rootfs_propagation: RootfsPropagation,
+    pub rootfs_propagation: RootfsPropagation,
 }
 
 /// The reason for which bytes are not a spec.
@@ -330,25 +332,10 @@ impl<'a> SpecView<'a> {
         &self.binds
     }
 
-    /// The destinations of all mounts, binds or not, in their order; empty for an entry without a
-    /// destination.
-    pub fn destinations(&self) -> &[Cow<'a, str>] {
-        &self.destinations
-    }
-
-    /// `linux.maskedPaths`.
-    pub fn masked_paths(&self) -> &[Cow<'a, str>] {
-        &self.masked_paths
-    }
-
     pub fn annotation(&self, key: &str) -> Option<&str> {
         let mut annotations = self.annotations.iter().rev();
         let (_, value) = annotations.find(|(name, _)| name == key)?;
         Some(value)
-    }
-
-    pub fn rootfs_propagation(&self) -> &RootfsPropagation {
-        &self.rootfs_propagation
     }
 
     /// The original bytes.
@@ -582,14 +569,14 @@ mod view_tests {
             (Some("2"), Some("1"), 0)
         );
         assert_eq!(
-            view.rootfs_propagation(),
+            &view.rootfs_propagation,
             &RootfsPropagation::Set("rslave".to_owned())
         );
         let json =
             br#"{"annotations":{"a":"1"},"annotations":null,"linux":{"rootfsPropagation":"rslave"},"linux":null}"#;
         let view = SpecView::from_bytes(json).unwrap();
         assert_eq!(
-            (view.annotation("a"), view.rootfs_propagation()),
+            (view.annotation("a"), &view.rootfs_propagation),
             (None, &RootfsPropagation::Unset)
         );
     }
@@ -693,8 +680,8 @@ mod view_tests {
             .map(|bind| (bind.index, bind.leaves_flags))
             .collect();
         assert_eq!(seen, [(1, false), (2, true)]);
-        assert_eq!(view.destinations(), ["/a", "/b", ""]);
-        assert_eq!(view.masked_paths(), ["/proc/keys"]);
+        assert_eq!(view.destinations, ["/a", "/b", ""]);
+        assert_eq!(view.masked_paths, ["/proc/keys"]);
     }
 
     #[test]

@@ -315,7 +315,7 @@ fn a_captured_host_root_bind_is_made_rslave_once() {
                 bind.propagation,
                 bind.is_recursive,
                 None,
-                view.rootfs_propagation(),
+                &view.rootfs_propagation,
                 false,
                 &host,
             ),

@@ -35,7 +35,7 @@ fn compared(expected: &ExpectedBinds, table: &str) -> Option<Vec<Difference>> {
         .entries()
         .iter()
         .for_each(|mount| comparison.add(mount));
-    let is_of_container = comparison.is_of_container();
+    let is_of_container = comparison.is_of_container;
     let found = comparison.differences();
     if !is_of_container {
         return None;

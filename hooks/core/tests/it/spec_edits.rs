@@ -162,6 +162,6 @@ proptest! {
         let once = edited(&spec, &[SpecEdit::BindRslave { bind: 0 }, SpecEdit::RootfsRslave]);
         let view = SpecView::from_bytes(once.as_bytes()).unwrap();
         prop_assert_eq!(view.binds()[0].propagation, RequestedPropagation::RecursiveSlave);
-        prop_assert_eq!(view.rootfs_propagation(), &RootfsPropagation::Set("rslave".into()));
+        prop_assert_eq!(&view.rootfs_propagation, &RootfsPropagation::Set("rslave".into()));
     }
 }

@@ -18,7 +18,7 @@ pub fn check(bytes: &[u8]) {
     assert_eq!(view.edited(&[]).unwrap(), bytes);
     annotated(&view);
     // Two binds, chosen by the length of the input: a large spec has many.
-    let word = match view.rootfs_propagation() {
+    let word = match &view.rootfs_propagation {
         RootfsPropagation::Set(word) => word.clone(),
         RootfsPropagation::Unset => String::new(),
     };
@@ -122,7 +122,7 @@ fn made_rslave(view: &SpecView<'_>, bind: usize, word: &str, others: &[u8]) {
         "{requested:?}"
     );
     assert_eq!(
-        again.rootfs_propagation(),
+        &again.rootfs_propagation,
         &RootfsPropagation::Set("rslave".into())
     );
     assert!(again.edited(&edits).is_ok());
