@@ -52,16 +52,16 @@ pub enum GuardAnswer {
 impl GuardAnswer {
     /// The answer as text. `unrepaired`: the reason for which the runtime may fail.
     pub fn text(&self, unrepaired: Option<&str>) -> String {
-        let first = match self {
-            Self::Handover { prove: false } => "handover".to_owned(),
-            Self::Handover { prove: true } => "handover prove".to_owned(),
-            Self::Unchanged => "unchanged".to_owned(),
-            Self::Refused(reason) => format!("refused {}", in_one_line(reason)),
+        let mut text = match self {
+            Self::Handover { prove: false } => "handover\n".to_owned(),
+            Self::Handover { prove: true } => "handover prove\n".to_owned(),
+            Self::Unchanged => "unchanged\n".to_owned(),
+            Self::Refused(reason) => format!("refused {}\n", in_one_line(reason)),
         };
-        let second = unrepaired
-            .map(|reason| format!("{UNREPAIRED} {}\n", in_one_line(reason)))
-            .unwrap_or_default();
-        format!("{first}\n{second}")
+        if let Some(reason) = unrepaired {
+            text += &format!("{UNREPAIRED} {}\n", in_one_line(reason));
+        }
+        text
     }
 
     /// Parses the first line of an answer. `None` if it is no line of the protocol.

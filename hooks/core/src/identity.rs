@@ -61,6 +61,7 @@ impl PodName {
 
 /// The known names of a container.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+// Works beside `flatten`, although serde's documentation excludes it: a test relies on it.
 #[serde(deny_unknown_fields)]
 pub struct Identity {
     /// The container's name in the pod; without a pod, the engine's name for the container.
@@ -94,8 +95,8 @@ impl Identity {
             return Self::default();
         }
         let named = |keys: [&str; 4]| {
-            let names = keys.map(|key| spec.annotation(key).map(str::to_owned));
-            let [container, uid, namespace, name] = names;
+            let [container, uid, namespace, name] =
+                keys.map(|key| spec.annotation(key).map(str::to_owned));
             Self {
                 container,
                 pod: PodName {
@@ -134,6 +135,26 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
     use super::*;
+
+    /// serde collects the keys of a flattened struct: an unknown key must still be an error.
+    #[test]
+    fn a_pod_is_beside_its_container_in_json_and_no_other_key() {
+        let json = r#"{"name":"app","pod":"web","namespace":"shop","uid":"u-1"}"#;
+        let identity = Identity {
+            container: Some("app".to_owned()),
+            pod: PodName {
+                namespace: Some("shop".to_owned()),
+                name: Some("web".to_owned()),
+                ..PodName::of_uid("u-1")
+            },
+        };
+        assert_eq!(serde_json::to_string(&identity).unwrap(), json);
+        assert_eq!(serde_json::from_str::<Identity>(json).unwrap(), identity);
+        assert!(serde_json::from_str::<Identity>("{}").unwrap().is_empty());
+        for json in [r#"{"name":"app","node":"n"}"#, r#"{"uid":"u-1","pods":1}"#] {
+            assert!(serde_json::from_str::<Identity>(json).is_err(), "{json}");
+        }
+    }
 
     #[test]
     fn a_pods_author_cannot_choose_another_pods_names() {

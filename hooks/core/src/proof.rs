@@ -10,7 +10,7 @@
 //! expectation. An image can have symlinks on the way to a destination. If nothing is mounted at the
 //! literal destination, a walk through the container's root finds the place.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
@@ -402,7 +402,7 @@ impl<'e> Comparison<'e> {
     }
 
     pub fn differences(self) -> Vec<(&'e ExpectedBind, Difference)> {
-        let tree = Tree::of(&self.mounts);
+        let tree = by_parent(&self.mounts);
         let mut at: HashMap<&OsStr, Vec<usize>> = HashMap::new();
         for (index, entry) in self.entries.iter().enumerate() {
             at.entry(entry.place.as_os_str()).or_default().push(index);
@@ -423,7 +423,7 @@ impl<'e> Comparison<'e> {
             let indices = indices.iter().filter(|index| **index >= first_seen);
             let binds: Vec<_> = indices.map(|index| self.entries[*index].bind).collect();
             if binds.iter().any(Option::is_some) {
-                compare_stacks(&binds, &tree.stack_at(place), &mut found);
+                compare_stacks(&binds, &stack_at(&tree, place), &mut found);
             }
         }
         found.sort_by_key(|(bind, _)| bind.bind);
@@ -459,57 +459,44 @@ fn compare_stacks<'e>(
     }
 }
 
-/// The mounts of a table by their parents.
-struct Tree<'m> {
-    roots: Vec<&'m MountEntry>,
-    children: HashMap<MountId, Vec<&'m MountEntry>>,
+/// The mounts of a table by their parents; without one, the roots.
+type ByParent<'m> = HashMap<Option<MountId>, Vec<&'m MountEntry>>;
+
+fn by_parent(mounts: &[MountEntry]) -> ByParent<'_> {
+    let ids: HashSet<MountId> = mounts.iter().map(|mount| mount.id).collect();
+    let mut tree = ByParent::new();
+    for mount in mounts {
+        // The parent of the root is in no table.
+        let has_parent = mount.parent != mount.id && ids.contains(&mount.parent);
+        let siblings = tree.entry(has_parent.then_some(mount.parent));
+        siblings.or_default().push(mount);
+    }
+    tree
 }
 
-impl<'m> Tree<'m> {
-    fn of(mounts: &'m [MountEntry]) -> Self {
-        let mut children: HashMap<MountId, Vec<&MountEntry>> = HashMap::new();
-        for mount in mounts {
-            children.entry(mount.id).or_default();
-        }
-        let mut roots = Vec::new();
-        for mount in mounts {
-            match children.get_mut(&mount.parent) {
-                Some(siblings) if mount.parent != mount.id => siblings.push(mount),
-                // The parent of the root is in no table.
-                _ => roots.push(mount),
+/// The mounts at a place that the container can see or that lie below such a mount, the lowest
+/// first. Mirrors the kernel's look-up: path_resolution(7).
+fn stack_at<'m>(tree: &ByParent<'m>, place: &Path) -> Vec<&'m MountEntry> {
+    let (mut stack, mut parent) = (Vec::new(), None);
+    // In a table that was read while it changed, parents can form a circle.
+    for _ in 0..=tree.len() {
+        // The look-up meets the mount nearest to the root first; the newest mount covers others.
+        let mut met: Option<&MountEntry> = None;
+        for mount in tree.get(&parent).into_iter().flatten() {
+            let point = mount.mount_point.as_os_str();
+            if is_at_or_above(point.as_bytes(), place)
+                && met.is_none_or(|it| point.len() <= it.mount_point.as_os_str().len())
+            {
+                met = Some(mount);
             }
         }
-        Self { roots, children }
+        let Some(mount) = met else { break };
+        if mount.mount_point.as_os_str() == place.as_os_str() {
+            stack.push(mount);
+        }
+        parent = Some(mount.id);
     }
-
-    /// The mounts at a place that the container can see or that lie below such a mount, the lowest
-    /// first. Mirrors the kernel's look-up: path_resolution(7).
-    fn stack_at(&self, place: &Path) -> Vec<&'m MountEntry> {
-        let mut stack = Vec::new();
-        let mut next = &self.roots;
-        // In a table that was read while it changed, parents can form a circle.
-        for _ in 0..=self.children.len() {
-            // The look-up meets the mount nearest to the root first; the newest mount covers others.
-            let mut met: Option<&MountEntry> = None;
-            for mount in next {
-                let point = mount.mount_point.as_os_str();
-                if is_at_or_above(point.as_bytes(), place)
-                    && met.is_none_or(|it| point.len() <= it.mount_point.as_os_str().len())
-                {
-                    met = Some(mount);
-                }
-            }
-            let Some(mount) = met else { break };
-            if mount.mount_point.as_os_str() == place.as_os_str() {
-                stack.push(mount);
-            }
-            let Some(above) = self.children.get(&mount.id) else {
-                break;
-            };
-            next = above;
-        }
-        stack
-    }
+    stack
 }
 
 /// A destination as the kernel prints a mount point. A runtime takes a relative path from the root.

@@ -100,10 +100,8 @@ impl<'t> MountsBelow<'t> {
         place_of: &dyn Fn(&Path) -> Option<FilePlace>,
     ) -> Result<KeptMounts, Refused> {
         for path in makers.paths_below(destination) {
-            if !nested
-                .iter()
-                .any(|bind| destination.join(&bind.path) == path)
-            {
+            let path_below = below(path, destination);
+            if !nested.iter().any(|bind| Some(&*bind.path) == path_below) {
                 return Err(Refused::new(RefusedReason::SpecMountsBelow, path));
             }
         }

@@ -128,6 +128,7 @@ impl JournalLine {
 /// A line about a create. `R` is a reference to a [`Report`](super::Report) in a line that is
 /// written.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+// Works beside `flatten`, although serde's documentation excludes it: a test relies on it.
 #[serde(deny_unknown_fields)]
 pub struct CreateLine<R = RecordedReport> {
     version: u32,

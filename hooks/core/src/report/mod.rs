@@ -81,13 +81,12 @@ impl Report {
     /// Adds findings and the outcome of each. Foreign binds are only counted.
     pub fn add(&mut self, findings: Vec<Finding>, outcome: impl Fn(&Finding) -> Option<Outcome>) {
         for finding in findings {
-            match finding.verdict {
-                Verdict::Foreign => self.foreign += 1,
-                _ => self.binds.push(BindReport {
-                    outcome: outcome(&finding),
-                    finding,
-                }),
+            if finding.verdict == Verdict::Foreign {
+                self.foreign += 1;
+                continue;
             }
+            let outcome = outcome(&finding);
+            self.binds.push(BindReport { finding, outcome });
         }
     }
     /// Sets the time until every bind was judged.

@@ -301,7 +301,7 @@ impl IdRange {
 /// The capability of mount(2): capabilities(7).
 const CAP_SYS_ADMIN: &str = "CAP_SYS_ADMIN";
 
-/// The hooks that run before the program of the container ends, and can reach its mount namespace.
+/// The hooks that run at the start of a container and can reach its mount namespace.
 const HOOKS: [&str; 5] = [
     "prestart",
     "createRuntime",
@@ -333,8 +333,6 @@ pub struct MountMakers {
 /// An entry of `mounts`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpecMount {
-    /// The position in `mounts`.
-    pub index: usize,
     /// The path in the container.
     pub destination: PathBuf,
     /// The source of a bind; `None` for other mounts.
@@ -395,13 +393,11 @@ impl MountMakers {
             has_devices |= rule.allow == Some(true) && rule.r#type.as_deref() != Some("c");
         }
         let mut mounts = Vec::new();
-        for (index, mount) in spec.mounts.unwrap_or_default().into_iter().enumerate() {
-            let Some(mount) = mount else { continue };
+        for mount in spec.mounts.into_iter().flatten().flatten() {
             let fs_type = mount.r#type.unwrap_or_default();
             let mut words = mount.options.iter().flatten().flatten();
             let is_bind = fs_type == "bind" || words.any(|it| it == "bind" || it == "rbind");
             mounts.push(SpecMount {
-                index,
                 destination: mount.destination.unwrap_or_default(),
                 source: is_bind.then(|| mount.source.unwrap_or_default()),
                 fs_type,
@@ -694,6 +690,5 @@ mod mount_makers_tests {
         assert_eq!(found("/data"), Some("/data/etc"));
         let sources: Vec<_> = spec.mounts.iter().map(|it| it.source.clone()).collect();
         assert_eq!(sources, [Some("/".into()), None, Some(PathBuf::default())]);
-        assert_eq!(spec.mounts[0].index, 1);
     }
 }
