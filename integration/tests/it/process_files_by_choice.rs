@@ -222,10 +222,12 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
 
 /// The code before the tests, without comments.
 fn code(text: &str) -> String {
-    let product = text
-        .split("\n#[cfg(test)]\nmod tests")
-        .next()
-        .unwrap_or_default();
+    let is_module = |(at, start): &(usize, &str)| {
+        let name = text[at + start.len()..].lines().next();
+        name.is_some_and(|name| name.ends_with(" {"))
+    };
+    let tests = text.match_indices("\n#[cfg(test)]\nmod ").find(is_module);
+    let product = tests.map_or(text, |(at, _)| &text[..at]);
     let lines = product
         .lines()
         .filter(|line| !line.trim_start().starts_with("//"));
