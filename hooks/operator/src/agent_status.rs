@@ -101,8 +101,10 @@ pub fn agent(state: &AgentState, is_unit: bool) -> Check {
         AgentState::Running(status) => status,
     };
     if status.nri == NriState::Disconnected {
-        let message = "the node agent is enabled as an NRI plugin, and no runtime accepts it";
-        return Check::failed(message, logs);
+        return Check::failed(
+            "the node agent is enabled as an NRI plugin, and no runtime accepts it",
+            logs,
+        );
     }
     if status.silent_roots > 0 {
         let silent = status.silent_roots;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fs, io};
 
+use anyhow::anyhow;
 use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_core::mount_table::{Device, MountEntry, MountIndex, MountTable, Propagation};
 use bindguard_core::paths::{below, join};
@@ -21,31 +22,32 @@ const PROBE_TIMEOUT: Duration = Duration::from_millis(700);
 
 /// The roots of this node's kubelets that exist and answer, each directory once.
 #[derive(Debug, Default)]
-pub(crate) struct Roots {
-    pub(crate) known: Vec<Root>,
+pub struct Roots {
+    pub known: Vec<Root>,
     /// The reasons why other roots are not inspected.
-    pub(crate) problems: Vec<String>,
+    pub problems: Vec<String>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Root {
+pub struct Root {
     /// The first name that the places have for it.
-    pub(crate) named: PathBuf,
+    pub named: PathBuf,
     /// Its name in the mount table.
-    pub(crate) real: PathBuf,
+    pub real: PathBuf,
 }
 
 impl Roots {
     /// Probes each root in a separate process.
-    pub(crate) fn of(places: &Places) -> Self {
+    pub fn of(places: &Places) -> Self {
         let names = places.kubelet_roots.clone();
         let mut roots = Self::default();
         let Ok(answers) = probe_side_by_side(&names, PROBE_TIMEOUT) else {
             // If no process can be started, the configured names are used unchecked.
-            for named in names {
-                let real = named.clone();
-                roots.known.push(Root { named, real });
-            }
+            let unchecked = names.into_iter().map(|named| Root {
+                real: named.clone(),
+                named,
+            });
+            roots.known.extend(unchecked);
             return roots;
         };
         let mut seen = Vec::new();
@@ -75,12 +77,12 @@ impl Roots {
         roots
     }
 
-    pub(crate) fn names(&self) -> impl Iterator<Item = &Path> + Clone {
+    pub fn names(&self) -> impl Iterator<Item = &Path> + Clone {
         self.known.iter().map(|root| root.named.as_path())
     }
 
     /// The mount table with these names instead of the kernel's.
-    pub(crate) fn name_mounts(&self, mut table: MountTable) -> MountTable {
+    pub fn name_mounts(&self, mut table: MountTable) -> MountTable {
         for root in self.known.iter().filter(|root| root.named != root.real) {
             table = table.with_name(&root.real, &root.named);
         }
@@ -95,10 +97,15 @@ impl Roots {
         })
     }
 
-    fn not_a_subpath(self, path: &Path) -> NotASubpath {
+    /// Why an operator's path was not accepted: the kubelet's directories could not be checked, or
+    /// the path is no exact path of a volume-subpath.
+    fn not_a_subpath(self, path: &Path) -> anyhow::Error {
         match self.problems.into_iter().next() {
-            Some(problem) => NotASubpath::Unchecked(problem),
-            None => NotASubpath::Other(path.to_owned()),
+            Some(problem) => anyhow!(problem),
+            None => anyhow!(
+                "{} is not a volume-subpath below a kubelet root: see [kubelet] roots in config.toml",
+                path.display()
+            ),
         }
     }
 }
@@ -109,23 +116,12 @@ pub fn kubelets_here(places: &Places) -> (Vec<PathBuf>, Vec<String>) {
     (roots.names().map(Path::to_owned).collect(), roots.problems)
 }
 
-/// Why an operator's path was not accepted.
-#[derive(Debug, thiserror::Error)]
-pub enum NotASubpath {
-    /// A kubelet's directories could not be checked.
-    #[error("{0}")]
-    Unchecked(String),
-    /// The path is no exact path of a volume-subpath.
-    #[error("{} is not a volume-subpath below a kubelet root: see [kubelet] roots in config.toml", .0.display())]
-    Other(PathBuf),
-}
-
 /// The volume-subpath at a path that is written as the kubelet or the mount table writes it: below
 /// a kubelet's root, without symlinks, `..`, `.` or doubled slashes.
 ///
 /// # Errors
 /// If the path is no such path, or if the kubelet's directories do not answer.
-pub fn exact_subpath(path: &Path, places: &Places) -> Result<VolumeSubpath, NotASubpath> {
+pub fn exact_subpath(path: &Path, places: &Places) -> anyhow::Result<VolumeSubpath> {
     /// `pods/UID/volume-subpaths/VOLUME/CONTAINER`
     const FOLDERS: usize = 5;
     let roots = Roots::of(places);
@@ -147,7 +143,7 @@ pub fn exact_subpath(path: &Path, places: &Places) -> Result<VolumeSubpath, NotA
 ///
 /// # Errors
 /// If the path is no volume-subpath, or if the kubelet's directories do not answer.
-pub fn named_subpath(path: &Path, places: &Places) -> Result<VolumeSubpath, NotASubpath> {
+pub fn named_subpath(path: &Path, places: &Places) -> anyhow::Result<VolumeSubpath> {
     let roots = Roots::of(places);
     let found = roots
         .subpath(path)
@@ -181,7 +177,7 @@ pub fn other_roots(table: &MountTable, places: &Places) -> BTreeSet<PathBuf> {
 
 /// The filesystem and the folder in it that a path shows. A subpath's place is no clue: it has the
 /// same file at both names of a root.
-pub(crate) fn place_in(table: &MountTable, path: &Path) -> Option<(Device, PathBuf)> {
+pub fn place_in(table: &MountTable, path: &Path) -> Option<(Device, PathBuf)> {
     let mount = table.mount_over(path)?;
     Some((mount.device, mount.place_in_filesystem(path)?))
 }
@@ -200,35 +196,35 @@ pub(crate) fn place_in(table: &MountTable, path: &Path) -> Option<(Device, PathB
 /// Limit of places that are named for a namespace. A container can make thousands of such mounts.
 const MAX_PLACES: usize = 1000;
 
-type MountsByRoot<'t> = HashMap<&'t Path, Vec<(usize, &'t MountEntry)>>;
-
-pub(crate) struct HostMounts<'t> {
+pub struct HostMounts<'t> {
     /// The mounts with their positions in the table, by device and root. A look-up for each mount of
     /// a container, not a search: the container decides how many there are.
-    by_root: HashMap<Device, MountsByRoot<'t>>,
+    by_root: HashMap<(Device, &'t Path), Vec<(usize, &'t MountEntry)>>,
+    devices: HashSet<Device>,
     peer_groups: HashSet<u32>,
     places: &'t Places,
 }
 
 impl<'t> HostMounts<'t> {
-    pub(crate) fn of(own: &'t MountTable, places: &'t Places) -> Self {
+    pub fn of(own: &'t MountTable, places: &'t Places) -> Self {
         let mut host = Self {
             by_root: HashMap::new(),
+            devices: HashSet::new(),
             peer_groups: HashSet::new(),
             places,
         };
         for (position, entry) in own.entries().iter().enumerate() {
             host.peer_groups.extend(entry.propagation.peer_group);
-            let of_device = host.by_root.entry(entry.device).or_default();
-            let of_root = of_device.entry(&*entry.root.path).or_default();
-            of_root.push((position, entry));
+            host.devices.insert(entry.device);
+            let of_root = host.by_root.entry((entry.device, &*entry.root.path));
+            of_root.or_default().push((position, entry));
         }
         host
     }
 
     /// The places on the host of the mounts that a namespace pins, each once; at most
     /// [`MAX_PLACES`].
-    pub(crate) fn pinned_by(&self, table: &MountTable) -> Vec<PathBuf> {
+    pub fn pinned_by(&self, table: &MountTable) -> Vec<PathBuf> {
         let index = MountIndex::of(table);
         let entries = table.entries().iter();
         let places = entries.filter_map(|entry| self.place_of_pinned(entry, &index));
@@ -239,7 +235,7 @@ impl<'t> HostMounts<'t> {
     }
 
     /// The host-root binds of a container, each with whether the host's mounts and umounts reach it.
-    pub(crate) fn host_root_binds<'c>(
+    pub fn host_root_binds<'c>(
         &self,
         table: &'c MountTable,
         scope: Scope,
@@ -248,18 +244,13 @@ impl<'t> HostMounts<'t> {
         let root = Path::new("/");
         let mut binds = Vec::new();
         for entry in table.entries() {
-            let is_on_its_root = entry.mount_point != root
-                && index
-                    .parent(entry)
-                    .is_some_and(|parent| parent.mount_point == root);
-            let is_host_root =
-                |(_, path): (&MountEntry, PathBuf)| self.places.holds_runtime_mounts(&path, scope);
-            if is_on_its_root
-                && self
-                    .paths_of(entry, &entry.root.path)
-                    .into_iter()
-                    .any(is_host_root)
-            {
+            let parent = index.parent(entry);
+            if entry.mount_point == root || parent.is_none_or(|it| it.mount_point != root) {
+                continue;
+            }
+            let paths = self.paths_of(entry, &entry.root.path);
+            let mut paths = paths.iter().map(|(_, path)| path);
+            if paths.any(|path| self.places.holds_runtime_mounts(path, scope)) {
                 binds.push((entry, self.unmounts_below(&entry.propagation)));
             }
         }
@@ -270,11 +261,11 @@ impl<'t> HostMounts<'t> {
     fn place_of_pinned(&self, entry: &MountEntry, table: &MountIndex<'_>) -> Option<PathBuf> {
         // The files of all namespaces are on the same device.
         let is_shown = match entry.fs_type.0.as_str() {
-            "nsfs" => self
-                .with_root(entry.device, &entry.root.path)
-                .iter()
-                .any(|(_, mount)| mount.root == entry.root),
-            _ => self.by_root.contains_key(&entry.device),
+            "nsfs" => {
+                let mut shown = self.with_root(entry.device, &entry.root.path).iter();
+                shown.any(|(_, mount)| mount.root == entry.root)
+            }
+            _ => self.devices.contains(&entry.device),
         };
         if is_shown {
             return None;
@@ -291,11 +282,10 @@ impl<'t> HostMounts<'t> {
         let place = parent.place_in_filesystem(&entry.mount_point)?;
         let (mount, path) = self.paths_of(parent, &place).into_iter().next()?;
         let starts = self.paths_of(parent, &parent.root.path);
+        let mut starts = starts.iter();
         let is_made_there = is_of_the_kernel(&path)
             || self.is_root_of_a_container(mount)
-            || starts
-                .iter()
-                .any(|(_, start)| self.places.lies_in_volume(start));
+            || starts.any(|(_, start)| self.places.lies_in_volume(start));
         (!is_made_there).then_some(path)
     }
 
@@ -306,11 +296,8 @@ impl<'t> HostMounts<'t> {
         parent.master.is_some() || group.is_some_and(|group| self.peer_groups.contains(&group))
     }
 
-    fn with_root(&self, device: Device, root: &Path) -> &[(usize, &'t MountEntry)] {
-        let roots = self.by_root.get(&device);
-        roots
-            .and_then(|roots| roots.get(root))
-            .map_or(&[], Vec::as_slice)
+    fn with_root<'s>(&'s self, device: Device, root: &'s Path) -> &'s [(usize, &'t MountEntry)] {
+        self.by_root.get(&(device, root)).map_or(&[], Vec::as_slice)
     }
 
     /// The host's mounts that show a place in the filesystem of `of`, and the paths of that place,
@@ -342,10 +329,9 @@ impl<'t> HostMounts<'t> {
 
 /// True for a kernel directory: every namespace needs its mounts. Runtimes mount there for
 /// containers, also in a copy of the host's; no host mount is busy there.
-pub(crate) fn is_of_the_kernel(path: &Path) -> bool {
-    ["/proc", "/sys", "/dev"]
-        .iter()
-        .any(|folder| path.starts_with(folder))
+pub fn is_of_the_kernel(path: &Path) -> bool {
+    let mut folders = ["/proc", "/sys", "/dev"].iter();
+    folders.any(|folder| path.starts_with(folder))
 }
 
 /// The device of a block special file; `None` for any other file. Follows symlinks, for example in

@@ -3,7 +3,8 @@
 //! ```text
 //! survey      every volume-subpath and volume of a node ─► node_report
 //! namespaces  every mount namespace of a node ─► holders, doctor
-//! doctor      one file per point: plain evidence ─► a point with the command to run
+//! doctor      plain evidence of each point ─► a check with the command to run
+//! old_binds   what running containers show and the host no longer has
 //! cri         the client of the node's CRI
 //! containers  the running containers: their bundles and inits, of every runtime
 //! root_program programs that root alone can change
@@ -14,7 +15,6 @@
 #![forbid(unsafe_code)]
 
 pub mod agent_status;
-pub mod container_mounts;
 pub mod containers;
 pub mod cri;
 pub mod doctor;
@@ -28,10 +28,8 @@ pub mod root_program;
 pub mod survey;
 pub mod terminal;
 pub mod unix_http;
-pub mod writers;
 
 mod kubelet_roots;
 
-pub use crate::kubelet_roots::block_device;
-pub use kubelet_roots::{NotASubpath, exact_subpath, kubelets_here, named_subpath};
+pub use kubelet_roots::{block_device, exact_subpath, kubelets_here, named_subpath};
 pub use survey::{RepairAct, repair_node, survey_node, survey_recorded};

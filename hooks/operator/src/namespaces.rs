@@ -27,7 +27,7 @@ use serde::Serialize;
 use crate::node::{container_ids, is_gone, looks_like_an_id, open_files, pids_in, read_in_parts};
 
 /// A `/proc`, and the process in it whose mounts are the reader's own.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Proc {
     folder: PathBuf,
     own: &'static str,
@@ -91,21 +91,34 @@ pub struct NamespaceMounts {
 }
 
 /// The holder that keeps a mount namespace alive.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(tag = "held_by", rename_all = "kebab-case")]
 pub enum HeldBy {
     /// The oldest process in the namespace.
     Process {
         /// Its pid in the reader's pid namespace.
         pid: u32,
         /// Its name, truncated by the kernel.
+        #[serde(rename = "process_name")]
         command: String,
         /// The text of its `/proc/PID/cgroup`.
+        #[serde(skip)]
         cgroup: String,
     },
     /// No process runs in it; a process has it open.
-    Descriptor { pid: u32, command: String },
+    Descriptor {
+        pid: u32,
+        #[serde(rename = "process_name")]
+        command: String,
+    },
     /// No process runs in it; it is bind-mounted here.
-    BindMount(PathBuf),
+    BindMount {
+        #[serde(skip)]
+        path: PathBuf,
+    },
+    /// The reader's own mount namespace.
+    #[default]
+    OwnNamespace,
 }
 
 /// The number of objects checked.
@@ -133,7 +146,7 @@ impl NamespaceMounts {
         let why = error_chain(self.table.as_ref().err()?);
         let process = match &self.held_by {
             HeldBy::Process { pid, .. } => format!(" of process {pid}"),
-            HeldBy::Descriptor { .. } | HeldBy::BindMount(_) => String::new(),
+            _ => String::new(),
         };
         Some(format!("mount namespace {}{process}: {why}", self.id))
     }
@@ -265,7 +278,7 @@ impl Proc {
             if let Some(id) = id.filter(|_| entry.fs_type.0 == "nsfs") {
                 let path = entry.mount_point.clone();
                 // Root of the node made the mount.
-                let held_by = HeldBy::BindMount(path.clone());
+                let held_by = HeldBy::BindMount { path: path.clone() };
                 found.entry(id).or_insert((held_by, path, None));
             }
         }

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
+use anyhow::{Context, ensure};
 use bindguard_core::evidence::Observed;
 use bindguard_core::mount_table::MountId;
 use bindguard_core::paths::lies_in;
 use bindguard_core::process::{PARENT, number};
 use bindguard_core::spec::IdMap;
-use bindguard_sys::Failure;
 use bindguard_sys::enter::HeldProcess;
 use bindguard_sys::process_files::{
     ProcessFile, arguments_of, contents, contents_within, inodes, links, links_within,
@@ -41,16 +41,9 @@ pub fn setting(path: &Path) -> Observed<String> {
 /// Limit of processes that are named.
 const MAX_NAMED: usize = 5;
 
-/// A process that uses a mount.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct MountUser {
-    pub pid: u32,
-    pub name: String,
-}
-
 /// The processes that use the mount with this id, at this place of a container's mount namespace
 /// with this number. A file that is only mapped is not found.
-pub fn users_of_mount(mount: MountId, place: &Path, namespace: u64) -> Vec<MountUser> {
+pub fn users_of_mount(mount: MountId, place: &Path, namespace: u64) -> Vec<Process> {
     let pids = pids();
     let mut users = BTreeSet::new();
     // The kernel prints the id of the mount of each open file: proc_pid_fdinfo(5).
@@ -71,9 +64,8 @@ pub fn users_of_mount(mount: MountId, place: &Path, namespace: u64) -> Vec<Mount
             }
         }
     }
-    let named = users.into_iter().filter_map(Process::of).take(MAX_NAMED);
-    let named = named.map(|Process { pid, command, .. }| MountUser { pid, name: command });
-    named.collect()
+    let named = users.into_iter().filter_map(Process::of);
+    named.take(MAX_NAMED).collect()
 }
 
 // The mount namespace of a container's runtime, which a command must share.
@@ -83,50 +75,29 @@ pub fn users_of_mount(mount: MountId, place: &Path, namespace: u64) -> Vec<Mount
 // compare a container with the wrong mounts, so the command refuses to run. The agent enters the
 // namespace of the runtime instead.
 
-/// Why a command does not act on a container.
-#[derive(Debug, thiserror::Error)]
-pub enum NotOfRuntime {
-    /// The command runs in another mount namespace.
-    #[error(
-        "this command is in another mount namespace than the container's runtime; run it as nsenter --target {0} --mount bindguard"
-    )]
-    OtherNamespace(u32),
-    /// The container's init, or the namespace of its parent, could not be read.
-    #[error(transparent)]
-    Unknown(#[from] Failure),
-}
-
 /// Checks that this process has the mount namespace of the process that supervises the container:
 /// the parent of the container's init, a shim or conmon.
 ///
 /// # Errors
 /// If the namespaces differ, or the parent's cannot be read.
-pub fn refuse_other_mounts(init: &HeldProcess) -> Result<(), NotOfRuntime> {
-    let failed = |act: String, source| Failure {
-        act: act.into(),
-        path: PathBuf::new(),
-        source,
-    };
+pub fn refuse_other_mounts(init: &HeldProcess) -> anyhow::Result<()> {
     let pid = init.pid();
     let stat = only(contents(&[ProcessFile::of(pid, "stat")]));
     let parent = stat.and_then(|stat| {
         let parent = number(&String::from_utf8_lossy(&stat), PARENT);
-        let parent = parent.and_then(|parent| parent.try_into().ok());
+        let parent = parent.and_then(|parent| u32::try_from(parent).ok());
         parent.ok_or_else(|| ErrorKind::InvalidData.into())
     });
-    let parent = parent.map_err(|error| {
-        let act = format!("find the parent of process {pid}, the container's init");
-        failed(act, error)
+    let parent = parent
+        .with_context(|| format!("find the parent of process {pid}, the container's init"))?;
+    let mounts = only(inodes(&[ProcessFile::of(parent, "ns/mnt")])).with_context(|| {
+        format!("read the mount namespace of process {parent}, the container's runtime")
     })?;
-    match only(inodes(&[ProcessFile::of(parent, "ns/mnt")])) {
-        Ok(theirs) if Some(theirs) == namespace("mnt") => Ok(()),
-        Ok(_) => Err(NotOfRuntime::OtherNamespace(parent)),
-        Err(error) => {
-            let act =
-                format!("read the mount namespace of process {parent}, the container's runtime");
-            Err(failed(act, error).into())
-        }
-    }
+    ensure!(
+        Some(mounts) == namespace("mnt"),
+        "this command is in another mount namespace than the container's runtime; run it as nsenter --target {parent} --mount bindguard"
+    );
+    Ok(())
 }
 
 /// The answer for the only file.
@@ -138,12 +109,14 @@ fn only<A>(mut answers: Vec<io::Result<A>>) -> io::Result<A> {
 
 // Processes of the reader's own mount namespace: daemons of this node, and of no container.
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Serialize)]
 pub struct Process {
     pub pid: u32,
     /// The process's `comm`, at most 15 bytes.
+    #[serde(rename = "name")]
     pub command: String,
     /// The text of its `/proc/PID/cgroup`.
+    #[serde(skip)]
     pub cgroup: String,
 }
 

@@ -1,15 +1,13 @@
 //! The report of a whole node: the findings in the journal's terms, each with the pod's names, the
 //! origin of the mount, and the next step.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::identity::PodName;
 use serde::{Serialize, Serializer};
 
-use crate::container_mounts::PinnedMounts;
 use crate::kubelet_roots::other_roots;
-use crate::old_binds::{OldBinds, OldFiles};
+use crate::old_binds::{OldBinds, OldFiles, PinnedMounts};
 use crate::pods::{Deletion, MountInVolume, PodContainer, Pods, mounts_in_volumes};
 use bindguard_core::judge::{Finding, StaleCause, Unmounted, Verdict};
 use bindguard_core::kubelet::{PodPath, VolumeSubpath};
@@ -75,7 +73,7 @@ pub struct NodeBind {
 }
 
 /// The source and destination of a stale mount, as in the mount table.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub struct Origin {
     /// The issue that explains why such a mount keeps a container from starting.
     pub issue: &'static str,
@@ -219,46 +217,38 @@ impl NodeBind {
         }
         let path = shell_word(source);
         let is_planned = matches!(self.bind.outcome, Some(Outcome::Planned { .. }));
-        match (verdict, kind) {
-            (Verdict::Stale { .. }, _) if is_planned => Some(format!("bindguard repair {path}")),
-            (Verdict::Stale { .. }, SourceKind::Subpath(_)) if !is_placeholder(verdict) => {
-                Some(format!("bindguard repair --unmount {path}"))
+        if !matches!(verdict, Verdict::Stale { .. }) {
+            let is_of_pod = matches!(
+                verdict,
+                Verdict::Unmounted(_) | Verdict::Dead(_) | Verdict::Orphaned { .. }
+            );
+            return on_pod("describe", self.pod.as_ref().filter(|_| is_of_pod)?);
+        }
+        if is_planned {
+            return Some(format!("bindguard repair {path}"));
+        }
+        let is_subpath = matches!(kind, SourceKind::Subpath(_));
+        if is_subpath && !is_placeholder(verdict) {
+            return Some(format!("bindguard repair --unmount {path}"));
+        }
+        let is_volume = matches!(kind, SourceKind::MountedVolume(_) | SourceKind::PlainVolume);
+        if !is_subpath && !is_volume {
+            return None;
+        }
+        // Only a new pod cures the finding.
+        let Some(pod) = &self.pod else {
+            return is_subpath.then(|| format!("bindguard repair --unmount {path}"));
+        };
+        let Some(own) = own else {
+            return on_pod("describe", pod);
+        };
+        match Deletion::of(pod, own, places) {
+            Deletion::Command(command) => Some(command),
+            Deletion::Unnamed => on_pod("delete", pod),
+            Deletion::Erases(mounts) => {
+                self.notes.push(Note::ErasesHostFiles);
+                Some(format!("umount {}", shell_word(mounts.first()?)))
             }
-            // Only a new pod cures the finding.
-            (
-                Verdict::Stale { .. },
-                SourceKind::Subpath(_) | SourceKind::MountedVolume(_) | SourceKind::PlainVolume,
-            ) => {
-                let Some(pod) = &self.pod else {
-                    let is_subpath = matches!(kind, SourceKind::Subpath(_));
-                    return is_subpath.then(|| format!("bindguard repair --unmount {path}"));
-                };
-                let Some(own) = own else {
-                    return on_pod("describe", pod);
-                };
-                match Deletion::of(pod, own, places) {
-                    Deletion::Command(command) => Some(command),
-                    Deletion::Unnamed => on_pod("delete", pod),
-                    Deletion::Erases(mounts) => {
-                        self.notes.push(Note::ErasesHostFiles);
-                        let innermost = mounts.first()?;
-                        Some(format!("umount {}", shell_word(innermost)))
-                    }
-                }
-            }
-            (Verdict::Unmounted(_) | Verdict::Dead(_) | Verdict::Orphaned { .. }, _) => {
-                on_pod("describe", self.pod.as_ref()?)
-            }
-            (
-                Verdict::Stale { .. }
-                | Verdict::Current
-                | Verdict::Foreign
-                | Verdict::Pinning(_)
-                | Verdict::Wrong(_)
-                | Verdict::NotProbed
-                | Verdict::Unknown(_),
-                _,
-            ) => None,
         }
     }
 
@@ -286,34 +276,29 @@ impl NodeBind {
 }
 
 /// An effect of a finding on its pod.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
 pub enum Note {
     /// A running container still reads the old file.
+    #[strum(
+        to_string = "the running container keeps the old content until it restarts or is refreshed"
+    )]
     OldContent,
     /// The guard runs before the pod's creates.
+    #[strum(to_string = "the guard repairs it when the container is created next")]
     Guarded,
     /// The guard does not.
+    #[strum(
+        to_string = "the pod runs under another shim: no guard repairs it when the container is created next"
+    )]
     NotGuarded,
     /// Nothing is wrong yet.
+    #[strum(to_string = "no running container uses it: the kubelet binds it before it starts one")]
     NotInUse,
     /// A mount of the host is in a volume that the kubelet removes with the pod.
+    #[strum(
+        to_string = "a mount of the host is in a volume of the pod: unmount it before the pod is deleted, or the kubelet erases its files (kubernetes#129550)"
+    )]
     ErasesHostFiles,
-}
-
-impl fmt::Display for Note {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::OldContent => "the running container keeps the old content until it restarts or is refreshed",
-            Self::Guarded => "the guard repairs it when the container is created next",
-            Self::NotGuarded => {
-                "the pod runs under another shim: no guard repairs it when the container is created next"
-            }
-            Self::ErasesHostFiles => {
-                "a mount of the host is in a volume of the pod: unmount it before the pod is deleted, or the kubelet erases its files (kubernetes#129550)"
-            }
-            Self::NotInUse => "no running container uses it: the kubelet binds it before it starts one",
-        })
-    }
 }
 
 impl Serialize for Note {
@@ -325,8 +310,7 @@ impl Serialize for Note {
 /// True for a placeholder directory. A directory is also beneath the mount, so no file can be bound
 /// there any more.
 fn is_placeholder(verdict: &Verdict) -> bool {
-    let cause = StaleCause::Placeholder;
-    matches!(verdict, Verdict::Stale { cause: found, .. } if *found == cause)
+    matches!(verdict, Verdict::Stale { cause, .. } if *cause == StaleCause::Placeholder)
 }
 
 /// A command about a pod. If no runtime of this node knows the pod's name, the command that finds

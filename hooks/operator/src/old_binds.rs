@@ -15,31 +15,34 @@ use std::path::{Path, PathBuf};
 use bindguard_core::error_chain;
 use bindguard_core::identity::PodName;
 use bindguard_core::judge::judge_reach;
+use bindguard_core::mount_table::MountEntry;
 use bindguard_core::places::Places;
-use bindguard_core::policy::Policy;
-use bindguard_core::refresh_request::{HOST_FILES, HOST_ROOT, VOLUMES};
+use bindguard_core::policy::{Policy, Scope};
 use bindguard_core::report::{MountResult, RefreshedMount};
-use bindguard_core::spec::SpecView;
+use bindguard_core::spec::{SpecUsers, SpecView};
+use bindguard_core::text::{serialize_paths, shell_word};
 use bindguard_guard::refresh::{
     BoundFiles, BoundMounts, CurrentFiles, FileBind, HeldProcess, HostRoots, PodVolumes,
-    ProcessError, RefreshError, find_stale,
+    ProcessError, RefreshError, find_stale, releasable_copies,
 };
 use bindguard_guard::{Probes, kubelet_roots_by_all_names};
 use bindguard_sys::bundle::read_spec;
+use bindguard_sys::{Failure, read_mount_table};
 use serde::Serialize;
 
 use crate::containers::{
-    EngineContainer, binds_of_container, bundle_of_container, engine_containers, hold_running,
-    inits_of, read_running, state_folders, unless_ended,
+    ContainersOfNode, EngineContainer, binds_of_container, bundle_of_container, engine_containers,
+    hold_running, inits_of, read_running, spec_of_container, state_folders, unless_ended,
 };
-use crate::kubelet_roots::kubelets_here;
-use crate::node::{NotOfRuntime, refuse_other_mounts};
+use crate::kubelet_roots::{HostMounts, kubelets_here};
+use crate::node::refuse_other_mounts;
 use crate::pods::{PodContainer, Pods};
-use crate::writers::ContainersOfNode;
 
-/// The kinds of binds that a pod opts in by a word, besides subPaths.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+/// The kinds of binds that a pod opts in by a word, besides subPaths. The command line and the
+/// annotation have the same words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, strum::Display)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum BindKind {
     /// Volumes that the host has mounted anew.
     Volumes,
@@ -50,7 +53,7 @@ pub enum BindKind {
 }
 
 /// A running container, and its binds of a kind that differ from the host.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub struct OldBinds {
     pub pod: PodName,
     pub container: PodContainer,
@@ -70,17 +73,6 @@ pub struct OldBinds {
     pub command: Option<String>,
 }
 
-impl BindKind {
-    /// The word for the kind in the annotation and on the command line.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Volumes => VOLUMES,
-            Self::HostRoot => HOST_ROOT,
-            Self::HostFiles => HOST_FILES,
-        }
-    }
-}
-
 impl OldBinds {
     /// True for every volume, because the container works on a mount that the driver has given up.
     /// For host files and host-root binds, true only if the pod opted in, because Kubernetes
@@ -97,7 +89,7 @@ impl OldBinds {
 }
 
 /// A running container, and the old files that it reads.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub struct OldFiles {
     pub pod: PodName,
     pub container: PodContainer,
@@ -121,7 +113,7 @@ impl OldFiles {
 
 /// The mounts of a container that do not show these files. Empty for a container that every refresh
 /// refuses.
-pub(crate) fn stale_mounts(
+fn stale_mounts(
     process: &HeldProcess,
     files: &dyn CurrentFiles,
 ) -> Result<Vec<RefreshedMount>, ProcessError> {
@@ -160,7 +152,8 @@ pub(crate) fn old_files<'r>(
             by_pod.entry(folder).or_default().push(container);
         }
     }
-    let inits = inits_of(by_pod.values().flatten().map(|it| it.id.as_str()));
+    let ids = by_pod.values().flatten().map(|it| it.id.as_str());
+    let inits = inits_of(Path::new("/"), ids);
     let (mut found, mut problems) = (Vec::new(), Vec::new());
     for (folder, containers) in by_pod {
         // A look is harmless also where a container can write the volume.
@@ -226,16 +219,16 @@ pub fn old_binds(pods: &Pods, policy: &Policy, places: &Places) -> (Vec<OldBinds
         containers: ContainersOfNode::at(Path::new("/")),
     };
     let (mut found, mut problems) = (Vec::new(), Vec::new());
-    let inits = inits_of(pods.running().map(|container| container.id.as_str()));
+    let ids = pods.running().map(|container| container.id.as_str());
+    let inits = inits_of(Path::new("/"), ids);
     for container in pods.running() {
         let Some(init) = inits.get(container.id.as_str()) else {
             continue;
         };
         let compared = survey.compare(container, None, *init, &mut found, &mut problems);
         if let Err(error) = compared {
-            let why = error_chain(&error);
             problems.push(format!(
-                "the volumes and host files of running containers are not checked: {why}"
+                "the volumes and host files of running containers are not checked: {error:#}"
             ));
             break;
         }
@@ -271,8 +264,10 @@ pub fn old_binds_of_engines(policy: &Policy, places: &Places) -> (Vec<OldBinds>,
         let init = engine.pid;
         let compared = survey.compare(&container, Some(&engine), init, &mut found, &mut problems);
         if let Err(error) = compared {
-            let (engine, why) = (engine.engine.name(), error_chain(&error));
-            problems.push(format!("the containers of {engine} are not checked: {why}"));
+            let engine = engine.engine.name();
+            problems.push(format!(
+                "the containers of {engine} are not checked: {error:#}"
+            ));
             break;
         }
     }
@@ -299,7 +294,7 @@ impl BindSurvey<'_> {
         init: u32,
         found: &mut Vec<OldBinds>,
         problems: &mut Vec<String>,
-    ) -> Result<(), NotOfRuntime> {
+    ) -> anyhow::Result<()> {
         let id = &container.id;
         let name = match engine {
             Some(of) => format!("{} container {id}", of.engine.name()),
@@ -324,14 +319,19 @@ impl BindSurvey<'_> {
             None => bundle_of_container(Path::new("/"), id),
         };
         let Some(bundle) = bundle else { return Ok(()) };
+        let bytes = read_spec(&bundle).unwrap_or_default();
+        let spec = SpecView::from_bytes(&bytes).ok();
+        let spec = spec.as_ref();
         for what in [BindKind::Volumes, BindKind::HostFiles, BindKind::HostRoot] {
             let files = match (what, engine) {
                 (BindKind::Volumes, None) => self.volumes_of_pod(&container.pod, &bundle),
-                (BindKind::Volumes, Some(_)) => self.volumes_of_engine(&bundle, &name, problems),
-                (BindKind::HostFiles, _) => {
-                    let is_of_pod = engine.is_none();
-                    self.host_files(&bundle, process.pid(), &name, is_of_pod, problems)
+                (BindKind::Volumes, Some(_)) => {
+                    spec.and_then(|spec| self.volumes_of_engine(&bundle, spec, &name, problems))
                 }
+                (BindKind::HostFiles, _) => spec.map(|spec| {
+                    let is_of_pod = engine.is_none();
+                    self.host_files(spec, process.pid(), &name, is_of_pod, problems)
+                }),
                 (BindKind::HostRoot, _) => {
                     let roots = HostRoots::open(&bundle, self.policy, self.places).ok();
                     roots.map(|roots| Box::new(roots) as Box<dyn CurrentFiles>)
@@ -368,7 +368,7 @@ impl BindSurvey<'_> {
                 what,
                 opted_in: None,
                 mounts,
-                command: subject.map(|it| format!("bindguard refresh {it} --what {}", what.word())),
+                command: subject.map(|it| format!("bindguard refresh {it} --what {what}")),
             });
         }
         Ok(())
@@ -385,16 +385,14 @@ impl BindSurvey<'_> {
         Some(Box::new(BoundMounts::open(bundle, &folder).ok()?))
     }
 
-    /// The volumes that the host has now. `None` if the spec is not known, or a source does not
-    /// answer.
+    /// The volumes that the host has now. `None` if a source does not answer.
     fn volumes_of_engine(
         &self,
         bundle: &Path,
+        spec: &SpecView<'_>,
         name: &str,
         problems: &mut Vec<String>,
     ) -> Option<Box<dyn CurrentFiles + '_>> {
-        let bytes = read_spec(bundle).ok()?;
-        let spec = SpecView::from_bytes(&bytes).ok()?;
         let sources = spec.binds().iter().map(|bind| bind.source().to_owned());
         for (source, why) in silent(sources.collect()) {
             if let Some(why) = why {
@@ -409,23 +407,20 @@ impl BindSurvey<'_> {
         Some(Box::new(mounts.ok()?))
     }
 
-    /// The files that the host has now, without those whose source does not answer. `None` if the
-    /// spec is not known.
+    /// The files that the host has now, without those whose source does not answer.
     fn host_files(
         &self,
-        bundle: &Path,
+        spec: &SpecView<'_>,
         init: u32,
         name: &str,
         is_of_pod: bool,
         problems: &mut Vec<String>,
-    ) -> Option<Box<dyn CurrentFiles + '_>> {
-        let bytes = read_spec(bundle).ok()?;
-        let spec = SpecView::from_bytes(&bytes).ok()?;
+    ) -> Box<dyn CurrentFiles + '_> {
         let mut binds = if is_of_pod {
             let roots = kubelet_roots_by_all_names(self.places, &Probes::for_create());
-            FileBind::of_pod(&spec, &roots)
+            FileBind::of_pod(spec, &roots)
         } else {
-            FileBind::of_spec(&spec)
+            FileBind::of_spec(spec)
         };
         let served: Vec<_> = binds.extract_if(.., |bind| !bind.is_local()).collect();
         let sources = served.iter().map(FileBind::source).collect();
@@ -442,7 +437,7 @@ impl BindSurvey<'_> {
         for error in &errors {
             problems.push(format!("{name}: {}", error_chain(error)));
         }
-        Some(Box::new(files))
+        Box::new(files)
     }
 }
 
@@ -452,4 +447,229 @@ fn silent(sources: Vec<PathBuf>) -> Vec<(PathBuf, Option<String>)> {
     let verdicts = reaches.iter().map(judge_reach);
     let reasons = verdicts.map(|it| it.map(|verdict| verdict.reason().unwrap_or_default()));
     sources.into_iter().zip(reasons).collect()
+}
+
+// Tries, without a change, the commands that would free the copies of a running container.
+//
+// A refresh and a release are refused for many reasons: a recursively read-only bind, a bind of
+// another shim without a record of the create. A command that would be refused is no advice.
+
+/// The effect that commands would have on a running container.
+#[derive(Debug, Default)]
+pub struct Trial {
+    /// `refresh --what host-root` would replace a bind.
+    pub refreshes: bool,
+    /// The copies that `release` would unmount.
+    pub releases: Vec<MountEntry>,
+    /// The mounts of the spec. `None` if unknown: then any mount may be the container's own.
+    pub spec: Option<SpecUsers>,
+}
+
+impl Trial {
+    /// Tries the commands on a container. Nothing is entered.
+    pub fn of(container: &PodContainer, policy: &Policy, places: &Places) -> Self {
+        let spec = spec_of_container(Path::new("/"), &container.id);
+        let mut trial = Self {
+            spec: spec.and_then(|spec| SpecUsers::from_spec(&spec).ok()),
+            ..Self::default()
+        };
+        // What an end of the container cuts off is not advised.
+        let _ = trial.run(&container.id, policy, places);
+        trial
+    }
+
+    fn run(&mut self, id: &str, policy: &Policy, places: &Places) -> Option<()> {
+        let init = *inits_of(Path::new("/"), [id]).get(id)?;
+        let process = hold_running(id, init).ok()??;
+        // both verbs refuse a container that left the namespaces of its runtime
+        refuse_other_mounts(&process).ok()?;
+        let bundle = bundle_of_container(Path::new("/"), id)?;
+        let roots = HostRoots::open(&bundle, policy, places).ok()?;
+        self.releases = releasable_copies(&process, self.spec.as_ref(), &roots).ok()?;
+        let mounts = stale_mounts(&process, &roots).ok()?;
+        self.refreshes = mounts.iter().any(|it| it.outcome == MountResult::Stale);
+        Some(())
+    }
+}
+
+// The host's mounts in running containers of pods: binds of the host's root, and mounts that the host
+// has unmounted.
+//
+// A container whose bind of the host's root is private keeps every mount that it was started with.
+// The effect shows only later, when the host unmounts a mount: no create happens then. Namespaces
+// without a pod are left to the doctor's point `pinned`.
+
+/// A container whose init or mount table could not be read, for example because the table is too
+/// large.
+#[derive(Debug)]
+pub struct UnreadContainer {
+    /// The container, with its pod.
+    pub container: PodContainer,
+    pub why: ProcessError,
+}
+
+/// The mounts of the host in the running containers of pods.
+#[derive(Debug, Default)]
+pub struct ContainerMounts {
+    /// The number of host-root binds that the host's umounts reach.
+    pub following_host: usize,
+    /// The number of host-root binds that the host's umounts do not reach.
+    pub private: usize,
+    /// The containers with a read-only host-root bind that the host's mounts reach. `ro` does not
+    /// cover mounts that arrive: they are writable.
+    pub open_to_later_mounts: Vec<PodContainer>,
+    /// The containers that keep mounts which the host has unmounted.
+    pub keepers: Vec<PinnedMounts>,
+    /// The containers whose mounts are unknown.
+    pub unread: Vec<UnreadContainer>,
+}
+
+/// A container that keeps mounts of the host.
+#[derive(Debug, Clone, Serialize)]
+pub struct PinnedMounts {
+    pub pod: PodName,
+    pub container: PodContainer,
+    /// The places on the host at which the mounts were, at least one.
+    #[serde(serialize_with = "serialize_paths")]
+    pub places: Vec<PathBuf>,
+    /// The command that frees the mounts, or names more commands; none before [`Self::advised`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+}
+
+impl PinnedMounts {
+    /// The mounts with the mildest command that is not refused.
+    pub fn advised(mut self, policy: &Policy, places: &Places) -> Self {
+        self.command = self.command_by(&Trial::of(&self.container, policy, places));
+        self
+    }
+
+    fn command_by(&self, trial: &Trial) -> Option<String> {
+        if let Some(pod) = self.pod.display_name().filter(|_| trial.refreshes) {
+            return Some(format!("bindguard refresh --pod {pod} --what host-root"));
+        }
+        for place in &self.places {
+            let below_root = place.strip_prefix("/").unwrap_or(place);
+            let mut copies = trial.releases.iter();
+            if copies.any(|copy| copy.mount_point.ends_with(below_root)) {
+                return Some(format!("bindguard release {}", shell_word(place)));
+            }
+        }
+        let place = self.places.first()?;
+        Some(format!("bindguard holders {}", shell_word(place)))
+    }
+}
+
+/// Reads the mount tables of the running containers of pods in turn. Only a single table is in
+/// memory at a time.
+///
+/// # Errors
+/// If the host's own mount table cannot be read.
+pub fn container_mounts(
+    pods: &Pods,
+    places: &Places,
+    scope: Scope,
+) -> Result<ContainerMounts, Failure> {
+    let mut found = ContainerMounts::default();
+    if pods.running().next().is_none() {
+        return Ok(found);
+    }
+    let ids = pods.running().map(|container| container.id.as_str());
+    let inits = inits_of(Path::new("/"), ids);
+    let table = read_mount_table()?;
+    let places = &pods
+        .with_runtime(places)
+        .with_runtimes_at(table.mount_points());
+    let host = HostMounts::of(&table, places);
+    for container in pods.running() {
+        let Some(init) = inits.get(container.id.as_str()) else {
+            continue;
+        };
+        let table = match read_running(&container.id, *init, HeldProcess::mounts) {
+            Ok(Some(table)) => table,
+            // A container that ended keeps nothing.
+            Ok(None) => continue,
+            Err(why) => {
+                let container = container.clone();
+                found.unread.push(UnreadContainer { container, why });
+                continue;
+            }
+        };
+        let mut is_open = false;
+        for (bind, is_reached) in host.host_root_binds(&table, scope) {
+            if is_reached {
+                found.following_host += 1;
+                is_open |= bind.attributes.is_read_only();
+            } else {
+                found.private += 1;
+            }
+        }
+        if is_open {
+            found.open_to_later_mounts.push(container.clone());
+        }
+        if host.pinned_by(&table).is_empty() {
+            continue;
+        }
+        // The host's table is read again, last: a mount that the host made meanwhile, and that a
+        // new container copied, is not pinned.
+        let places = HostMounts::of(&read_mount_table()?, places).pinned_by(&table);
+        if !places.is_empty() {
+            found.keepers.push(PinnedMounts {
+                pod: container.pod.clone(),
+                container: container.clone(),
+                places,
+                command: None,
+            });
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use bindguard_core::mount_table::MountTable;
+
+    use super::*;
+
+    /// A refresh of a recursively read-only bind is always refused, and a release needs the record of
+    /// the create.
+    #[test]
+    fn the_command_is_one_that_is_not_refused() {
+        let copy = "13 12 8:2 / /host/mnt/disk rw - ext4 b rw\n";
+        let copy = MountTable::from_mountinfo(copy.as_bytes())
+            .unwrap()
+            .entries()[0]
+            .clone();
+        let container = PodContainer {
+            id: "c".to_owned(),
+            name: Some("app".to_owned()),
+            state: None,
+            attempt: None,
+            pod: PodName::of_uid("u-1"),
+            guarded: None,
+            shim_version: None,
+        };
+        for (refreshes, releases, command) in [
+            (
+                true,
+                vec![copy.clone()],
+                "bindguard refresh --pod u-1 --what host-root",
+            ),
+            (false, vec![copy], "bindguard release /mnt/disk"),
+            (false, vec![], "bindguard holders /mnt/a"),
+        ] {
+            let keeper = PinnedMounts {
+                pod: container.pod.clone(),
+                container: container.clone(),
+                command: None,
+                places: vec!["/mnt/a".into(), "/mnt/disk".into()],
+            };
+            let trial = Trial {
+                refreshes,
+                releases,
+                ..Trial::default()
+            };
+            assert_eq!(keeper.command_by(&trial).as_deref(), Some(command));
+        }
+    }
 }

@@ -57,7 +57,7 @@ pub struct PodContainer {
 }
 
 /// Pods that run under the same version of bindguard's shim.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Serialize)]
 pub struct PodsOfVersion {
     pub version: String,
     pub pods: Vec<PodName>,
@@ -220,7 +220,7 @@ pub fn is_called(pod: &PodName, argument: &str) -> bool {
 // does not arrive.
 
 /// A pod with such an annotation.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct IgnoredRequest {
     pub pod: PodName,
     /// Values that are not understood.
@@ -294,7 +294,7 @@ const REMOVED: [&str; 6] = [
 ];
 
 /// A mount of the host below a volume that the kubelet removes with its pod.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct MountInVolume {
     pub pod: PodName,
     #[serde(serialize_with = "serialize_path")]
@@ -319,7 +319,7 @@ impl MountInVolume {
 }
 
 /// The commands that delete a pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub(crate) enum Deletion {
     /// The pod's names are not known.
     Unnamed,

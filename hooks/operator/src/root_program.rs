@@ -17,7 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail, ensure};
-use bindguard_core::refresh::{Found, LookUp};
+use bindguard_core::refresh::Found;
 use bindguard_sys::{HostWalk, read_file, walk_host_path};
 use rustix::fs::{FileType, MemfdFlags, Mode, OFlags, fstat, memfd_create};
 use rustix::process::{Pid, Signal, geteuid, kill_process_group};
@@ -79,12 +79,12 @@ impl RootProgram {
             return Self::open(name);
         }
         let on_path = env::var_os("PATH").unwrap_or_default();
-        let mut folders: Vec<PathBuf> = first.map(Path::to_owned).into_iter().collect();
-        folders.extend(env::split_paths(&on_path));
-        folders.extend(PROGRAM_FOLDERS.iter().map(PathBuf::from));
+        let first = first.map(Path::to_owned).into_iter();
+        let folders = first.chain(env::split_paths(&on_path));
+        let folders = folders.chain(PROGRAM_FOLDERS.map(PathBuf::from));
         let mut refused = None;
         // a relative folder is one of any user in whose folder root happens to be
-        for folder in folders.iter().filter(|folder| folder.is_absolute()) {
+        for folder in folders.filter(|folder| folder.is_absolute()) {
             match Self::open(&folder.join(name)) {
                 Ok(None) => {}
                 Ok(Some(program)) => return Ok(Some(program)),
@@ -128,11 +128,8 @@ impl RootProgram {
 /// If a folder on the way or the file belongs to another user, or others can write it.
 pub fn open_of_root(path: &Path) -> Result<Option<OwnedFd>> {
     let walk = walk_of_root(path)?;
-    if let Some(LookUp {
-        found: Found::Missing,
-        ..
-    }) = walk.look_ups.last()
-    {
+    let last = walk.look_ups.last();
+    if last.is_some_and(|look_up| look_up.found == Found::Missing) {
         return Ok(None);
     }
     let opened = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())

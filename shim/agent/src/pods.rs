@@ -13,7 +13,7 @@ use bindguard_core::error_chain;
 use bindguard_core::identity::{Identity, PodName};
 use bindguard_core::refresh_request::{OptIn, RefreshRequest, RequestedBinds};
 use bindguard_core::spec::SpecUsers;
-use bindguard_operator::cri::{self, Cri, CriError, POD_UID};
+use bindguard_operator::cri::{self, Cri, CriError, POD_UID, READY, SandboxFilter};
 use bindguard_operator::pods::Pods as PodsOfNode;
 use lru::LruCache;
 use tokio::runtime::Handle;
@@ -313,7 +313,11 @@ async fn running_pods(
     cri: &Cri,
     labels: HashMap<String, String>,
 ) -> Result<HashMap<String, Pod>, CriError> {
-    let mut sandboxes = cri.ready_sandboxes(labels).await?;
+    let running = SandboxFilter {
+        state: Some(READY),
+        label_selector: labels,
+    };
+    let mut sandboxes = cri.sandboxes(running).await?;
     sandboxes.sort_by_key(|sandbox| sandbox.created_at);
     let mut pods = HashMap::new();
     for sandbox in sandboxes {

@@ -19,11 +19,10 @@ use bindguard_core::places::Places;
 use bindguard_core::report::{Actor, RebindLine, Report};
 use bindguard_core::source::SourceKind;
 use bindguard_guard::record_rebind;
-use bindguard_operator::container_mounts::container_mounts;
 use bindguard_operator::containers::{engine_containers, state_folders};
 use bindguard_operator::node::is_root;
 use bindguard_operator::node_report::{ISSUE, NodeBind, NodeReport};
-use bindguard_operator::old_binds::{old_binds, old_binds_of_engines};
+use bindguard_operator::old_binds::{container_mounts, old_binds, old_binds_of_engines};
 use bindguard_operator::pods::{Pods, is_called};
 use bindguard_operator::{
     RepairAct, kubelets_here, named_subpath, repair_node, survey_node, survey_recorded,

@@ -17,13 +17,13 @@ use bindguard_installer::drift::drift;
 use bindguard_installer::has_agent_unit;
 use bindguard_installer::running::{containerds, is_hidden};
 use bindguard_operator::agent_status::agent as check_agent;
-use bindguard_operator::container_mounts::container_mounts;
 use bindguard_operator::doctor::{
     Check, ContainerdSeen, DoctorReport, LinuxDistribution, Point, PointStatus, ProgramSeen,
     RuntimeEntry, os_release,
 };
 use bindguard_operator::namespaces::Proc;
 use bindguard_operator::node::{processes_named, setting, with_open};
+use bindguard_operator::old_binds::container_mounts;
 use bindguard_operator::pods::Pods;
 use bindguard_operator::root_program::{Failed, PROGRAM_FOLDERS, RootProgram};
 use bindguard_operator::{doctor, kubelets_here, survey_node};

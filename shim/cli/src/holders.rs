@@ -16,10 +16,10 @@ use bindguard_guard::refresh::{HelperProcess, HostRoots, Release, Released, rele
 use bindguard_operator::block_device;
 use bindguard_operator::containers::{NotInit, bundle_of_container, hold_init};
 use bindguard_operator::holders::{
-    HeldMount, Holder, HolderKind, HoldersReport, MountsToFind, ReleaseCommand, Trial,
+    HeldMount, Holder, HoldersReport, MountsToFind, ReleaseCommand, Trial,
 };
-use bindguard_operator::namespaces::Proc;
-use bindguard_operator::node::{MountUser, is_root, refuse_other_mounts, users_of_mount};
+use bindguard_operator::namespaces::{HeldBy, Proc};
+use bindguard_operator::node::{Process, is_root, refuse_other_mounts, users_of_mount};
 use bindguard_operator::pods::{ContainerState, PodContainer};
 use bindguard_sys::enter::ProcessError;
 use bindguard_sys::{Handle, read_mount_table};
@@ -176,10 +176,6 @@ fn say_how_many_more(all: usize, named: usize, lines: &mut Lines) {
     }
 }
 
-fn name_of(holder: &Holder) -> &str {
-    holder.process_name.as_deref().unwrap_or("?")
-}
-
 fn pod_of(holder: &Holder) -> Option<String> {
     holder.pod.as_ref()?.display_name()
 }
@@ -187,8 +183,10 @@ fn pod_of(holder: &Holder) -> Option<String> {
 fn processes_of_pod(group: &[&Holder]) -> String {
     let mut processes = Vec::new();
     for holder in group {
-        if let Some(pid) = holder.pid.filter(|_| processes.len() < NAMED) {
-            processes.push(format!("{} ({pid})", name_of(holder)));
+        if let HeldBy::Process { pid, command, .. } = &holder.held_by
+            && processes.len() < NAMED
+        {
+            processes.push(format!("{command} ({pid})"));
         }
     }
     format!(
@@ -200,19 +198,17 @@ fn processes_of_pod(group: &[&Holder]) -> String {
 }
 
 fn who(holder: &Holder) -> String {
-    let command = name_of(holder);
-    let pid = holder.pid.unwrap_or_default();
-    let mut who = match holder.held_by {
-        HolderKind::Process => format!("by {command} ({pid})"),
-        HolderKind::Descriptor => {
+    let mut who = match &holder.held_by {
+        HeldBy::Process { pid, command, .. } => format!("by {command} ({pid})"),
+        HeldBy::Descriptor { pid, command } => {
             format!("in a mount namespace without processes that {command} ({pid}) has open")
         }
-        HolderKind::BindMount => {
+        HeldBy::BindMount { .. } => {
             "in a mount namespace without processes that is bind-mounted here".to_owned()
         }
-        HolderKind::OwnNamespace => return "elsewhere in this mount namespace".to_owned(),
+        HeldBy::OwnNamespace => return "elsewhere in this mount namespace".to_owned(),
     };
-    if holder.held_by == HolderKind::Process && holder.processes > 1 {
+    if matches!(holder.held_by, HeldBy::Process { .. }) && holder.processes > 1 {
         who += &format!(" and {} more", holder.processes - 1);
     }
     if let Some(id) = &holder.container {
@@ -299,7 +295,7 @@ struct CopyOfContainer {
     copy: ReleasedCopy,
     /// The processes that use the copy.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    used_by: Vec<MountUser>,
+    used_by: Vec<Process>,
 }
 
 impl ReleaseVerb {
@@ -357,7 +353,7 @@ impl ReleaseVerb {
         let Some(pid) = self.pods.init_of(id) else {
             return Ok(());
         };
-        let process = match hold_init(id, pid) {
+        let process = match hold_init(Path::new("/"), id, pid) {
             Err(NotInit::Process(ProcessError::Ended(_))) => return Ok(()),
             process => process?,
         };
@@ -443,7 +439,7 @@ fn release_text(report: &ReleaseReport) -> Lines {
     {
         lines.copy(copy, &format!("{copy} of {container}"));
         for user in used_by {
-            lines.below(&format!("by {} ({})", user.name, user.pid));
+            lines.below(&format!("by {} ({})", user.command, user.pid));
         }
         if copy.result == ReleaseResult::Released && !used_by.is_empty() {
             lines.below("the device stays busy until they end, and no mount table shows that");
@@ -495,9 +491,10 @@ mod tests {
                     result: ReleaseResult::Busy,
                     error: Some("it is in use".to_owned()),
                 },
-                used_by: vec![MountUser {
+                used_by: vec![Process {
                     pid: 4242,
-                    name: "node_exporter".to_owned(),
+                    command: "node_exporter".to_owned(),
+                    cgroup: String::new(),
                 }],
             }],
             problems: Vec::new(),

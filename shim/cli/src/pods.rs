@@ -86,7 +86,7 @@ impl PodsFrom {
 
     /// The pid of a container's init, by the record of its runtime or by the CRI.
     pub fn init_of(&self, container: &str) -> Option<u32> {
-        recorded_init_of(container)
+        recorded_init_of(Path::new("/"), container)
             .or_else(|| cri::info_of(self.cri.as_deref(), container).ok()?.pid)
     }
 

@@ -20,13 +20,12 @@ use bindguard_guard::refresh::{
 };
 use bindguard_guard::{record_rebind, record_refresh};
 use bindguard_operator::containers::{
-    EngineContainer, binds_of_container, bundle_of_container, engine_containers, hold_init,
-    host_files_of_container, rootless_owner, state_folders,
+    ContainersOfNode, EngineContainer, binds_of_container, bundle_of_container, engine_containers,
+    hold_init, host_files_of_container, rootless_owner, state_folders,
 };
 use bindguard_operator::kubelets_here;
 use bindguard_operator::node::{is_root, refuse_other_mounts};
 use bindguard_operator::pods::{PodContainer, Pods};
-use bindguard_operator::writers::ContainersOfNode;
 use bindguard_sys::bundle::read_spec;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{ArgGroup, Args, ValueEnum};
@@ -195,7 +194,7 @@ impl<'a> Run<'a> {
         let pid = verb.pods.init_of(id).context(
             "neither its runtime's record nor the CRI names its process; name the socket with --cri",
         )?;
-        let process = hold_init(id, pid)?;
+        let process = hold_init(Path::new("/"), id, pid)?;
         // The files of a kubelet's volume are the same in every mount namespace.
         if verb.what != What::Subpaths {
             refuse_other_mounts(&process)?;
@@ -240,7 +239,7 @@ impl<'a> Run<'a> {
         } = container;
         let (policy, places) = (self.config.policy(), self.config.places());
         // Since the read of the state, the kernel may have reused the pid.
-        let process = hold_init(id, *pid)?;
+        let process = hold_init(Path::new("/"), id, *pid)?;
         let bytes = read_spec(bundle)?;
         let files: Box<dyn CurrentFiles + '_> = match self.verb.what {
             // An engine has no subPaths.

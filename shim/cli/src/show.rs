@@ -282,7 +282,7 @@ fn print_old_binds(old: &OldBinds, lines: &mut Lines) {
         BindKind::HostFiles => ("old file", "the host has another file or none"),
         BindKind::HostRoot => ("private", "it keeps what the host unmounts"),
     };
-    let word = old.what.word();
+    let word = old.what;
     let opt_in = match (old.engine, old.opted_in) {
         (Some(_), _) if old.what == BindKind::HostFiles => {
             "followed with the label bindguard.refresh=true".to_owned()

@@ -22,16 +22,16 @@ use crate::pods::ContainerState;
 pub const POD_UID: &str = "io.kubernetes.pod.uid";
 
 /// `PodSandboxState`: the containers of the sandbox can run.
-pub(super) const READY: i32 = 0;
+pub const READY: i32 = 0;
 
 /// `NamespaceMode`: the namespace of the node.
-pub(super) const OF_NODE: i32 = 2;
+pub const OF_NODE: i32 = 2;
 
 /// The key of a verbose answer about a container or a sandbox.
-pub(super) const INFO: &str = "info";
+pub const INFO: &str = "info";
 
 /// The key of a verbose answer about the runtime.
-pub(super) const CONFIG: &str = "config";
+pub const CONFIG: &str = "config";
 
 const KNOWN: [&str; 8] = [
     REFRESH,
@@ -59,7 +59,7 @@ impl KnownEntries {
         str::from_utf8(self.bytes(key)?).ok()
     }
 
-    pub(super) fn bytes(&self, key: &str) -> Option<&Bytes> {
+    pub fn bytes(&self, key: &str) -> Option<&Bytes> {
         let entry = self.entries.iter().find(|(known, _)| *known == key);
         entry.map(|(_, value)| value)
     }
@@ -108,7 +108,7 @@ impl Message for KnownEntries {
 }
 
 /// The sandbox of a pod.
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(prost::Message)]
 pub struct PodSandbox {
     #[prost(string, tag = "1")]
     pub id: String,
@@ -132,7 +132,7 @@ pub struct PodSandbox {
 }
 
 /// The names of a pod.
-#[derive(Clone, PartialEq, Eq, prost::Message)]
+#[derive(PartialEq, prost::Message)]
 pub struct PodSandboxMetadata {
     #[prost(string, tag = "1")]
     pub name: String,
@@ -143,7 +143,7 @@ pub struct PodSandboxMetadata {
 }
 
 /// A container of a pod.
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Clone, prost::Message)]
 pub struct Container {
     #[prost(string, tag = "1")]
     pub id: String,
@@ -157,7 +157,7 @@ pub struct Container {
 }
 
 /// The name of a container.
-#[derive(Clone, PartialEq, Eq, prost::Message)]
+#[derive(Clone, prost::Message)]
 pub struct ContainerMetadata {
     /// Its name in the pod.
     #[prost(string, tag = "1")]
@@ -168,52 +168,52 @@ pub struct ContainerMetadata {
 }
 
 /// A list of messages.
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct ListOf<M: Message + Default + Debug> {
+#[derive(prost::Message)]
+pub struct ListOf<M: Message + Default + Debug> {
     #[prost(message, repeated, tag = "1")]
     pub items: Vec<M>,
 }
 
 /// A request with a filter or an object, or an answer with a status, as its first field.
-#[derive(Clone, PartialEq, Eq, prost::Message)]
-pub(super) struct With<M: Message + Default + Debug> {
+#[derive(prost::Message)]
+pub struct With<M: Message + Default + Debug> {
     #[prost(message, required, tag = "1")]
     pub first: M,
 }
 
 /// The verbose part of an answer.
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct VerboseAnswer {
+#[derive(prost::Message)]
+pub struct VerboseAnswer {
     #[prost(message, required, tag = "2")]
     pub info: KnownEntries,
 }
 
 /// The mounts in the status of a container.
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct MountList {
+#[derive(prost::Message)]
+pub struct MountList {
     #[prost(message, repeated, tag = "14")]
     pub mounts: Vec<Mount>,
 }
 
 /// A mount, by the kubelet's request.
-#[derive(Clone, PartialEq, Eq, prost::Message)]
-pub(super) struct Mount {
+#[derive(prost::Message)]
+pub struct Mount {
     #[prost(bytes = "bytes", tag = "2")]
     pub host_path: Bytes,
     #[prost(bool, tag = "3")]
     pub readonly: bool,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct SandboxFilter {
+#[derive(prost::Message)]
+pub struct SandboxFilter {
     #[prost(message, optional, tag = "2")]
     pub state: Option<i32>,
     #[prost(map = "string, string", tag = "3")]
     pub label_selector: HashMap<String, String>,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct ContainerFilter {
+#[derive(prost::Message)]
+pub struct ContainerFilter {
     #[prost(message, optional, tag = "2")]
     pub state: Option<i32>,
     #[prost(string, tag = "3")]
@@ -223,8 +223,8 @@ pub(super) struct ContainerFilter {
 }
 
 /// A request for the status of a container or a sandbox.
-#[derive(Clone, PartialEq, Eq, prost::Message)]
-pub(super) struct StatusOfId {
+#[derive(prost::Message)]
+pub struct StatusOfId {
     #[prost(string, tag = "1")]
     pub id: String,
     #[prost(bool, tag = "2")]
@@ -232,16 +232,16 @@ pub(super) struct StatusOfId {
 }
 
 /// A request to run a sandbox.
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct RunSandbox {
+#[derive(prost::Message)]
+pub struct RunSandbox {
     #[prost(message, required, tag = "1")]
     pub config: SandboxConfig,
     #[prost(string, tag = "2")]
     pub runtime_handler: String,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct SandboxConfig {
+#[derive(prost::Message)]
+pub struct SandboxConfig {
     #[prost(message, required, tag = "1")]
     pub metadata: PodSandboxMetadata,
     #[prost(map = "string, string", tag = "6")]
@@ -250,8 +250,8 @@ pub(super) struct SandboxConfig {
     pub linux: LinuxSandbox,
 }
 
-#[derive(Clone, PartialEq, Eq, prost::Message)]
-pub(super) struct LinuxSandbox {
+#[derive(prost::Message)]
+pub struct LinuxSandbox {
     #[prost(string, tag = "1")]
     pub cgroup_parent: String,
     /// The security context, whose first field has the namespaces, whose first field is the network.
@@ -260,8 +260,8 @@ pub(super) struct LinuxSandbox {
 }
 
 /// `None` if the image is not on the node.
-#[derive(Clone, PartialEq, Eq, prost::Message)]
-pub(super) struct ImageAnswer {
+#[derive(prost::Message)]
+pub struct ImageAnswer {
     #[prost(message, optional, tag = "1")]
     pub image: Option<()>,
 }

@@ -1,14 +1,13 @@
 //! The client of the CRI: sandboxes, containers, and the runtime's own facts about them.
 
 mod messages;
-pub mod trial;
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use bindguard_core::identity::PodName;
@@ -20,7 +19,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 use tokio::net::UnixStream;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -29,13 +28,15 @@ use tonic_prost::ProstCodec;
 use tower::service_fn;
 
 use crate::cri::messages::{
-    CONFIG, ContainerFilter, INFO, ListOf, MountList, READY, SandboxFilter, StatusOfId,
-    VerboseAnswer, With,
+    CONFIG, ContainerFilter, INFO, ImageAnswer, LinuxSandbox, ListOf, MountList, OF_NODE,
+    PodSandboxMetadata, RunSandbox, SandboxConfig, StatusOfId, VerboseAnswer, With,
 };
 use crate::pods::{ContainerState, PodContainer, Pods};
 use crate::unix_http::refuse_server_of_user;
 
-pub use crate::cri::messages::{Container, KnownEntries, POD_UID, PodSandbox};
+pub use crate::cri::messages::{
+    Container, KnownEntries, POD_UID, PodSandbox, READY, SandboxFilter,
+};
 
 /// The size of the largest answer: the kubelet's own limit (`pkg/kubelet/cri/remote/utils.go`).
 const MAX_ANSWER: usize = 16 << 20;
@@ -132,7 +133,7 @@ impl Cri {
     /// If the CRI does not answer.
     pub async fn pods(&self) -> Result<Pods, CriError> {
         let (mut pods, mut names) = (Pods::default(), HashMap::new());
-        for sandbox in self.sandboxes().await? {
+        for sandbox in self.sandboxes(SandboxFilter::default()).await? {
             let uid = sandbox.metadata.uid;
             let mut state = ContainerState::Exited;
             if sandbox.state == READY {
@@ -179,34 +180,11 @@ impl Cri {
         Ok(pods)
     }
 
-    /// All sandboxes, in any state.
+    /// The sandboxes of this kind; by default all sandboxes, in any state.
     ///
     /// # Errors
     /// If the CRI does not answer.
-    pub async fn sandboxes(&self) -> Result<Vec<PodSandbox>, CriError> {
-        self.list_sandboxes(None, HashMap::new()).await
-    }
-
-    /// The ready sandboxes with these labels.
-    ///
-    /// # Errors
-    /// If the CRI does not answer.
-    pub async fn ready_sandboxes(
-        &self,
-        labels: HashMap<String, String>,
-    ) -> Result<Vec<PodSandbox>, CriError> {
-        self.list_sandboxes(Some(READY), labels).await
-    }
-
-    async fn list_sandboxes(
-        &self,
-        state: Option<i32>,
-        label_selector: HashMap<String, String>,
-    ) -> Result<Vec<PodSandbox>, CriError> {
-        let first = SandboxFilter {
-            state,
-            label_selector,
-        };
+    pub async fn sandboxes(&self, first: SandboxFilter) -> Result<Vec<PodSandbox>, CriError> {
         let answer: ListOf<_> = self.call("ListPodSandbox", With { first }).await?;
         Ok(answer.items)
     }
@@ -460,6 +438,116 @@ fn block_on<A>(calls: impl Future<Output = Result<A>>) -> Result<A> {
     runtime.block_on(calls)
 }
 
+// A sandbox that shows whether a runtime's handler starts pods: run, then removed.
+//
+// The label marks the sandbox: it is found and removed also if the CRI's answer never came, or if
+// an earlier process that ran such a sandbox was killed.
+
+const LABEL: (&str, &str) = ("bindguard.io/trial", "true");
+/// The namespace, the name and the uid of the sandbox's pod, which no API server has.
+const NAMES: [&str; 3] = ["bindguard", "trial", "bindguard-trial"];
+/// The time limit of each call: a sandbox on a busy node takes many seconds.
+const TRIAL_CALL_TIMEOUT: Duration = Duration::from_secs(60);
+/// The time limit for the removal. The runtime may first have to end a call that was given up.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(60);
+/// A sandbox whose call failed can appear in the list after its error.
+const APPEARANCE_TIMEOUT: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Longer than [`try_sandbox`] takes if each call reaches its limit.
+pub const TRIAL_LIMIT: Duration = Duration::from_secs(600);
+
+/// Runs a sandbox in the host's network through a handler, and removes it. Returns why the sandbox
+/// was not tried: without its image, the runtime would pull the image.
+///
+/// # Errors
+/// If the sandbox does not start, or cannot be removed.
+pub fn try_sandbox(
+    socket: &Path,
+    handler: &str,
+    image: &str,
+    cgroup_parent: &str,
+) -> Result<Option<String>> {
+    block_on(async {
+        let cri = Cri::connect(socket, TRIAL_CALL_TIMEOUT).await?;
+        remove(&cri, Duration::ZERO).await?;
+        let name = With {
+            first: image.to_owned(),
+        };
+        let answer: ImageAnswer = cri.call("ImageStatus", name).await?;
+        if answer.image.is_none() {
+            return Ok(Some(format!("the image {image} is not on this node")));
+        }
+        let request = request(handler, cgroup_parent);
+        let ran = cri.call::<()>("RunPodSandbox", request).await;
+        let appears = match ran {
+            Ok(_) => Duration::ZERO,
+            Err(_) => APPEARANCE_TIMEOUT,
+        };
+        let removed = remove(&cri, appears).await;
+        ran.with_context(|| format!("run a sandbox through the handler {handler}"))?;
+        removed.map(|()| None)
+    })
+}
+
+fn request(handler: &str, cgroup_parent: &str) -> RunSandbox {
+    let [namespace, name, uid] = NAMES.map(str::to_owned);
+    let (label, value) = LABEL;
+    RunSandbox {
+        config: SandboxConfig {
+            metadata: PodSandboxMetadata {
+                name,
+                uid,
+                namespace,
+            },
+            labels: HashMap::from([(label.to_owned(), value.to_owned())]),
+            linux: LinuxSandbox {
+                cgroup_parent: cgroup_parent.to_owned(),
+                security_context: With { first: OF_NODE },
+            },
+        },
+        runtime_handler: handler.to_owned(),
+    }
+}
+
+/// Removes such sandboxes, until none has been seen for this time.
+async fn remove(cri: &Cri, appears: Duration) -> Result<()> {
+    let start = Instant::now();
+    let mut last_seen = start;
+    loop {
+        match remove_seen(cri, &mut last_seen).await {
+            Ok(()) if last_seen.elapsed() >= appears => return Ok(()),
+            Err(failure) if start.elapsed() > REMOVAL_TIMEOUT => {
+                let [namespace, name, _] = NAMES;
+                return Err(failure).with_context(|| {
+                    format!("remove the sandbox of the pod {namespace}/{name}; run crictl rmp -f with its id")
+                });
+            }
+            Ok(()) | Err(_) => sleep(PAUSE).await,
+        }
+    }
+}
+
+/// Ends and removes the sandboxes of trials. Returns the last failure.
+async fn remove_seen(cri: &Cri, last_seen: &mut Instant) -> Result<(), CriError> {
+    let (label, value) = LABEL;
+    let trials = SandboxFilter {
+        label_selector: HashMap::from([(label.to_owned(), value.to_owned())]),
+        ..SandboxFilter::default()
+    };
+    let mut removed = Ok(());
+    for sandbox in cri.sandboxes(trials).await? {
+        *last_seen = Instant::now();
+        for method in ["StopPodSandbox", "RemovePodSandbox"] {
+            if let Err(failure) = cri.call::<()>(method, sandbox.id.clone()).await {
+                removed = Err(failure);
+                break;
+            }
+        }
+    }
+    removed
+}
+
 #[cfg(test)]
 mod info_tests {
     use super::*;
@@ -490,5 +578,30 @@ mod tests {
             format!("{error:#}").starts_with("query /nowhere.sock: connect: "),
             "{error:#}"
         );
+    }
+}
+
+#[cfg(test)]
+mod trial_tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use k8s_cri::v1;
+    use prost::Message;
+
+    use super::*;
+
+    #[test]
+    fn the_request_is_that_of_the_published_protocol() {
+        let bytes = request("bindguard", "system.slice").encode_to_vec();
+        let read = v1::RunPodSandboxRequest::decode(bytes.as_slice()).unwrap();
+        assert_eq!(read.runtime_handler, "bindguard");
+        let config = read.config.unwrap();
+        assert_eq!(config.metadata.unwrap().uid, "bindguard-trial");
+        assert_eq!(config.labels["bindguard.io/trial"], "true");
+        let linux = config.linux.unwrap();
+        assert_eq!(linux.cgroup_parent, "system.slice");
+        let options = linux.security_context.unwrap().namespace_options.unwrap();
+        assert_eq!(options.network(), v1::NamespaceMode::Node);
+        assert_eq!(options.pid(), v1::NamespaceMode::Pod);
     }
 }

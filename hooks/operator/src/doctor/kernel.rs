@@ -75,7 +75,7 @@ const FAULTS: [Fault; 5] = [
 
 /// Which fixes the kernel has. `release`: as `uname -r` prints it. A vendor's kernel may have a fix
 /// under an older number, so nothing is called missing there.
-pub(super) fn mount_fixes(release: &str) -> String {
+pub fn mount_fixes(release: &str) -> String {
     let (mut missing, mut unknown) = (Vec::new(), 0);
     let (numbers, suffix) = release_numbers(release);
     // A patch level of 0 is a release of upstream, or a vendor's kernel with fixes of its own.
@@ -114,7 +114,7 @@ pub(super) fn mount_fixes(release: &str) -> String {
 
 /// The known fault of a runtime on this kernel. `version`: the first line of the runtime's
 /// `--version`; `kernel`: the release, such as `6.12.9-amd64`.
-pub(super) fn known_fault(version: &str, kernel: &str) -> Option<&'static str> {
+pub fn known_fault(version: &str, kernel: &str) -> Option<&'static str> {
     let (numbers, _) = release_numbers(version.strip_prefix("crun version ")?);
     match numbers[..] {
         // 1.27.1 repairs the fault: NEWS of crun.
@@ -132,7 +132,7 @@ pub(super) fn known_fault(version: &str, kernel: &str) -> Option<&'static str> {
 
 // The distribution of a node by os-release(5), and the way to install packages on it.
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct LinuxDistribution {
     /// Its name for people: `Rocky Linux 9.4 (Blue Onyx)`.
     pub name: String,
@@ -161,28 +161,38 @@ pub enum Packages {
 }
 
 /// By `ID`, then by the words of `ID_LIKE`.
-const FAMILIES: [(&str, Packages); 21] = [
-    ("bottlerocket", Packages::Image),
-    ("talos", Packages::Image),
-    ("cos", Packages::Image),
-    ("flatcar", Packages::Image),
-    ("rhcos", Packages::Image),
-    ("ubuntu-core", Packages::Image),
-    ("opensuse-microos", Packages::Image),
-    ("sle-micro", Packages::Image),
-    ("sl-micro", Packages::Image),
-    ("debian", Packages::Apt),
-    ("ubuntu", Packages::Apt),
-    ("rhel", Packages::Yum),
-    ("fedora", Packages::Yum),
-    ("centos", Packages::Yum),
-    ("rocky", Packages::Yum),
-    ("amzn", Packages::Yum),
-    ("sles", Packages::Zypper),
-    ("suse", Packages::Zypper),
-    ("opensuse", Packages::Zypper),
-    ("alpine", Packages::Apk),
-    ("arch", Packages::Pacman),
+const FAMILIES: [(Packages, &[&str]); 6] = [
+    (
+        Packages::Image,
+        &[
+            "bottlerocket",
+            "talos",
+            "cos",
+            "flatcar",
+            "rhcos",
+            "ubuntu-core",
+            "opensuse-microos",
+            "sle-micro",
+            "sl-micro",
+        ],
+    ),
+    (Packages::Apt, &["debian", "ubuntu"]),
+    (
+        Packages::Yum,
+        &["rhel", "fedora", "centos", "rocky", "amzn"],
+    ),
+    (Packages::Zypper, &["sles", "suse", "opensuse"]),
+    (Packages::Apk, &["alpine"]),
+    (Packages::Pacman, &["arch"]),
+];
+
+/// The commands that install packages, in the order of [`Packages`].
+const INSTALL: [&str; 5] = [
+    "apt-get install",
+    "yum install",
+    "zypper install",
+    "apk add",
+    "pacman -S",
 ];
 
 /// Variants of Fedora, CentOS and Red Hat whose file system is an image.
@@ -199,8 +209,8 @@ impl LinuxDistribution {
         let mut ids = [ids[0].as_str()]
             .into_iter()
             .chain(ids[1].split_whitespace());
-        let family = ids.find_map(|id| FAMILIES.iter().find(|(known, _)| *known == id));
-        let packages = family.map_or(Packages::Unknown, |(_, packages)| *packages);
+        let family = ids.find_map(|id| FAMILIES.iter().find(|(_, known)| known.contains(&id)));
+        let packages = family.map_or(Packages::Unknown, |(packages, _)| *packages);
         Self {
             name: name.unwrap_or_else(|| "this distribution".to_owned()),
             packages: if is_image { Packages::Image } else { packages },
@@ -276,12 +286,6 @@ const HELPERS: [(&str, &str, [&str; 5]); 6] = [
 
 const CEPH: [&str; 5] = ["ceph-common", "ceph-common", "ceph-common", "", ""];
 
-/// The program that a plugin's volumes need.
-pub fn helper_of(plugin_folder: &str) -> Option<&'static str> {
-    let helper = HELPERS.iter().find(|(plugin, ..)| *plugin == plugin_folder);
-    helper.map(|(_, program, _)| *program)
-}
-
 /// The point for them. `in_use`: the folders of plugins that have a volume on this node;
 /// `is_there`: true if the node has a program of that name.
 pub fn mount_helpers(
@@ -289,21 +293,15 @@ pub fn mount_helpers(
     is_there: impl Fn(&str) -> bool,
     distribution: &LinuxDistribution,
 ) -> Check {
-    let (install, column) = match distribution.packages {
-        Packages::Apt => ("apt-get install", 0),
-        Packages::Yum => ("yum install", 1),
-        Packages::Zypper => ("zypper install", 2),
-        Packages::Apk => ("apk add", 3),
-        Packages::Pacman => ("pacman -S", 4),
-        Packages::Image | Packages::Unknown => ("", 0),
-    };
+    let column = distribution.packages as usize;
+    let install = INSTALL.get(column);
     let (mut needed, mut missing, mut packages) = (Vec::new(), Vec::new(), BTreeSet::new());
     for (plugin, program, names) in HELPERS {
         if in_use.contains(plugin) {
             needed.push(program);
             if !is_there(program) {
                 missing.push(program);
-                packages.insert(names[column]);
+                packages.extend(names.get(column).copied());
             }
         }
     }
@@ -323,11 +321,11 @@ pub fn mount_helpers(
             "; the image of {} must bring it: no package can be added",
             distribution.name
         );
-    } else if install.is_empty() || packages.contains("") {
-        message += &format!("; install the package of {} that has it", distribution.name);
-    } else {
+    } else if let Some(install) = install.filter(|_| !packages.contains("")) {
         let packages = Vec::from_iter(packages).join(" ");
         command = Some(format!("{install} {packages}"));
+    } else {
+        message += &format!("; install the package of {} that has it", distribution.name);
     }
     Check {
         status: PointStatus::Failed,

@@ -18,12 +18,11 @@ use bindguard_core::report::{
     BindReport, MountResult, Outcome, PlannedAction, RefreshedMount, Report,
 };
 use bindguard_core::source::{KindName, SourceKind};
-use bindguard_operator::container_mounts::PinnedMounts;
 use bindguard_operator::doctor::{DoctorReport, Point, PointStatus, host_root};
-use bindguard_operator::holders::{HeldMount, Holder, HolderKind, HoldersReport, ReleaseCommand};
-use bindguard_operator::namespaces::Checked;
+use bindguard_operator::holders::{HeldMount, Holder, HoldersReport, ReleaseCommand};
+use bindguard_operator::namespaces::{Checked, HeldBy};
 use bindguard_operator::node_report::{ISSUE, NodeBind, NodeReport, Note, Origin};
-use bindguard_operator::old_binds::{BindKind, OldBinds, OldFiles};
+use bindguard_operator::old_binds::{BindKind, OldBinds, OldFiles, PinnedMounts};
 use bindguard_operator::pods::{ContainerState, MountInVolume, PodContainer};
 use serde::Serialize;
 
@@ -185,9 +184,11 @@ fn held() -> HoldersReport {
     let run = "kubectl -n monitoring delete pod exporter-x7k2p".to_owned();
     let holder = Holder {
         namespace: 4_026_532_555,
-        held_by: HolderKind::Process,
-        pid: Some(4242),
-        process_name: Some("node_exporter".to_owned()),
+        held_by: HeldBy::Process {
+            pid: 4242,
+            command: "node_exporter".to_owned(),
+            cgroup: String::new(),
+        },
         processes: 2,
         container: Some("bb344d713010".to_owned()),
         pod: Some(pod("monitoring", "exporter-x7k2p")),
@@ -270,12 +271,13 @@ fn squeezed(json: &str) -> String {
         .collect()
 }
 
-/// The JSON form of a value without fields, or its `result`.
+/// The JSON form of a value without fields, or its `result` or `held_by`.
 fn name(value: &impl Serialize) -> String {
     let value = serde_json::to_value(value).unwrap();
     value
         .as_str()
         .or(value["result"].as_str())
+        .or(value["held_by"].as_str())
         .unwrap()
         .to_owned()
 }
@@ -312,10 +314,19 @@ fn every_value_is_in_a_table_of_the_document() {
     use ContainerState::{Created, Exited, Running};
     let states = [Created, Running, Exited, ContainerState::Unknown];
     let holders = [
-        HolderKind::Process,
-        HolderKind::Descriptor,
-        HolderKind::BindMount,
-        HolderKind::OwnNamespace,
+        HeldBy::Process {
+            pid: 1,
+            command: String::new(),
+            cgroup: String::new(),
+        },
+        HeldBy::Descriptor {
+            pid: 1,
+            command: String::new(),
+        },
+        HeldBy::BindMount {
+            path: "/run/netns/a".into(),
+        },
+        HeldBy::OwnNamespace,
     ];
     let statuses = [PointStatus::Ok, PointStatus::Failed, PointStatus::Unknown];
 

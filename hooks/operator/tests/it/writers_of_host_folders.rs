@@ -19,7 +19,7 @@ use bindguard_guard::refresh::{
     BoundFiles, BoundMounts, CurrentFiles, FileBind, REPLACE_TIMEOUT, RefreshAct, Refreshed,
     RunningContainers, TuckRecords, refresh_container,
 };
-use bindguard_operator::writers::ContainersOfNode;
+use bindguard_operator::containers::ContainersOfNode;
 use bindguard_testing::hostile_process::{self, HostileProcess, Step, errno};
 use bindguard_testing::live::{Container, Inside};
 use bindguard_testing::{deny_call, helper, mount_of, mount_tmpfs, own_namespace};

@@ -24,9 +24,10 @@ use bindguard_core::refresh_request::{
 };
 use bindguard_core::spec::{SpecUsers, SpecView};
 use bindguard_guard::refresh::{BoundMounts, FileBind};
-use bindguard_operator::containers::{Engine, EngineContainer, engine_containers, state_folders};
+use bindguard_operator::containers::{
+    ContainersOfNode, Engine, EngineContainer, engine_containers, state_folders,
+};
 use bindguard_operator::unix_http;
-use bindguard_operator::writers::ContainersOfNode;
 use bindguard_sys::bundle::read_spec;
 use serde::Deserialize;
 

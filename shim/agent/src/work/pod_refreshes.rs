@@ -16,8 +16,7 @@ use bindguard_core::report::{Actor, BindRecord, RebindLine, Severity};
 use bindguard_core::spec::SpecView;
 use bindguard_guard::refresh::{BoundMounts, FileBind, PodVolumes, VolumeOfPod, rebind_volume};
 use bindguard_guard::{Probes, kubelet_roots_by_all_names};
-use bindguard_operator::containers::bundle_of_container;
-use bindguard_operator::writers::ContainersOfNode;
+use bindguard_operator::containers::{ContainersOfNode, bundle_of_container};
 use bindguard_sys::bundle::read_spec;
 use tracing::{info, warn};
 

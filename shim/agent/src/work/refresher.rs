@@ -18,8 +18,7 @@ use bindguard_guard::refresh::{
     BoundFiles, CurrentFiles, FileBind, HeldProcess, HelperProcess, HostRoots, MAX_MOUNTS_OF_FILE,
     ProcessError, RefreshAct, TuckRecords, refresh_container,
 };
-use bindguard_operator::containers::{NotInit, hold_init};
-use bindguard_operator::writers::ContainersOfNode;
+use bindguard_operator::containers::{ContainersOfNode, NotInit, hold_init};
 use tracing::info;
 
 use crate::log::SayOnce;
@@ -198,7 +197,7 @@ impl Refresher {
         }
         let time = time.saturating_sub(asked.elapsed());
         let start = Instant::now();
-        let process = match hold_init(id, container.pid) {
+        let process = match hold_init(Path::new("/"), id, container.pid) {
             Ok(process) => process,
             // The pid may already belong to a new process.
             Err(NotInit::Process(ProcessError::Ended(_))) => return RefreshedContainer::default(),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result, bail, ensure};
 use bindguard_core::program_names::RUNTIME;
-use bindguard_operator::cri::trial::{self, LIMIT};
+use bindguard_operator::cri::{self, TRIAL_LIMIT};
 use bindguard_operator::root_program::{RootProgram, output_within, status_within};
 use bindguard_operator::terminal::print_remark;
 use bindguard_sys::write_new_file;
@@ -346,7 +346,7 @@ fn try_sandbox(socket: &Path, image: &str, parent: &str) -> Result<String> {
     let mut command = Command::new("/proc/self/exe");
     command.args(["install", &format!("--{OPTION}")]);
     command.arg(socket).args([image, parent]);
-    match output_within(LIMIT, command) {
+    match output_within(TRIAL_LIMIT, command) {
         Ok(said) => Ok(said.trim_end().to_owned()),
         Err(error) => Err(SandboxFailed(format!("{error:#}")).into()),
     }
@@ -357,7 +357,7 @@ pub fn run_trial_sandbox(words: &[String]) -> Result<()> {
     let [socket, image, parent] = words else {
         bail!("--{OPTION} needs SOCKET IMAGE CGROUP");
     };
-    let untried = trial::try_sandbox(Path::new(socket), RUNTIME, image, parent)
+    let untried = cri::try_sandbox(Path::new(socket), RUNTIME, image, parent)
         .with_context(|| format!("try a sandbox by {socket}"))?;
     if let Some(why) = untried {
         println!("{why}");

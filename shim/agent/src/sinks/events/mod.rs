@@ -23,8 +23,8 @@ use bindguard_core::report::{
     ReleaseResult, ReleasedCopy,
 };
 use bindguard_core::source::KindName;
-use bindguard_operator::container_mounts::PinnedMounts;
 use bindguard_operator::node_report::{NodeBind, NodeReport};
+use bindguard_operator::old_binds::PinnedMounts;
 use serde::Serialize;
 
 use crate::log::SayOnce;

@@ -238,9 +238,9 @@ fn proved(
 /// The init of a container. A pidfd holds the process, so that the pid is not used again.
 fn init_of(container: &CreatedContainer) -> Result<HeldProcess> {
     let pid = Some(container.pid).filter(|pid| *pid > 0);
-    let pid = pid.or_else(|| recorded_init_of(&container.id));
+    let pid = pid.or_else(|| recorded_init_of(Path::new("/"), &container.id));
     let pid = pid.context("the runtime reports no process")?;
-    Ok(hold_init(&container.id, pid)?)
+    Ok(hold_init(Path::new("/"), &container.id, pid)?)
 }
 
 /// The folder of the pod whose subpaths or volumes the container binds. `None` if it binds none.

@@ -22,7 +22,7 @@ use anyhow::{Context, Result, ensure};
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::program_names::{CLI, RUNTIME, SHIM};
 use bindguard_operator::containers::tasks;
-use bindguard_operator::cri::{PodSandbox, query};
+use bindguard_operator::cri::{PodSandbox, SandboxFilter, query};
 use bindguard_operator::node::{pids, pids_named, uid_of};
 use bindguard_operator::root_program::{RootProgram, output_of};
 use bindguard_operator::terminal::print_remark;
@@ -48,7 +48,9 @@ pub fn pods_with_handler(owner: Owner) -> Result<Vec<String>> {
     let mut found = Vec::new();
     if owner == Owner::Containerd {
         for containerd in containerds() {
-            let sandboxes = query_containerd(&containerd, async |cri| cri.sandboxes().await);
+            let sandboxes = query_containerd(&containerd, async |cri| {
+                cri.sandboxes(SandboxFilter::default()).await
+            });
             let sandboxes = sandboxes.with_context(|| {
                 format!("list the pods of containerd, process {}", containerd.pid)
             })?;
@@ -58,8 +60,10 @@ pub fn pods_with_handler(owner: Owner) -> Result<Vec<String>> {
         && let Some(crio) = daemon_of(owner)
     {
         let socket = crio_socket(&crio);
-        found =
-            query(&socket, async |cri| cri.sandboxes().await).context("list the pods of CRI-O")?;
+        found = query(&socket, async |cri| {
+            cri.sandboxes(SandboxFilter::default()).await
+        })
+        .context("list the pods of CRI-O")?;
         for sandbox in &mut found {
             let handler = crio_handler(&socket, &sandbox.id);
             sandbox.runtime_handler = handler

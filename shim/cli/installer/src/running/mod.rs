@@ -606,6 +606,8 @@ fn is_definite(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+    use bindguard_operator::cri::SandboxFilter;
+
     use super::*;
     use bindguard_testing::held_memory::{Holder, Unwritable, blocks_readers};
     use serde_json::json;
@@ -648,7 +650,11 @@ mod tests {
     fn a_containerd_without_a_socket_may_start() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("containerd.sock");
-        let called = || query(&socket, async |cri| cri.sandboxes().await);
+        let called = || {
+            query(&socket, async |cri| {
+                cri.sandboxes(SandboxFilter::default()).await
+            })
+        };
         assert!(is_starting(&called().unwrap_err()));
         // As after a kill: the socket has no server.
         drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
