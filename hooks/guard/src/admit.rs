@@ -15,7 +15,7 @@ use bindguard_core::policy::{Alarm, Mode, Policy};
 use bindguard_core::report::{BindReport, Outcome, Report, explain_unrepaired};
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{SpecEdit, SpecView};
-use bindguard_sys::bundle::{self, record};
+use bindguard_sys::bundle;
 use bindguard_sys::fault::{self, FaultPoint};
 
 use crate::expect::{ExpectedSources, record_expected_binds};
@@ -291,7 +291,7 @@ impl Admission {
             repairs_host_root
                 && binds.any(|it| it.bind == Some(index) && it.kind == SourceKind::HostRoot)
         };
-        record::remove(bundle.path);
+        bundle::remove_records(bundle.path);
         let binds = bundle.spec.binds().len();
         if bundle.policy.proof == Alarm::Off || binds == 0 {
             return;

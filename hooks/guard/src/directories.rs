@@ -13,7 +13,7 @@ use std::rc::Rc;
 use bindguard_core::mount_table::MountEntry;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
-use bindguard_sys::{Handle, MountError, Mounts, open_without_waiting};
+use bindguard_sys::{Handle, MountError, Mounts};
 
 use crate::probes::Probes;
 
@@ -60,7 +60,7 @@ fn real_names(paths: &[&Path], probes: &Probes) -> Vec<Option<PathBuf>> {
     let mounts = Mounts::default();
     let (mut names, mut cold) = (Vec::with_capacity(paths.len()), Vec::new());
     for (index, path) in paths.iter().enumerate() {
-        let known = open_without_waiting(path, |folder| mounts.is_local(folder));
+        let known = mounts.open_without_waiting(path);
         if known
             .as_ref()
             .is_err_and(|error| error.kind() != ErrorKind::NotFound)
@@ -96,7 +96,7 @@ impl RootsInUse {
     ) -> Self {
         let (mut roots, mut others) = (Self::default(), Vec::new());
         for root in places.kubelet_roots().filter(|root| is_wanted(root)) {
-            match open_without_waiting(root, |handle| mounts.is_local(handle)) {
+            match mounts.open_without_waiting(root) {
                 Ok(handle) if mounts.is_local(&handle) => roots.held.push(handle),
                 // It does not exist, or the kernel cannot detect that.
                 Err(error) if error.kind() != ErrorKind::WouldBlock => {}

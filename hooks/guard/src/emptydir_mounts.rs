@@ -21,7 +21,7 @@ use bindguard_core::report::{Actor, ReleaseLine, ReleaseResult, ReleasedCopy};
 use bindguard_core::spec::SpecView;
 use bindguard_sys::bundle::{read_spec, spec_of};
 use bindguard_sys::read_mount_table_in_part;
-use bindguard_sys::unmount::{UnmountError, UnmountFlags, unmount_within};
+use bindguard_sys::replace::{UnmountError, UnmountFlags, unmount_within};
 
 use crate::directories::kubelet_roots_by_all_names;
 use crate::inspect::OpenError;

@@ -14,9 +14,9 @@ use bindguard_core::mount_table::MountEntry;
 use bindguard_core::policy::Alarm;
 use bindguard_core::proof::{AdmittedEntry, ExpectedBind, ExpectedBinds, ExpectedPropagation};
 use bindguard_core::spec::{Bind, RequestedPropagation, SpecEdit};
-use bindguard_sys::bundle::record;
+use bindguard_sys::bundle::{spec_version, write_record};
 use bindguard_sys::observe::BindSource;
-use bindguard_sys::{Handle, Mounts, open_without_waiting, read_file};
+use bindguard_sys::{Handle, Mounts, read_file};
 
 use crate::inspect::OpenBundle;
 use crate::inspect::{MAX_HELD_BINDS, source_of};
@@ -34,12 +34,12 @@ pub(crate) fn record_expected_binds(
 ) -> io::Result<usize> {
     let expected = ExpectedBinds {
         refuses: Some(bundle.policy.proof == Alarm::Refuse),
-        spec: record::spec_version(bundle.path),
+        spec: spec_version(bundle.path),
         ..expect(bundle, edits, |bind| {
             propagation(bundle, bind, edits, is_host_root(bind.index))
         })
     };
-    record::write(bundle.path, &expected)?;
+    write_record(bundle.path, &expected)?;
     Ok(expected.binds.len())
 }
 
@@ -214,7 +214,7 @@ fn observe(sources: &[PathBuf]) -> Vec<Option<Observed>> {
     for some in sources.chunks(MAX_HELD_BINDS) {
         let mut opened = Vec::with_capacity(some.len());
         for named in some {
-            let handle = open_without_waiting(named, |handle| earlier.is_local(handle));
+            let handle = earlier.open_without_waiting(named);
             opened.push((named, handle.ok().map(|handle| handle.unqueried())));
         }
         let mounts = earlier.for_newly_opened();

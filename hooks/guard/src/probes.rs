@@ -8,7 +8,7 @@ use bindguard_core::evidence::{Reach, SubpathEvidence};
 use bindguard_core::paths::lies_in;
 use bindguard_sys::Mounts;
 use bindguard_sys::observe::HeldSubpath;
-use bindguard_sys::probe::{Answer, Patience, probe, probe_side_by_side};
+use bindguard_sys::probe::{Answer, Timeouts, probe, probe_side_by_side};
 
 /// Time limit for each source.
 const SOURCE_TIMEOUT: Duration = Duration::from_millis(700);
@@ -128,7 +128,7 @@ impl Probes {
             let run = &rest[..rest.iter().position(is_silent).unwrap_or(rest.len())];
             let mut now = Vec::new();
             if is_in_turn {
-                let timeouts = Patience {
+                let timeouts = Timeouts {
                     each: self.each,
                     all: left,
                 };

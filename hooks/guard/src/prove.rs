@@ -16,7 +16,7 @@ use bindguard_core::policy::{Alarm, Policy};
 use bindguard_core::proof::{Comparison, Difference, ExpectedBind, ExpectedBinds};
 use bindguard_core::report::Report;
 use bindguard_core::source::SourceKind;
-use bindguard_sys::bundle::{self, record};
+use bindguard_sys::bundle::{self, read_record};
 use bindguard_sys::enter::{HeldProcess, ProcessError};
 use bindguard_sys::walk_path_of_process;
 
@@ -55,7 +55,7 @@ pub fn uncompared_container(bundle: &Path, why: &str, policy: &Policy) -> Proved
         report: named_report(bundle),
         refusal: None,
     };
-    proved.report.unproven = record::read(bundle).map_or(0, |expected| expected.binds.len());
+    proved.report.unproven = read_record(bundle).map_or(0, |expected| expected.binds.len());
     proved.skip(why.to_owned(), policy);
     proved
 }
@@ -70,7 +70,7 @@ pub fn prove_new_container(
     policy: &Policy,
     places: &Places,
 ) -> Option<Proved> {
-    if record::read(path).is_ok() {
+    if read_record(path).is_ok() {
         return None;
     }
     Some(Proved::by(path, policy, |proved| {
@@ -93,8 +93,8 @@ impl Proved {
     }
 
     fn compare(&mut self, path: &Path, pid: u32, policy: &Policy, places: &Places) -> Compared {
-        let expected = record::read(path)?;
-        let written = record::written_at(path);
+        let expected = read_record(path)?;
+        let written = bundle::record_written_at(path);
         let bytes = bundle::read_spec(path)?;
         let mut bundle = OpenBundle::parse(&bytes, path, policy)?;
         match expected.refuses {
@@ -103,7 +103,7 @@ impl Proved {
             None => {}
         }
         self.compare_mounts(&bundle, &expected, written, pid, places)?;
-        if expected.spec.is_some() && expected.spec != record::spec_version(path) {
+        if expected.spec.is_some() && expected.spec != bundle::spec_version(path) {
             // A program below the guard, such as nvidia-container-runtime, may have added binds.
             let mut admitted = HashSet::new();
             for entry in &expected.entries {
@@ -115,7 +115,7 @@ impl Proved {
                 self.report.unproven += usize::from(!is_admitted);
             }
         }
-        record::add_mounts_before(path, expected);
+        bundle::add_mounts_before(path, expected);
         Ok(())
     }
 

@@ -12,52 +12,51 @@
 //! There is a place for each state that a killed guard can leave behind. After each step that
 //! changes something, a test can inspect the change.
 
-use crate::named_variants::named_variants;
+use strum::{IntoStaticStr, VariantArray};
 
 // In the order in which an admission reaches the places.
-named_variants! {
-    /// A place at which a test can end the guard.
-    FaultPoint,
-    /// Its name in `BINDGUARD_FAULT`.
-    name,
+/// A place at which a test can end the guard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case", const_into_str)]
+pub enum FaultPoint {
     /// Nothing is read yet.
-    Start = "start",
+    Start,
     /// The spec is read and understood.
-    SpecRead = "spec-read",
+    SpecRead,
     /// Every bind is judged, nothing is done yet.
-    Judged = "judged",
+    Judged,
     /// The subpath and its volume are open and judged again.
-    Held = "held",
+    Held,
     /// The current target is open.
-    TargetOpened = "target-opened",
+    TargetOpened,
     /// A bind of the target exists, attached nowhere.
-    Cloned = "cloned",
+    Cloned,
     /// Older kernels: a thread is in a mount namespace of its own.
-    NamespaceUnshared = "namespace-unshared",
+    NamespaceUnshared,
     /// Older kernels: a copy of the parent mount lies in that namespace.
-    CopyAttached = "copy-attached",
+    CopyAttached,
     /// Older kernels: the new mount lies in the copy, and by propagation under the stale mount.
-    Tucked = "tucked",
+    Tucked,
     /// The new mount is attached, the stale mount is not yet detached.
-    AfterAttach = "after-attach",
+    AfterAttach,
     /// The stale mount is detached; the result is not checked yet.
-    Detached = "detached",
+    Detached,
     /// The result is checked and current.
-    Verified = "verified",
+    Verified,
     /// The payload that a swap stranded in the volume is removed.
-    Cleared = "cleared",
+    Cleared,
     /// The file for the edited spec is made beside the old spec, and empty.
-    SpecBegun = "spec-begun",
+    SpecBegun,
     /// The edited spec is written beside the old spec.
-    SpecWritten = "spec-written",
+    SpecWritten,
     /// The edited spec is in its place, the runtime not yet started.
-    AfterEdit = "after-edit",
+    AfterEdit,
     /// The journal's line is written.
-    Journaled = "journaled",
+    Journaled,
     /// The journal is full, locked and about to be moved away.
-    Rotating = "rotating",
+    Rotating,
     /// The full journal is moved away, and there is no new journal yet.
-    Rotated = "rotated",
+    Rotated,
 }
 
 /// Kills or stops the process, or panics, if `BINDGUARD_FAULT` names this place.
@@ -68,12 +67,12 @@ pub fn reach(point: FaultPoint) {
         return;
     }
     if asks_for("list") {
-        FaultPoint::ALL
-            .iter()
-            .for_each(|point| println!("{}", point.name()));
+        for point in FaultPoint::VARIANTS {
+            println!("{}", point.into_str());
+        }
         std::process::exit(0);
     }
-    let signal = match point.name() {
+    let signal = match point.into_str() {
         name if asks_for(name) => Signal::KILL,
         name if asks_for(&format!("stop:{name}")) => Signal::STOP,
         name if asks_for(&format!("panic:{name}")) => panic!("requested at {name}"),

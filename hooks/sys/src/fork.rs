@@ -5,10 +5,11 @@
 //! heap: glibc keeps the heap usable across fork(2).
 #![allow(unsafe_code)]
 
+use std::fs;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,8 @@ use rustix::process::{
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+
+use crate::errno_of;
 
 /// Limit of the wait for a child that was killed, or whose socket is closed. After it, a thread
 /// waits.
@@ -106,6 +109,18 @@ impl Drop for ChildProcess {
     }
 }
 
+/// Runs `work` in a thread, and waits for it.
+///
+/// # Errors
+/// If no thread can be started.
+pub(crate) fn in_thread<T: Send>(name: &str, work: impl FnOnce() -> T + Send) -> io::Result<T> {
+    thread::scope(|scope| {
+        let builder = thread::Builder::new().name(name.to_owned());
+        let ended = builder.spawn_scoped(scope, work)?.join();
+        Ok(ended.unwrap_or_else(|panic| resume_unwind(panic)))
+    })
+}
+
 /// Lets the kernel kill the calling process when the thread that forked it ends, or not.
 pub(crate) fn end_with_parent(ends: bool) {
     let _ = set_parent_process_death_signal(ends.then_some(Signal::KILL));
@@ -140,7 +155,7 @@ fn close_range(first: libc::c_uint, last: libc::c_uint) -> Result<(), Errno> {
     // SAFETY: the forked process no longer uses these descriptors.
     match unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } {
         0 => Ok(()),
-        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::NOSYS)),
+        _ => Err(errno_of(&io::Error::last_os_error())),
     }
 }
 
@@ -148,16 +163,37 @@ fn close_range(first: libc::c_uint, last: libc::c_uint) -> Result<(), Errno> {
 pub(crate) fn is_readable(descriptor: impl AsFd, timeout: Duration) -> bool {
     let until = Instant::now() + timeout;
     loop {
-        let left = until.saturating_duration_since(Instant::now());
-        let timeout = timespec(left);
-        match poll(
-            &mut [PollFd::new(&descriptor, PollFlags::IN)],
-            Some(&timeout),
-        ) {
+        let timeout = timespec(until.saturating_duration_since(Instant::now()));
+        let mut polled = [PollFd::new(&descriptor, PollFlags::IN)];
+        match poll(&mut polled, Some(&timeout)) {
             Err(Errno::INTR) => {}
             ready => return ready.is_ok_and(|ready| ready > 0),
         }
     }
+}
+
+/// Polls until the child has answered. A child that waits for a processor is late, not silent: it
+/// has until this time.
+pub(crate) fn is_answered(socket: &OwnedFd, child: i32, timeout: Duration, until: Instant) -> bool {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if is_readable(socket, timeout.min(left)) {
+            return true;
+        }
+        if timeout >= left || !is_runnable(child) {
+            return false;
+        }
+    }
+}
+
+/// True if a process waits for a processor, or was stopped: the process is late, but not blocked.
+/// proc_pid_status(5) takes no lock.
+pub(crate) fn is_runnable(pid: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let mut states = status
+        .lines()
+        .filter_map(|line| line.strip_prefix("State:\t"));
+    states.any(|state| state.starts_with(['R', 'T', 't']))
 }
 
 pub(crate) fn timespec(time: Duration) -> Timespec {
@@ -175,13 +211,8 @@ const MAX_MESSAGE: usize = 64 << 10;
 
 /// Two connected sockets, which keep the bounds of messages.
 pub(crate) fn sockets() -> io::Result<(OwnedFd, OwnedFd)> {
-    let flags = SocketFlags::CLOEXEC;
-    Ok(socketpair(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        flags,
-        None,
-    )?)
+    let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
+    Ok(socketpair(family, SocketType::SEQPACKET, flags, None)?)
 }
 
 /// Sends a message.
@@ -229,8 +260,6 @@ pub(crate) fn receive<T: DeserializeOwned>(socket: &OwnedFd) -> io::Result<(T, V
             descriptors.extend(some);
         }
     }
-    Ok((
-        serde_json::from_slice(&bytes[..received.bytes])?,
-        descriptors,
-    ))
+    let message = serde_json::from_slice(&bytes[..received.bytes])?;
+    Ok((message, descriptors))
 }

@@ -16,7 +16,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::failure::{Failure, failed};
+use crate::{Failure, failed};
 
 /// statx(2)'s `STATX_MNT_ID_UNIQUE`: the kernel never reuses this id.
 const UNIQUE_MOUNT_ID: StatxFlags = StatxFlags::from_bits_retain(0x4000);
@@ -148,12 +148,10 @@ impl Handle {
         id.map(MountId).ok_or_else(|| self.too_old("ids of mounts"))
     }
 
-    /// The id of the mount that it is on, as statmount(2) takes it. `None` before Linux 6.8.
-    ///
-    /// # Errors
-    /// statx(2)'s.
-    pub(crate) fn unique_mount_id(&self) -> Result<Option<u64>, Failure> {
-        Ok(unique_id_in(self.lasting()?))
+    /// The id of the mount that it is on, as statmount(2) takes it. `None` before Linux 6.8, and if
+    /// statx(2) fails.
+    pub(crate) fn unique_mount_id(&self) -> Option<u64> {
+        unique_id_in(self.lasting().ok()?)
     }
 
     /// True if the file is the root of its mount: the path is a mount point.
@@ -186,9 +184,8 @@ impl Handle {
         directory: impl AsFd,
         name: &Path,
     ) -> Option<FileIdentity> {
-        let mount = self.unique_mount_id().ok()??;
-        let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
-        let file = rustix::fs::statx(directory, name, flags, LASTING).ok()?;
+        let mount = self.unique_mount_id()?;
+        let file = statx_of_name(directory, name, LASTING).ok()?;
         let is_on_it = unique_id_in(&file) == Some(mount) && type_in(&file) != FileType::Symlink;
         is_on_it.then(|| identity_in(&file))
     }
@@ -262,12 +259,11 @@ impl Handle {
 
     /// True if the path of the file is `mount_point`: the file is the root of the mount there.
     pub(crate) fn is_at(&self, mount_point: &Path) -> bool {
-        let Ok(resolved) = self.resolved_path() else {
-            return false;
-        };
-        // The kernel appends this to the path of a deleted file that a mount still shows.
-        let deleted = resolved.as_os_str().as_bytes().strip_suffix(b" (deleted)");
-        resolved == mount_point || deleted == Some(mount_point.as_os_str().as_bytes())
+        self.resolved_path().is_ok_and(|resolved| {
+            // The kernel appends this to the path of a deleted file that a mount still shows.
+            let deleted = resolved.as_os_str().as_bytes().strip_suffix(b" (deleted)");
+            resolved == mount_point || deleted == Some(mount_point.as_os_str().as_bytes())
+        })
     }
 
     /// The kind of the file, without a query to the filesystem.
@@ -308,6 +304,26 @@ static HAS_QUERYING_FILESYSTEM: LazyLock<bool> = LazyLock::new(|| {
 fn open_resolved(path: &Path, flags: OFlags, resolve: ResolveFlags) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::CLOEXEC | flags;
     rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve)
+}
+
+/// Opens a name in a folder itself: no symlink is followed.
+pub(crate) fn open_name(
+    folder: impl AsFd,
+    name: impl AsRef<Path>,
+    more: OFlags,
+) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC | more;
+    rustix::fs::openat(folder, name.as_ref(), flags, Mode::empty())
+}
+
+/// Attributes of a name in a folder, without a query to a server.
+pub(crate) fn statx_of_name(
+    folder: impl AsFd,
+    name: impl AsRef<Path>,
+    wanted: StatxFlags,
+) -> Result<Statx, Errno> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    rustix::fs::statx(folder, name.as_ref(), flags, wanted)
 }
 
 /// Attributes of an open file, without a query to its server.

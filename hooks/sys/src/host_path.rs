@@ -15,8 +15,8 @@ use bindguard_core::refresh::{Found, LookUp};
 use rustix::fs::{CWD, FileType, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 
-use crate::failure::{Failure, failed};
-use crate::handle::{Handle, has, statx_of, type_in};
+use crate::handle::{Handle, has, open_name, statx_of, type_in};
+use crate::{Failure, failed};
 
 /// Limit of symlinks on a way: the kernel's limit, path_resolution(7).
 const MAX_LINKS: usize = 40;
@@ -78,13 +78,6 @@ pub fn walk_path_of_process(
     walk_in(&format!("/proc/{pid}/root"), path, is_local)
 }
 
-#[derive(Debug)]
-enum Next {
-    Root,
-    Parent,
-    Name(OsString),
-}
-
 fn walk_in(root: &str, path: &Path, is_local: &dyn Fn(u64) -> bool) -> Result<HostWalk, Failure> {
     // The kernel's own link to the root of a process has to be followed.
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -104,22 +97,15 @@ fn walk_in(root: &str, path: &Path, is_local: &dyn Fn(u64) -> bool) -> Result<Ho
     let mut links = 0;
     let mut names = VecDeque::new();
     add_target(&mut names, path);
-    while let Some(next) = names.pop_front() {
+    while let Some(name) = names.pop_front() {
+        if name == "/" || name == ".." {
+            let depth = if name == "/" { 1 } else { at.len() - 1 };
+            at.truncate(depth.max(1));
+            let above = &walk.folders[at[at.len() - 1]];
+            walk.place = above.handle.path().to_owned();
+            continue;
+        }
         let here = at[at.len() - 1];
-        let name = match next {
-            Next::Root => {
-                at.truncate(1);
-                walk.place = "/".into();
-                continue;
-            }
-            Next::Parent => {
-                at.truncate(at.len().saturating_sub(1).max(1));
-                let above = &walk.folders[at[at.len() - 1]];
-                walk.place = above.handle.path().to_owned();
-                continue;
-            }
-            Next::Name(name) => name,
-        };
         let is_last = names.is_empty();
         // Later the last name belongs to a symlink's target.
         if is_last && walk.named_in.is_none() {
@@ -186,21 +172,18 @@ fn walk_in(root: &str, path: &Path, is_local: &dyn Fn(u64) -> bool) -> Result<Ho
             break;
         }
     }
-    for next in names {
-        if let Next::Name(name) = next {
+    for name in names {
+        if name != ".." {
             walk.place.push(name);
         }
     }
     Ok(walk)
 }
 
-fn add_target(names: &mut VecDeque<Next>, target: &Path) {
+fn add_target(names: &mut VecDeque<OsString>, target: &Path) {
     for component in target.components().rev() {
-        match component {
-            Component::RootDir | Component::Prefix(_) => names.push_front(Next::Root),
-            Component::ParentDir => names.push_front(Next::Parent),
-            Component::Normal(name) => names.push_front(Next::Name(name.to_owned())),
-            Component::CurDir => {}
+        if component != Component::CurDir {
+            names.push_front(component.as_os_str().to_owned());
         }
     }
 }
@@ -220,14 +203,13 @@ fn folder(opened: OwnedFd, path: PathBuf, stat: &Statx) -> WalkedFolder {
 /// Opens a name itself. O_DIRECTORY mounts what autofs(5) mounts on demand, as the runtime's own
 /// walk did.
 fn open(folder: &Handle, name: &OsStr, is_last: bool) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     if !is_last {
-        match rustix::fs::openat(folder, name, flags | OFlags::DIRECTORY, Mode::empty()) {
+        match open_name(folder, name, OFlags::DIRECTORY) {
             Err(Errno::NOTDIR | Errno::LOOP) => {}
             opened => return opened,
         }
     }
-    rustix::fs::openat(folder, name, flags, Mode::empty())
+    open_name(folder, name, OFlags::empty())
 }
 
 fn stat(file: &OwnedFd) -> Result<Statx, Errno> {

@@ -17,14 +17,13 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
-use crate::directories::make_folders;
-use crate::failure::{Failure, failed};
 use crate::fault::{self, FaultPoint};
+use crate::files::{self, make_folders};
 use crate::handle::Handle;
 use crate::mounts::Mounts;
+use crate::own_process::{leave_room, with_size_errors};
 use crate::probe::answer_within;
-use crate::read_file;
-use crate::size_errors::{leave_room, with_size_errors};
+use crate::{Failure, failed};
 
 /// Size from which the journal is rotated, in bytes.
 const FULL: u64 = 4 << 20;
@@ -59,7 +58,7 @@ fn cannot_wait(journal: &Path) -> bool {
         ),
     };
     // The journal may be a symlink to a server's file.
-    folder && read_file::cannot_wait(journal, |handle| mounts.is_local(handle))
+    folder && files::cannot_wait(journal, |handle| mounts.is_local(handle))
 }
 
 fn try_append(journal: &Path, line: &str) -> io::Result<()> {

@@ -12,10 +12,10 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Statx, StatxAttribute
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags};
 
+use crate::errno_of;
 use crate::fork::probe_close_range;
 use crate::handle::Handle;
-use crate::mount_setattr::probe_mount_setattr;
-use crate::statmount::statmount;
+use crate::syscalls::{probe_mount_setattr, statmount};
 
 /// The features that a re-bind uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,9 +81,7 @@ fn missing_call() -> Option<&'static str> {
     if rustix::mount::move_mount(CWD, NOWHERE, CWD, NOWHERE, none).is_err_and(is_unknown) {
         return Some("move_mount(2)");
     }
-    let set = probe_mount_setattr(NOWHERE);
-    let set = set.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO));
-    if set.is_err_and(is_unknown) {
+    if probe_mount_setattr(NOWHERE).is_err_and(|error| is_unknown(errno_of(&error))) {
         return Some("mount_setattr(2) with nosymfollow");
     }
     if probe_close_range().is_err_and(is_unknown) {
@@ -125,7 +123,7 @@ fn release() -> String {
 /// Probes the kernel.
 pub fn kernel_features() -> KernelFeatures {
     let root = Handle::follow(Path::new("/")).ok();
-    let unique = root.and_then(|root| root.unique_mount_id().ok().flatten());
+    let unique = root.and_then(|root| root.unique_mount_id());
     KernelFeatures {
         release: release(),
         required_calls: require_calls(),

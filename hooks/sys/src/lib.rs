@@ -16,48 +16,76 @@ pub mod observe;
 pub mod probe;
 pub mod process_files;
 pub mod replace;
-pub mod unmount;
 
-mod directories;
-mod failure;
+mod files;
 mod fork;
 mod handle;
-mod heap;
 mod host_path;
-mod inherited_state;
 mod kernel_features;
-mod mount_setattr;
-mod mount_watch;
 mod mounts;
-mod named_variants;
-mod read_file;
-mod selinux;
+mod own_process;
 mod separate_process;
-mod size_errors;
-mod statmount;
+mod syscalls;
 mod target;
 
-pub use crate::directories::{make_folders, write_new_file};
-pub use crate::mounts::{
-    ReadTableError, read_container_table, read_host_table_in_part, read_mount_table,
-    read_mount_table_in_part,
-};
-pub use crate::read_file::open_without_waiting;
-pub use crate::replace::next_mount_id;
-pub use crate::size_errors::{leave_room, with_size_errors};
-pub use directories::{make_directories, remove_payload};
-pub use failure::Failure;
+use std::borrow::Cow;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+
+pub use enter::selinux_denies_read;
+pub use files::{make_folders, open_without_waiting, read_file, unless_absent, write_new_file};
 pub use handle::Handle;
-pub use heap::trim_heap;
 pub use host_path::{HostWalk, WalkedFolder, walk_host_path, walk_path_of_process};
-pub use inherited_state::{inherited_pipe, restore_inherited_state};
 pub use kernel_features::{
     KernelFeatures, OldKernel, kernel_features, propagation_takes_locks, release_numbers,
     require_calls,
 };
-pub use mount_setattr::map_ids;
-pub use mount_watch::MountWatch;
-pub use mounts::{MountError, MountOf, Mounts};
-pub use read_file::{read_file, unless_absent};
-pub use selinux::selinux_denies_read;
-pub use target::{OpenedTarget, TargetError, current_payload, open_target};
+pub use mounts::{
+    MountError, MountOf, MountWatch, Mounts, ReadTableError, read_container_table,
+    read_host_table_in_part, read_mount_table, read_mount_table_in_part,
+};
+pub use own_process::{
+    inherited_pipe, leave_room, restore_inherited_state, trim_heap, with_size_errors,
+};
+pub use replace::next_mount_id;
+pub use syscalls::map_ids;
+pub use target::{
+    OpenedTarget, TargetError, current_payload, make_directories, open_target, remove_payload,
+};
+
+/// A step on a file failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{act}{}{}", if path.as_os_str().is_empty() { "" } else { " " }, path.display())]
+pub struct Failure {
+    pub act: Cow<'static, str>,
+    /// Empty if the act is on no file.
+    pub path: PathBuf,
+    #[source]
+    pub source: io::Error,
+}
+
+impl Failure {
+    /// True if the kernel reported that there is no such file.
+    pub fn is_not_found(&self) -> bool {
+        self.source.kind() == io::ErrorKind::NotFound
+    }
+}
+
+/// Makes the error of an act on a path from its cause.
+pub(crate) fn failed<E: Into<io::Error>>(
+    act: impl Into<Cow<'static, str>>,
+    path: &Path,
+) -> impl FnOnce(E) -> Failure {
+    move |source| Failure {
+        act: act.into(),
+        path: path.to_owned(),
+        source: source.into(),
+    }
+}
+
+/// Error number of the kernel; `EIO` for an error of another origin.
+pub(crate) fn errno_of(error: &io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}

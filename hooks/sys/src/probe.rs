@@ -20,9 +20,9 @@ use rustix::io::Errno;
 use crate::fork::is_readable;
 use crate::handle::Handle;
 use crate::mounts::Mounts;
-use crate::separate_process::{End, SeparateProcess, answers, hanging, write_answer};
+use crate::separate_process::{End, SeparateProcess, hanging, write_answer};
 
-pub use crate::separate_process::Patience;
+pub use crate::separate_process::Timeouts;
 
 /// The result of a probe.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ pub enum Answer {
 ///
 /// # Errors
 /// When no process can be made.
-pub fn probe(paths: &[PathBuf], patience: Patience) -> io::Result<Vec<Answer>> {
+pub fn probe(paths: &[PathBuf], timeouts: Timeouts) -> io::Result<Vec<Answer>> {
     let (mounts, silent) = (Mounts::default(), silent_filesystems());
     let mut first_silent = None;
     if !silent.is_empty() {
@@ -54,32 +54,32 @@ pub fn probe(paths: &[PathBuf], patience: Patience) -> io::Result<Vec<Answer>> {
     let mut answers = Vec::new();
     if !to_probe.is_empty() {
         let mut process = probing(to_probe.iter())?;
-        let (received, end) = process.read_until(patience)?;
-        answers = probes(&received);
+        let end = process.read_until(timeouts)?;
+        answers = probed(&process);
         if let Some(path) = to_probe.get(answers.len())
             && end == End::Silence
         {
             if let Some(filesystem) = filesystem_of(path, &Mounts::default()) {
                 remember_silent(filesystem, process);
             }
-            answers.push(Answer::Silent(patience.each));
+            answers.push(Answer::Silent(timeouts.each));
         }
     }
     if first_silent == Some(answers.len()) {
-        answers.push(Answer::Silent(patience.each));
+        answers.push(Answer::Silent(timeouts.each));
     }
     answers.resize_with(paths.len(), || Answer::NotProbed);
     Ok(answers)
 }
 
-/// Probes all paths at the same time, for `patience` in all. A path that hangs delays only the
+/// Probes all paths at the same time, for `timeout` in all. A path that hangs delays only the
 /// later paths of its filesystem, which are silent then. Returns the answers in the order of the
 /// paths. A process costs a millisecond, so this function serves only the paths that [`probe`]
 /// left.
 ///
 /// # Errors
 /// When no process can be made.
-pub fn probe_side_by_side(paths: &[PathBuf], patience: Duration) -> io::Result<Vec<Answer>> {
+pub fn probe_side_by_side(paths: &[PathBuf], timeout: Duration) -> io::Result<Vec<Answer>> {
     let (mounts, silent) = (Mounts::default(), silent_filesystems());
     // The indexes of the paths of each filesystem. A path on no server or daemon is a group of its
     // own.
@@ -100,7 +100,7 @@ pub fn probe_side_by_side(paths: &[PathBuf], patience: Duration) -> io::Result<V
     for (filesystem, indexes) in groups {
         if filesystem.as_ref().is_some_and(|it| silent.contains(it)) {
             for index in indexes {
-                answers[index] = Answer::Silent(patience);
+                answers[index] = Answer::Silent(timeout);
             }
             continue;
         }
@@ -109,14 +109,14 @@ pub fn probe_side_by_side(paths: &[PathBuf], patience: Duration) -> io::Result<V
     }
     let start = Instant::now();
     for (filesystem, indexes, mut process) in started {
-        let left = patience.saturating_sub(start.elapsed());
-        let (received, end) = process.read_until(Patience::of(left))?;
-        let mut received = probes(&received).into_iter();
+        let left = timeout.saturating_sub(start.elapsed());
+        let end = process.read_until(Timeouts::of(left))?;
+        let mut probed = probed(&process).into_iter();
         for index in indexes {
-            answers[index] = match received.next() {
+            answers[index] = match probed.next() {
                 Some(answer) => answer,
                 None if end == End::Closed => Answer::NotProbed,
-                None => Answer::Silent(patience),
+                None => Answer::Silent(timeout),
             };
         }
         if end != End::Closed
@@ -168,15 +168,15 @@ fn walk(path: &Path) -> io::Result<PathBuf> {
 }
 
 /// The probes that were answered completely.
-fn probes(received: &[u8]) -> Vec<Answer> {
-    let mut probes = Vec::new();
-    for answer in answers(received) {
-        probes.push(match answer {
+fn probed(process: &SeparateProcess) -> Vec<Answer> {
+    let mut probed = Vec::new();
+    for answer in process.answers() {
+        probed.push(match answer {
             Ok(path) => Answer::Reached(OsString::from_vec(path).into()),
             Err(error) => Answer::Refused(error),
         });
     }
-    probes
+    probed
 }
 
 // Remembers probes that hang: no filesystem is probed again while its last probe hangs.
@@ -277,8 +277,8 @@ pub(crate) fn answer_within(
         return Err(io::Error::new(io::ErrorKind::TimedOut, why));
     }
     let mut process = SeparateProcess::start_listable(|pipe| write_answer(pipe, work()))?;
-    let (received, _) = process.read_until(Patience::of(time))?;
-    if let Some(answer) = answers(&received).pop() {
+    process.read_until(Timeouts::of(time))?;
+    if let Some(answer) = process.answers().pop() {
         return answer;
     }
     if let Some(filesystem) = filesystem_of(path, &Mounts::default()) {
@@ -295,11 +295,11 @@ mod tests {
     #[test]
     fn existing_and_missing_paths_are_answered_in_order() {
         let paths = ["/", "/nowhere", "/proc/self/../version"].map(PathBuf::from);
-        let patience = Patience {
+        let timeouts = Timeouts {
             each: Duration::from_secs(10),
             all: Duration::from_secs(10),
         };
-        let answers = probe(&paths, patience).unwrap();
+        let answers = probe(&paths, timeouts).unwrap();
         assert!(matches!(&answers[0], Answer::Reached(path) if path == Path::new("/")));
         assert!(
             matches!(&answers[1], Answer::Refused(error) if error.kind() == io::ErrorKind::NotFound)
@@ -310,11 +310,11 @@ mod tests {
     #[test]
     fn many_paths_that_answer_are_never_silent() {
         let paths = vec![PathBuf::from("/proc/version"); 50_000];
-        let patience = Patience {
+        let timeouts = Timeouts {
             each: Duration::from_secs(1),
             all: Duration::from_millis(30),
         };
-        let answers = probe(&paths, patience).unwrap();
+        let answers = probe(&paths, timeouts).unwrap();
         assert_eq!(answers.len(), paths.len());
         assert!(
             answers

@@ -25,7 +25,8 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use crate::separate_process::{End, Patience, SeparateProcess, answers, is_runnable, write_answer};
+use crate::fork::is_runnable;
+use crate::separate_process::{End, SeparateProcess, Timeouts, write_answer};
 
 /// Time limit for a file, as a number of intervals: the separate process waits for a lock in each
 /// interval.
@@ -43,15 +44,6 @@ const MAX_ARGUMENTS: u64 = 64 << 10;
 
 /// The size of all answers of a call, after which no further file is read.
 const MAX_ANSWERS: usize = 64 << 20;
-
-/// The parts of a file that can be read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
-    Content,
-    Arguments,
-    Link,
-    Inode,
-}
 
 /// A file of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,7 +76,7 @@ pub fn contents(files: &[ProcessFile]) -> Vec<io::Result<Vec<u8>>> {
 
 /// The same within a shorter time. The error of a file that was not read in time is `TimedOut`.
 pub fn contents_within(time: Duration, files: &[ProcessFile]) -> Vec<io::Result<Vec<u8>>> {
-    read(files, Part::Content, time)
+    read(time, files, |path| read_at_most(MAX_CONTENT, path), Ok)
 }
 
 /// The targets of these links, in the same order.
@@ -94,11 +86,10 @@ pub fn links(files: &[ProcessFile]) -> Vec<io::Result<PathBuf>> {
 
 /// The same within a shorter time. The error of a file that was not read in time is `TimedOut`.
 pub fn links_within(time: Duration, files: &[ProcessFile]) -> Vec<io::Result<PathBuf>> {
-    let mut links = Vec::new();
-    for link in read(files, Part::Link, time) {
-        links.push(link.map(|bytes| OsString::from_vec(bytes).into()));
-    }
-    links
+    let target = |path: &Path| Ok(fs::read_link(path)?.into_os_string().into_vec());
+    read(time, files, target, |bytes| {
+        Ok(OsString::from_vec(bytes).into())
+    })
 }
 
 /// The inode numbers of the files that these links lead to, in the same order.
@@ -108,35 +99,35 @@ pub fn inodes(files: &[ProcessFile]) -> Vec<io::Result<u64>> {
 
 /// The same within a shorter time. The error of a file that was not read in time is `TimedOut`.
 pub fn inodes_within(time: Duration, files: &[ProcessFile]) -> Vec<io::Result<u64>> {
-    let mut inodes = Vec::new();
-    for inode in read(files, Part::Inode, time) {
-        inodes.push(inode.and_then(|bytes| match bytes.try_into() {
-            Ok(bytes) => Ok(u64::from_ne_bytes(bytes)),
-            Err(_) => Err(ErrorKind::InvalidData.into()),
-        }));
-    }
-    inodes
+    let inode = |path: &Path| Ok(fs::metadata(path)?.ino().to_ne_bytes().to_vec());
+    read(time, files, inode, |bytes| match bytes.try_into() {
+        Ok(bytes) => Ok(u64::from_ne_bytes(bytes)),
+        Err(_) => Err(ErrorKind::InvalidData.into()),
+    })
 }
 
 /// Reads the arguments of the processes in the order of `pids`, the program's name first.
 pub fn arguments_of(pids: &[u32]) -> Vec<io::Result<Vec<String>>> {
     let files = ProcessFile::of_each(pids, "cmdline");
-    let mut arguments = Vec::new();
-    for words in read(&files, Part::Arguments, CALL_TIMEOUT) {
-        arguments.push(words.map(|bytes| {
-            let mut words = Vec::new();
-            for word in bytes.split(|byte| *byte == 0) {
-                if !word.is_empty() {
-                    words.push(String::from_utf8_lossy(word).into_owned());
-                }
+    let arguments = |path: &Path| read_at_most(MAX_ARGUMENTS, path);
+    read(CALL_TIMEOUT, &files, arguments, |bytes| {
+        let mut words = Vec::new();
+        for word in bytes.split(|byte| *byte == 0) {
+            if !word.is_empty() {
+                words.push(String::from_utf8_lossy(word).into_owned());
             }
-            words
-        }));
-    }
-    arguments
+        }
+        Ok(words)
+    })
 }
 
-fn read(files: &[ProcessFile], part: Part, time: Duration) -> Vec<io::Result<Vec<u8>>> {
+/// Reads a part of each file in a separate process, and parses it in this process.
+fn read<T>(
+    time: Duration,
+    files: &[ProcessFile],
+    part: fn(&Path) -> io::Result<Vec<u8>>,
+    parse: fn(Vec<u8>) -> io::Result<T>,
+) -> Vec<io::Result<T>> {
     let (start, mut answers, mut size) = (Instant::now(), Vec::new(), 0);
     while let Some(next) = files.get(answers.len()) {
         if size > MAX_ANSWERS {
@@ -154,7 +145,7 @@ fn read(files: &[ProcessFile], part: Part, time: Duration) -> Vec<io::Result<Vec
             }
             Ok(read) => {
                 size += read.iter().flatten().map(Vec::len).sum::<usize>();
-                answers.extend(read);
+                answers.extend(read.into_iter().map(|bytes| bytes.and_then(parse)));
             }
             Err(error) => answers.push(Err(error)),
         }
@@ -165,7 +156,7 @@ fn read(files: &[ProcessFile], part: Part, time: Duration) -> Vec<io::Result<Vec
 /// The answers up to the first file that gives none.
 fn read_until_silence(
     files: &[ProcessFile],
-    part: Part,
+    part: fn(&Path) -> io::Result<Vec<u8>>,
     all: Duration,
 ) -> io::Result<Vec<io::Result<Vec<u8>>>> {
     if all.is_zero() {
@@ -174,7 +165,7 @@ fn read_until_silence(
     let mut process = SeparateProcess::start(|pipe| {
         let mut size = 0;
         for file in files {
-            let answer = read_part(&file.path, part);
+            let answer = part(&file.path);
             size += answer.as_ref().map_or(0, Vec::len);
             write_answer(pipe, answer);
             if size > MAX_ANSWERS {
@@ -182,8 +173,8 @@ fn read_until_silence(
             }
         }
     })?;
-    let (received, end) = read_until_blocked(&mut process, all)?;
-    let read = answers(&received);
+    let end = read_until_blocked(&mut process, all)?;
+    let read = process.answers();
     // A separate process that was killed would otherwise look like a process that gives no answer.
     match read.is_empty() && end == End::Closed {
         true => Err(ErrorKind::UnexpectedEof.into()),
@@ -192,42 +183,30 @@ fn read_until_silence(
 }
 
 /// Reads until the pipe closes, the separate process waits for a lock, or the time is over.
-fn read_until_blocked(process: &mut SeparateProcess, all: Duration) -> io::Result<(Vec<u8>, End)> {
-    let (start, mut received, mut intervals) = (Instant::now(), Vec::new(), 0);
+fn read_until_blocked(process: &mut SeparateProcess, all: Duration) -> io::Result<End> {
+    let (start, mut intervals) = (Instant::now(), 0);
     loop {
-        let patience = Patience {
+        let before = process.received.len();
+        let end = process.read_until(Timeouts {
             each: BLOCKED_INTERVAL,
             all: all.saturating_sub(start.elapsed()),
-        };
-        let (more, end) = process.read_until(patience)?;
-        let is_blocked = more.is_empty() && !is_runnable(process.pid);
+        })?;
+        let is_blocked = process.received.len() == before && !is_runnable(process.pid);
         intervals = if is_blocked { intervals + 1 } else { 0 };
-        received.extend(more);
         if end != End::Silence || intervals == BLOCKED_INTERVALS {
-            return Ok((received, end));
+            return Ok(end);
         }
-    }
-}
-
-fn read_part(path: &Path, part: Part) -> io::Result<Vec<u8>> {
-    match part {
-        Part::Content => read_at_most(MAX_CONTENT, path),
-        Part::Arguments => read_at_most(MAX_ARGUMENTS, path),
-        Part::Link => Ok(fs::read_link(path)?.into_os_string().into_vec()),
-        Part::Inode => Ok(fs::metadata(path)?.ino().to_ne_bytes().to_vec()),
     }
 }
 
 /// The content of a file; EFBIG if the file is longer.
 fn read_at_most(limit: u64, path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    fs::File::open(path)?
-        .take(limit + 1)
-        .read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > limit {
-        return Err(Errno::FBIG.into());
+    let limited = &mut fs::File::open(path)?.take(limit + 1);
+    match limited.read_to_end(&mut bytes)? as u64 > limit {
+        true => Err(Errno::FBIG.into()),
+        false => Ok(bytes),
     }
-    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -250,16 +229,16 @@ mod tests {
             write_answer(pipe, Ok(b"late".to_vec()));
         })
         .unwrap();
-        let (received, end) = read_until_blocked(&mut process, 100 * LIMIT).unwrap();
+        let end = read_until_blocked(&mut process, 100 * LIMIT).unwrap();
         assert_eq!(end, End::Closed);
-        assert_eq!(answers(&received).pop().unwrap().unwrap(), b"late");
+        assert_eq!(process.answers().pop().unwrap().unwrap(), b"late");
     }
 
     #[test]
     fn a_process_that_waits_for_anything_else_is_blocked() {
         let mut process = SeparateProcess::start(|_| sleep(100 * LIMIT)).unwrap();
-        let (received, end) = read_until_blocked(&mut process, 100 * LIMIT).unwrap();
-        assert_eq!((received.len(), end), (0, End::Silence));
+        let end = read_until_blocked(&mut process, 100 * LIMIT).unwrap();
+        assert_eq!((process.received.len(), end), (0, End::Silence));
     }
 
     /// Without this limit a stopped process would be waited for without end.
@@ -270,7 +249,7 @@ mod tests {
             while start.elapsed() < 100 * LIMIT {}
         })
         .unwrap();
-        let (received, end) = read_until_blocked(&mut process, LIMIT).unwrap();
-        assert_eq!((received.len(), end), (0, End::OutOfTime));
+        let end = read_until_blocked(&mut process, LIMIT).unwrap();
+        assert_eq!((process.received.len(), end), (0, End::OutOfTime));
     }
 }

@@ -25,7 +25,6 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, geteuid, pidfd_open, pidfd_send_signal, waitpid,
 };
 
-use crate::failure::errno_of;
 use crate::fork::{close_all_but, fork_child, timespec};
 use crate::handle::Handle;
 
@@ -33,6 +32,8 @@ use crate::handle::Handle;
 #[derive(Debug)]
 pub(crate) struct SeparateProcess {
     output: File,
+    /// The output that was read.
+    pub(crate) received: Vec<u8>,
     /// `None` if the process ended before it was held.
     process: Option<OwnedFd>,
     pub(crate) pid: i32,
@@ -90,6 +91,7 @@ impl SeparateProcess {
         let process = process.filter(|_| !is_closed(&output));
         Ok(Self {
             output,
+            received: Vec::new(),
             process,
             pid,
             registered: None,
@@ -114,24 +116,29 @@ impl SeparateProcess {
         }
     }
 
-    /// Reads its output until the pipe closes or patience ends.
-    pub(crate) fn read_until(&mut self, patience: Patience) -> io::Result<(Vec<u8>, End)> {
-        let (start, mut received, mut buffer) = (Instant::now(), Vec::new(), [0; 4096]);
+    /// Reads its output until the pipe closes or a time is over.
+    pub(crate) fn read_until(&mut self, timeouts: Timeouts) -> io::Result<End> {
+        let (start, mut buffer) = (Instant::now(), [0; 4096]);
         loop {
-            let left = patience.all.saturating_sub(start.elapsed());
-            let wait = left.min(patience.each);
+            let left = timeouts.all.saturating_sub(start.elapsed());
+            let wait = left.min(timeouts.each);
             let mut polled = [PollFd::new(&self.output, PollFlags::IN)];
             match poll(&mut polled, Some(&timespec(wait))) {
-                Ok(0) if wait < patience.each => return Ok((received, End::OutOfTime)),
-                Ok(0) => return Ok((received, End::Silence)),
+                Ok(0) if wait < timeouts.each => return Ok(End::OutOfTime),
+                Ok(0) => return Ok(End::Silence),
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
                 Ok(_) => match self.output.read(&mut buffer)? {
-                    0 => return Ok((received, End::Closed)),
-                    count => received.extend_from_slice(&buffer[..count]),
+                    0 => return Ok(End::Closed),
+                    count => self.received.extend_from_slice(&buffer[..count]),
                 },
             }
         }
+    }
+
+    /// The answers that arrived completely.
+    pub(crate) fn answers(&self) -> Vec<io::Result<Vec<u8>>> {
+        answers(&self.received)
     }
 }
 
@@ -144,7 +151,7 @@ fn is_closed(pipe: &File) -> bool {
 
 /// The time limits of a probe.
 #[derive(Debug, Clone, Copy)]
-pub struct Patience {
+pub struct Timeouts {
     /// For one path. A path that takes longer is silent.
     pub each: Duration,
     /// For all paths. A path without an answer by then is [`Answer::NotProbed`]: it did not get its
@@ -152,13 +159,10 @@ pub struct Patience {
     pub all: Duration,
 }
 
-impl Patience {
+impl Timeouts {
     /// Each path may take the whole time.
-    pub(crate) fn of(time: Duration) -> Self {
-        Self {
-            each: time,
-            all: time,
-        }
+    pub(crate) fn of(all: Duration) -> Self {
+        Self { each: all, all }
     }
 }
 
@@ -174,11 +178,12 @@ pub(crate) enum End {
 pub(crate) fn write_answer(pipe: &mut File, answer: io::Result<Vec<u8>>) {
     let (number, bytes) = match answer {
         Ok(bytes) => (0, bytes),
-        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-            let errno = Errno::from_io_error(&error).unwrap_or(Errno::INVAL);
+        Err(error) => {
+            let is_invalid = error.kind() == io::ErrorKind::InvalidInput;
+            let unnumbered = if is_invalid { Errno::INVAL } else { Errno::IO };
+            let errno = Errno::from_io_error(&error).unwrap_or(unnumbered);
             (errno.raw_os_error(), Vec::new())
         }
-        Err(error) => (errno_of(&error).raw_os_error(), Vec::new()),
     };
     let mut record = number.to_ne_bytes().to_vec();
     record.extend((bytes.len() as u32).to_ne_bytes());
@@ -187,17 +192,12 @@ pub(crate) fn write_answer(pipe: &mut File, answer: io::Result<Vec<u8>>) {
     let _ = pipe.write_all(&record);
 }
 
-/// The answers that arrived completely.
-pub(crate) fn answers(mut received: &[u8]) -> Vec<io::Result<Vec<u8>>> {
+fn answers(mut received: &[u8]) -> Vec<io::Result<Vec<u8>>> {
     let mut answers = Vec::new();
-    while let Some((number, rest)) = received.split_first_chunk() {
-        let Some((length, rest)) = rest.split_first_chunk() else {
-            break;
-        };
-        let Some((bytes, rest)) = rest.split_at_checked(u32::from_ne_bytes(*length) as usize)
-        else {
-            break;
-        };
+    while let Some((number, rest)) = received.split_first_chunk()
+        && let Some((length, rest)) = rest.split_first_chunk()
+        && let Some((bytes, rest)) = rest.split_at_checked(u32::from_ne_bytes(*length) as usize)
+    {
         answers.push(match i32::from_ne_bytes(*number) {
             0 => Ok(bytes.to_vec()),
             number => Err(io::Error::from_raw_os_error(number)),
@@ -205,16 +205,6 @@ pub(crate) fn answers(mut received: &[u8]) -> Vec<io::Result<Vec<u8>>> {
         received = rest;
     }
     answers
-}
-
-/// True if a process waits for a processor, or was stopped: the process is late, but not blocked.
-/// proc_pid_status(5) takes no lock.
-pub(crate) fn is_runnable(pid: i32) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let state = status
-        .lines()
-        .find_map(|line| line.strip_prefix("State:\t"));
-    state.is_some_and(|state| state.starts_with(['R', 'T', 't']))
 }
 
 impl Drop for SeparateProcess {
@@ -272,11 +262,7 @@ impl Registered {
         if let Some(parent) = folder.parent() {
             directory.create(parent)?;
         }
-        if let Err(error) = DirBuilder::new().mode(0o700).create(&folder)
-            && error.kind() != io::ErrorKind::AlreadyExists
-        {
-            return Err(error);
-        }
+        directory.mode(0o700).create(&folder)?;
         // Without a name until both locks are held: a reader removes a file without a lock.
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let file = rustix::fs::open(&folder, flags, Mode::from(0o600))?;
@@ -342,17 +328,14 @@ pub(crate) fn hanging() -> Vec<String> {
     for entry in fs::read_dir(folder()).into_iter().flatten().flatten() {
         let path = entry.path();
         let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-        let Ok(mut file) = File::options().read(true).custom_flags(flags).open(&path) else {
+        let Ok(file) = File::options().read(true).custom_flags(flags).open(&path) else {
             continue;
         };
         if !is_alive(&file) {
             let _ = fs::remove_file(&path);
         } else if !has_starter(&file) {
-            let mut subject = String::new();
-            let read = Read::by_ref(&mut file)
-                .take(MAX_SUBJECT)
-                .read_to_string(&mut subject);
-            hanging.extend(read.is_ok().then_some(subject));
+            let read = io::read_to_string(file.take(MAX_SUBJECT));
+            hanging.extend(read.ok());
         }
     }
     hanging
@@ -454,11 +437,11 @@ mod tests {
         let process = SeparateProcess::start(|_| sleep(Duration::from_secs(1000))).unwrap();
         let pidfd = process.process.as_ref().unwrap().try_clone().unwrap();
         drop(process);
-        let patience = Timespec {
+        let timeout = Timespec {
             tv_sec: 60,
             tv_nsec: 0,
         };
-        let ended = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&patience)).unwrap();
+        let ended = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&timeout)).unwrap();
         assert_eq!(ended, 1, "it still works");
     }
 }

@@ -104,7 +104,7 @@ const ALLOWED: [(&str, &str, &str); 35] = [
         "the name in an error",
     ),
     (
-        "hooks/sys/src/enter/owner.rs",
+        "hooks/sys/src/syscalls.rs",
         "ns",
         "the name for the child that opens it",
     ),

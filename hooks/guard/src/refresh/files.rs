@@ -15,7 +15,7 @@ use bindguard_core::report::MountResult;
 use bindguard_core::spec::SpecView;
 use bindguard_sys::enter::HeldProcess;
 use bindguard_sys::replace::CloneSettings;
-use bindguard_sys::{Handle, HostWalk, Mounts, open_without_waiting, walk_host_path};
+use bindguard_sys::{Handle, HostWalk, Mounts, walk_host_path};
 use rustix::param::clock_ticks_per_second;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
@@ -82,7 +82,7 @@ impl FileBind {
     /// True if no server or daemon has to answer on the way to the source.
     pub fn is_local(&self) -> bool {
         let mounts = Mounts::default();
-        match open_without_waiting(&self.source(), |handle| mounts.is_local(handle)) {
+        match mounts.open_without_waiting(&self.source()) {
             Ok(handle) => mounts.is_local(&handle),
             Err(error) => error.kind() == ErrorKind::NotFound,
         }

@@ -27,7 +27,7 @@ use bindguard_core::report::{MountResult, ReleaseResult};
 use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{Bind, MountMakers, RequestedPropagation, SpecUsers};
 use bindguard_sys::Handle;
-use bindguard_sys::bundle::{read_spec, record};
+use bindguard_sys::bundle::{read_record, read_spec};
 use bindguard_sys::enter::{
     Action, ContainerNamespace, EnterError, Entered, HeldProcess, HelperProcess, Replacement,
 };
@@ -96,7 +96,7 @@ impl HostRoots {
             binds,
             makers: MountMakers::from_spec(bundle.spec.bytes()),
             mode: policy.host_root,
-            record: record::read(bundle.path).unwrap_or_default(),
+            record: read_record(bundle.path).unwrap_or_default(),
         })
     }
 

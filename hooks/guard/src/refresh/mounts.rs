@@ -27,10 +27,9 @@ use bindguard_core::refresh::{
 };
 use bindguard_core::report::MountResult;
 use bindguard_core::spec::{Bind, MountMakers, RequestedPropagation, SpecView};
-use bindguard_sys::bundle::{read_spec, record};
 use bindguard_sys::observe::BindSource;
 use bindguard_sys::replace::{CloneSettings, NewMount};
-use bindguard_sys::{Handle, Mounts, open_without_waiting};
+use bindguard_sys::{Handle, Mounts, bundle};
 
 use crate::expect::dead_volume;
 use crate::inspect::OpenError;
@@ -120,7 +119,7 @@ fn is_of_kubelet_written_volume(source: &Path, pod: &Path) -> bool {
 /// True for a single file that can be reached without waiting: [`super::files`] follows these.
 fn is_of_file(source: &Path) -> bool {
     let mounts = Mounts::default();
-    let local = open_without_waiting(source, |handle| mounts.is_local(handle));
+    let local = mounts.open_without_waiting(source);
     let local = local.ok().filter(|handle| mounts.is_local(handle));
     let identity = local.and_then(|handle| handle.identity().ok());
     identity.is_some_and(|identity| identity.kind != FileKind::Directory)
@@ -181,13 +180,13 @@ impl<'a> BoundMounts<'a> {
         specified: impl Fn(&Bind<'_>) -> SpecifiedBind,
         others: Option<&'a dyn RunningContainers>,
     ) -> Result<Self, OpenError> {
-        let bytes = read_spec(bundle)?;
+        let bytes = bundle::read_spec(bundle)?;
         let spec = SpecView::from_bytes(&bytes)?;
         Ok(Self {
             bundle: bundle.to_owned(),
             binds: spec.binds().iter().map(specified).collect(),
             makers: MountMakers::from_spec(spec.bytes()).ok(),
-            record: RefCell::new(record::read(bundle).unwrap_or_default()),
+            record: RefCell::new(bundle::read_record(bundle).unwrap_or_default()),
             refreshed: RefCell::default(),
             probed: RefCell::default(),
             others,
@@ -272,7 +271,7 @@ impl<'a> BoundMounts<'a> {
         };
         let shown = old.map_or_else(|| new.clone(), FilePlace::root_of);
         if expected.add_refreshed(shown, new.clone()) {
-            record::replace(&self.bundle, &record).map_err(not_recorded)?;
+            bundle::replace_record(&self.bundle, &record).map_err(not_recorded)?;
         }
         Ok(())
     }
@@ -293,7 +292,7 @@ impl<'a> BoundMounts<'a> {
         for (id, place) in mounts {
             refreshed.add(bind.index, *id, place.clone());
         }
-        record::replace_refreshed(&self.bundle, &refreshed).map_err(not_recorded)
+        bundle::replace_refreshed(&self.bundle, &refreshed).map_err(not_recorded)
     }
 }
 
@@ -304,10 +303,10 @@ fn not_recorded(error: std::io::Error) -> MountResult {
 impl CurrentFiles for BoundMounts<'_> {
     /// Reads the records again: the agent and the command line may refresh the same container.
     fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer> {
-        if let Ok(now) = record::read(&self.bundle) {
+        if let Ok(now) = bundle::read_record(&self.bundle) {
             self.record.replace(now);
         }
-        let refreshed = record::read_refreshed(&self.bundle).unwrap_or_default();
+        let refreshed = bundle::read_refreshed(&self.bundle).unwrap_or_default();
         self.refreshed.replace(refreshed.of_container(table));
         let mut bound = Vec::new();
         for bind in self.binds.iter().filter(|bind| bind.is_volume) {
@@ -395,7 +394,7 @@ impl CurrentFiles for BoundMounts<'_> {
         };
         record.add_refreshed_mounts(below.ids_of_copies((&bind.source, &bind.destination), &host));
         // Best effort: without the ids, the next refresh refuses if the host unmounted a copy.
-        let _ = record::replace(&self.bundle, &record);
+        let _ = bundle::replace_record(&self.bundle, &record);
     }
 
     /// The mounts in a volume, if those that are no binds of the spec may go with the volume: they

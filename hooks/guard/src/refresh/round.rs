@@ -182,6 +182,7 @@ impl<'a> ContainerRefresh<'a> {
             parts.push(TreePart {
                 path: restriction.path.clone(),
                 change: TreeChange::Restrict(restriction.attributes),
+                new: None,
             });
         }
         // If the volume is current and lacks a bind of the spec, that bind is the reason of the
@@ -206,12 +207,15 @@ impl<'a> ContainerRefresh<'a> {
             };
             // A bind that is gone is no reason to leave the volume dead.
             let change = match is_gone && !is_stale_without {
-                true => TreeChange::TryAttach(new),
-                false => TreeChange::Attach(new),
+                true => TreeChange::TryAttach,
+                false => TreeChange::Attach,
             };
             has_gone_bind |= is_gone;
-            let path = nested.path.clone();
-            parts.push(TreePart { path, change });
+            parts.push(TreePart {
+                path: nested.path.clone(),
+                change,
+                new: Some(new),
+            });
         }
         match refused {
             Some(why) if is_stale_without && !has_gone_bind => Err(why),

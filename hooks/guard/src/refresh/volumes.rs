@@ -14,7 +14,7 @@ use bindguard_core::refresh::{
 };
 use bindguard_core::report::MountResult;
 use bindguard_sys::observe::children;
-use bindguard_sys::{Handle, Mounts, current_payload, open_target, open_without_waiting};
+use bindguard_sys::{Handle, Mounts, current_payload, open_target};
 
 use crate::SourceError;
 use crate::expect::csi_record_in;
@@ -166,7 +166,7 @@ pub fn payload_of_driver(folder: &Path) -> Option<Handle> {
     let _folder = Handle::of(folder).ok()?;
     let directory = folder.join(Plugin::csi().below);
     let mounts = Mounts::default();
-    let handle = open_without_waiting(&directory, |handle| mounts.is_local(handle)).ok()?;
+    let handle = mounts.open_without_waiting(&directory).ok()?;
     if !mounts.is_local(&handle) || current_payload(&handle).is_err() {
         return None;
     }

@@ -5,29 +5,32 @@
 //! daemon of the container, which is why it is a process of its own. Everything after it works on
 //! open descriptors.
 
-use std::ffi::OsString;
+use std::ffi::{CStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use bindguard_core::mount_table::MountEntry;
+use bindguard_core::mount_table::{MountAttributes, MountEntry};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags, Timespec, Timestamps, UTIME_NOW,
 };
 use rustix::io::Errno;
-use rustix::mount::{MountPropagationFlags, UnmountFlags};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use rustix::mount::{MountPropagationFlags, MoveMountFlags, UnmountFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::enter::Replacement;
-use crate::enter::helper_process::Done;
+use crate::errno_of;
 use crate::fork::{end_with_parent, receive, send};
-use crate::handle::{statx_of, type_in};
+use crate::handle::{open_name, statx_of, type_in};
 use crate::replace::{
-    FolderCopy, NewMount, ReplaceError, Step, at, attach_beneath, copy_of, detach_link,
-    enter_private_mounts, propagation_type,
+    FolderCopy, NewMount, ReplaceError, Step, at, attach_as_root, attach_beneath, copy_of,
+    detach_link, enter_mounts, enter_private_mounts, propagation_type, tree_of,
 };
+use crate::syscalls::{adding, mount_setattr};
 use crate::target::open_without_links;
+
+/// The result of a step of a child.
+pub(super) type Done = Result<(), ReplaceError>;
 
 /// The work of a child with one of the replacements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,7 +78,6 @@ struct Parent {
     mount_point: OsString,
     folder: OsString,
     name: OsString,
-    is_shared: bool,
     /// Its propagation as it is and shall be again.
     propagation: u32,
 }
@@ -104,7 +106,6 @@ impl Parent {
             mount_point: parent.mount_point.clone().into(),
             folder: mount_point.parent()?.into(),
             name: mount_point.file_name()?.to_owned(),
-            is_shared: parent.propagation.peer_group.is_some(),
             propagation: propagation_type(&parent.propagation).bits(),
         })
     }
@@ -156,12 +157,14 @@ pub(super) fn serve_container(
 
 /// Then works in the host's `/proc/self/fd`: the container may have no `/proc`, or a fake `/proc`.
 fn enter(namespace: &OwnedFd) -> Done {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let own =
-        rustix::fs::open(c"/proc/self/fd", flags, Mode::empty()).map_err(at(Step::OpenProc))?;
-    move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Mount))
-        .map_err(at(Step::Enter))?;
+    let own = open_folder(c"/proc/self/fd")?;
+    enter_mounts(namespace).map_err(at(Step::Enter))?;
     rustix::process::fchdir(own).map_err(at(Step::OpenProc))
+}
+
+fn open_folder(path: &CStr) -> Result<OwnedFd, ReplaceError> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).map_err(at(Step::OpenProc))
 }
 
 impl Place {
@@ -184,8 +187,7 @@ impl Place {
                 // A mount below a shared mount arrives shared. The child gives the new mount the
                 // propagation of the stale mount.
                 let (parent, folder) = self.folder(Step::SetPropagation)?;
-                let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                rustix::fs::openat(folder, &parent.name, flags, Mode::empty())
+                open_name(folder, &parent.name, OFlags::empty())
                     .and_then(|new| change(&new, self.propagation()))
                     .map_err(at(Step::SetPropagation))
             }
@@ -250,7 +252,9 @@ impl Place {
             return Err(ReplaceError::Failed(Step::OpenFolder, Errno::OPNOTSUPP));
         };
         let new = self.new.as_ref().ok_or(not_open(Step::AttachNew))?;
-        if !parent.is_shared {
+        let propagation = MountPropagationFlags::from_bits_retain(parent.propagation);
+        let is_shared = propagation == MountPropagationFlags::SHARED;
+        if !is_shared {
             change(root, MountPropagationFlags::SHARED).map_err(at(Step::ShareParent))?;
         }
         let mut tucked = FolderCopy::of(folder);
@@ -259,28 +263,26 @@ impl Place {
         // of those in the copy, not as their peers. When the copy's namespace ends, the kernel
         // gives slaves the masters of their masters: the new mounts and the parent have the
         // propagation of before the attach, also if this child is killed.
-        let is_slave = !parent.is_shared && self.propagation() != MountPropagationFlags::SHARED;
+        let is_slave = !is_shared && self.propagation() != MountPropagationFlags::SHARED;
         if is_slave && tucked.is_ok() {
             let changed = change(root, MountPropagationFlags::DOWNSTREAM);
             tucked = changed.map_err(at(Step::ShareParent)).and(tucked);
         }
         let tucked = tucked.and_then(|copy| {
             // The namespace of the copy ends before this returns, unlike that of a thread.
-            let own = rustix::fs::open(c".", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
-                .map_err(at(Step::OpenProc))?;
+            let own = open_folder(c".")?;
             let attached = enter_private_mounts()
                 .and_then(|()| copy.attach())
                 .and_then(|()| copy.attach_new(new, &parent.name));
             drop(copy);
-            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Mount))
+            enter_mounts(namespace)
                 .and_then(|()| rustix::process::fchdir(own))
                 .map_err(at(Step::Return))?;
             attached
         });
-        if parent.is_shared {
+        if is_shared {
             return tucked;
         }
-        let propagation = MountPropagationFlags::from_bits_retain(parent.propagation);
         tucked.and(change(root, propagation).map_err(at(Step::RestoreParent)))
     }
 
@@ -292,11 +294,9 @@ impl Place {
         let (Some(parent), Some(folder)) = (&self.job.parent, folder) else {
             return Err(not_open(Step::OpenFolder));
         };
-        let own = rustix::fs::open(c".", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
-            .map_err(at(Step::OpenProc))?;
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let named = rustix::fs::openat(&folder, &parent.name, flags, Mode::empty())
-            .map_err(at(Step::OpenMountPoint))?;
+        let own = open_folder(c".")?;
+        let named =
+            open_name(&folder, &parent.name, OFlags::empty()).map_err(at(Step::OpenMountPoint))?;
         if !is_on(&named, self.job.stale) {
             return Err(ReplaceError::OtherMount);
         }
@@ -341,7 +341,7 @@ fn is_on(file: &OwnedFd, mount: u32) -> bool {
 
 /// Compares the types of two files: a directory, a file, a socket and so on. The kernel itself
 /// distinguishes only directories when it mounts.
-pub(super) fn require_same_type(one: &OwnedFd, other: &OwnedFd) -> Done {
+fn require_same_type(one: &OwnedFd, other: &OwnedFd) -> Done {
     let kind = |file: &OwnedFd| -> Result<FileType, ReplaceError> {
         let stat = statx_of(file, StatxFlags::TYPE).map_err(at(Step::CompareTypes))?;
         Ok(type_in(&stat))
@@ -362,9 +362,80 @@ fn link(descriptor: &OwnedFd) -> PathBuf {
     descriptor.as_raw_fd().to_string().into()
 }
 
+// The child that completes a tree of new mounts, which is attached nowhere.
+//
+// move_mount(2) before Linux 6.15 and mount_setattr(2) refuse a place below the top of such a tree.
+// So the child attaches the tree in a mount namespace of its own, completes the tree there, and
+// passes a copy back. The walk to a place in the tree may wait for a server or a daemon, which is
+// why the child is a process.
+
+/// A change at a place of a tree. A new mount comes as a descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TreeChange {
+    /// Adds attributes to the mount at this place.
+    Restrict(MountAttributes),
+    Attach,
+    /// Attaches a new mount, if the tree has a place of the same type.
+    TryAttach,
+}
+
+/// Attaches the tree in a mount namespace of its own, makes this number of changes, and passes a
+/// copy of the tree back. The namespace ends with the child.
+///
+/// # Errors
+/// If the agent is gone.
+pub(super) fn serve_tree(socket: &OwnedFd, tree: &OwnedFd, parts: usize) -> io::Result<()> {
+    let mut done = attach_tree(tree);
+    for _ in 0..parts {
+        if done.is_err() {
+            break;
+        }
+        send(socket, &done, &[])?;
+        let ((path, to), mut descriptors) = receive(socket)?;
+        done = change_tree(tree, path, to, descriptors.pop());
+    }
+    // The result of the last part, and then of the copy.
+    if done.is_ok() {
+        send(socket, &done, &[])?;
+    }
+    let copy = done.and_then(|()| tree_of(tree).map_err(at(Step::CopyTree)));
+    let mount = copy.as_ref().ok().map(AsFd::as_fd);
+    send(socket, &copy.as_ref().map(drop), mount.as_slice())?;
+    // The agent kills this child. If the agent is gone, the read ends.
+    let _ = rustix::io::read(socket, &mut [0; 1]);
+    Ok(())
+}
+
+fn attach_tree(tree: &OwnedFd) -> Done {
+    enter_private_mounts()?;
+    attach_as_root(tree).map_err(at(Step::AttachTree))
+}
+
+fn change_tree(tree: &OwnedFd, path: OsString, change: TreeChange, mount: Option<OwnedFd>) -> Done {
+    // No symlink is followed: a container may have written the volume.
+    let place = open_without_links(tree, path.as_ref(), OFlags::empty(), ResolveFlags::BENEATH);
+    let place = match place.map_err(at(Step::OpenMountPoint)) {
+        Err(_) if change == TreeChange::TryAttach => return Ok(()),
+        place => place?,
+    };
+    if let TreeChange::Restrict(attributes) = change {
+        return mount_setattr(&place, 0, &adding(attributes))
+            .map_err(|error| at(Step::SetAttributes)(errno_of(&error)));
+    }
+    let mount = mount.ok_or(ReplaceError::Failed(Step::AttachNested, Errno::BADF))?;
+    match require_same_type(&place, &mount) {
+        Err(ReplaceError::OtherType) if change == TreeChange::TryAttach => return Ok(()),
+        compared => compared?,
+    }
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    rustix::mount::move_mount(&mount, c"", &place, c"", flags).map_err(at(Step::AttachNested))
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::ffi::OsStringExt;
+
+    use strum::VariantArray;
 
     use super::*;
     use crate::fork::sockets;
@@ -372,7 +443,7 @@ mod tests {
     #[test]
     fn every_message_arrives_as_it_was_sent() {
         let (ours, theirs) = sockets().unwrap();
-        let failed = Step::ALL
+        let failed = Step::VARIANTS
             .iter()
             .map(|step| Err(ReplaceError::Failed(*step, Errno::INVAL)));
         let others = [
@@ -386,13 +457,12 @@ mod tests {
             assert_eq!(receive::<Done>(&theirs).unwrap().0, reply);
         }
         let longest = || OsString::from_vec(vec![0xff; 4096]);
-        for parent in [None, Some((true, longest()))] {
-            let parent = parent.map(|(is_shared, mount_point)| Parent {
+        for parent in [None, Some(longest())] {
+            let parent = parent.map(|mount_point| Parent {
                 id: 7,
                 mount_point,
                 folder: longest(),
                 name: OsString::from_vec(vec![0xff; 255]),
-                is_shared,
                 propagation: MountPropagationFlags::SHARED.bits(),
             });
             let job = Job {

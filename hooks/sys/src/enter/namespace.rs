@@ -11,7 +11,7 @@ use std::io::{Read, Seek};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::{fs, io, thread};
+use std::{fs, io};
 
 use bindguard_core::mount_table::{
     Detail, ExceededLimit, MountEntry, MountTable, TableError, TableLimits, TableParser,
@@ -21,13 +21,13 @@ use bindguard_core::spec::{IdMap, IdMaps, RequestedUserNamespace};
 use nix::sched::{CloneFlags, unshare};
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use crate::enter::owner::{USER, mount_namespace_id, owner_of, parent_of};
 use crate::enter::process::{HeldProcess, ProcessError, open_process_file};
+use crate::fork::in_thread;
 use crate::mounts::{ReadTableError, read_container_table};
 use crate::process_files::ProcessFile;
-use crate::statmount::{listmount, statmount_in};
+use crate::replace::enter_mounts;
+use crate::syscalls::{USER, listmount, mount_namespace_id, owner_of, parent_of, statmount_in};
 
 /// The mount namespace that the runtime made for a container.
 #[derive(Debug)]
@@ -137,22 +137,14 @@ impl MountNamespace {
     /// A thread enters the namespace and opens the table through the host's procfs: the container
     /// may have no `/proc`, or a fake `/proc`. The thread walks on no filesystem of the container.
     fn open_table(&self) -> io::Result<File> {
-        let open = || -> io::Result<File> {
+        in_thread("mount-table", || {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let proc = rustix::fs::openat(CWD, "/proc", flags, Mode::empty())?;
             unshare(CloneFlags::CLONE_FS)?;
-            move_into_link_name_space(self.file.as_fd(), Some(LinkNameSpaceType::Mount))?;
+            enter_mounts(&self.file)?;
             let flags = OFlags::RDONLY | OFlags::CLOEXEC;
             Ok(rustix::fs::openat(&proc, "thread-self/mountinfo", flags, Mode::empty())?.into())
-        };
-        thread::scope(|scope| {
-            let thread = thread::Builder::new()
-                .name("mount-table".to_owned())
-                .spawn_scoped(scope, open)?;
-            thread
-                .join()
-                .unwrap_or_else(|_| Err(io::Error::other("the thread panicked")))
-        })
+        })?
     }
 }
 

@@ -1,28 +1,28 @@
 //! A container's init process, held by a pidfd: what is read of it belongs to it and to no later
 //! process of the same pid.
 
-use std::fs::File;
-use std::io;
-use std::io::Read;
+use std::collections::HashSet;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use bindguard_core::mount_table::{MountTable, TableError};
-use bindguard_core::process::{START_TIME, number};
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use bindguard_core::process::{ContainerCgroups, START_TIME, number};
+use bindguard_core::refresh_request::ProgramName;
+use rustix::fs::{CWD, FileType, Mode, OFlags, StatxFlags, getxattr, openat};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::enter::helper_process::is_answered;
 use crate::enter::namespace::MountNamespace;
-use crate::enter::owner::{Kind, MOUNT, namespace_of};
-use crate::fork::{ChildProcess, is_readable, receive, send, sockets};
+use crate::fork::{ChildProcess, is_answered, is_readable, receive, send, sockets};
+use crate::handle::{Handle, statx_of, type_in};
 use crate::mounts::ReadTableError;
-use crate::process_files;
-use crate::process_files::ProcessFile;
+use crate::process_files::{self, ProcessFile, contents_within, links_within};
+use crate::syscalls::{Kind, MOUNT, namespace_of};
 
 /// A process with its pidfd. The process may end at any time.
 #[derive(Debug)]
@@ -39,12 +39,7 @@ impl HeldProcess {
     /// # Errors
     /// [`ProcessError::Ended`] if there is none, and [`ProcessError::Open`].
     pub fn open(pid: u32) -> Result<Self, ProcessError> {
-        let number = i32::try_from(pid)
-            .ok()
-            .and_then(Pid::from_raw)
-            .ok_or(ProcessError::Ended(pid))?;
-        let opened = pidfd_open(number, PidfdFlags::empty());
-        let pidfd = opened.map_err(|errno| match errno {
+        let pidfd = open_pidfd(pid).map_err(|errno| match errno {
             // INVAL, or NOENT of newer kernels: a thread of another process has this number.
             Errno::SRCH | Errno::INVAL | Errno::NOENT => ProcessError::Ended(pid),
             errno => ProcessError::Open {
@@ -103,8 +98,8 @@ impl HeldProcess {
     /// # Errors
     /// As [`HeldProcess::read`], and [`ProcessError::Blocked`].
     pub fn program_name(&self) -> Result<Vec<u8>, ProcessError> {
-        let link = process_files::links(&[ProcessFile::of(self.pid, "exe")]);
-        let link = self.checked("exe", link.into_iter().collect::<io::Result<PathBuf>>())?;
+        let mut links = process_files::links(&[ProcessFile::of(self.pid, "exe")]);
+        let link = self.checked("exe", links.remove(0))?;
         Ok(link.file_name().unwrap_or_default().as_bytes().to_vec())
     }
 
@@ -114,14 +109,10 @@ impl HeldProcess {
     /// As [`HeldProcess::program_name`].
     pub fn start_time(&self) -> Result<u64, ProcessError> {
         let name = "stat";
-        let text = process_files::contents(&[ProcessFile::of(self.pid, name)]);
-        let text = self.checked(name, text.into_iter().collect::<io::Result<Vec<_>>>())?;
-        let text = String::from_utf8_lossy(&text.concat()).into_owned();
-        number(&text, START_TIME).ok_or_else(|| ProcessError::Read {
-            pid: self.pid,
-            name,
-            source: io::ErrorKind::InvalidData.into(),
-        })
+        let mut texts = process_files::contents(&[ProcessFile::of(self.pid, name)]);
+        let text = self.checked(name, texts.remove(0))?;
+        let start = number(&String::from_utf8_lossy(&text), START_TIME);
+        self.checked(name, start.ok_or(io::ErrorKind::InvalidData.into()))
     }
 
     /// The mounts of its mount namespace, without their sources.
@@ -132,10 +123,10 @@ impl HeldProcess {
         let pid = self.pid;
         let namespace = self.mount_namespace()?;
         let table = namespace.mounts(|| File::open(format!("/proc/{pid}/mountinfo")));
-        if !self.is_alive() {
-            return Err(ProcessError::Ended(pid));
+        match self.is_alive() {
+            true => table.map_err(|error| ProcessError::of_table(pid, error)),
+            false => Err(ProcessError::Ended(pid)),
         }
-        table.map_err(|error| ProcessError::of_table(pid, error))
     }
 
     /// The current mount namespace of the process.
@@ -194,17 +185,18 @@ impl HeldProcess {
 /// The numbers of the mount namespaces of these processes, in the same order. A process that blocks
 /// its readers costs the others at most this time.
 pub fn mount_namespaces(pids: &[u32], time: Duration) -> Vec<io::Result<u64>> {
-    let number = |pid: &u32| {
-        let pid = i32::try_from(*pid).ok().and_then(Pid::from_raw);
-        let pidfd = pidfd_open(pid.ok_or(Errno::SRCH)?, PidfdFlags::empty())?;
-        Ok(namespace_of(&pidfd, MOUNT)?.metadata()?.ino())
-    };
+    let number = |pid: &u32| Ok(namespace_of(&open_pidfd(*pid)?, MOUNT)?.metadata()?.ino());
     // Before Linux 6.11 there is only the file, which a separate process reads.
     if number(&std::process::id()).is_err() {
         let files = ProcessFile::of_each(pids, MOUNT.name);
         return process_files::inodes_within(time, &files);
     }
     pids.iter().map(number).collect()
+}
+
+fn open_pidfd(pid: u32) -> Result<OwnedFd, Errno> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pidfd_open(pid.ok_or(Errno::SRCH)?, PidfdFlags::empty())
 }
 
 impl AsFd for HeldProcess {
@@ -324,6 +316,306 @@ pub fn open_process_file(file: &ProcessFile) -> io::Result<OwnedFd> {
     }
 }
 
+// SELinux's decision if a process may read a file, by the files of selinuxfs. The kernel's
+// security/selinux/selinuxfs.c has their formats.
+
+const SELINUXFS: &str = "/sys/fs/selinux";
+
+/// Limit of a label: a page, the kernel's limit for a request.
+const MAX_LABEL: usize = 4096;
+
+/// The flag of an answer about a process whose type is permissive: nothing is denied to the process.
+const IS_PERMISSIVE: u32 = 1;
+
+/// True if SELinux enforces a policy that denies this process to read the file. False if no policy
+/// is enforced, or if the kernel does not answer.
+pub fn selinux_denies_read(process: &HeldProcess, file: &Handle) -> bool {
+    is_enforcing() && denies_read(process, file).unwrap_or(false)
+}
+
+fn is_enforcing() -> bool {
+    fs::read(Path::new(SELINUXFS).join("enforce")).is_ok_and(|text| text.first() == Some(&b'1'))
+}
+
+fn denies_read(process: &HeldProcess, file: &Handle) -> io::Result<bool> {
+    let (class, permissions) = match type_in(&statx_of(file, StatxFlags::TYPE)?) {
+        FileType::Directory => ("dir", &["search", "read"][..]),
+        FileType::RegularFile => ("file", &["read"][..]),
+        FileType::Socket => ("sock_file", &["write"][..]),
+        _ => return Ok(false),
+    };
+    let process = process.read("attr/current").map_err(io::Error::other)?;
+    let class = Path::new(SELINUXFS).join("class").join(class);
+    // The kernel knows the label of an open file: no request goes to a server.
+    let mut label = vec![0; MAX_LABEL];
+    let length = getxattr(file.magic_path(), c"security.selinux", &mut label)?;
+    let (process, label) = (text_of(&process)?, text_of(&label[..length])?);
+    let index = number_in(class.join("index"))?;
+    let (allowed, flags) = answer(&format!("{process} {label} {index}"))?;
+    if flags & IS_PERMISSIVE != 0 {
+        return Ok(false);
+    }
+    for permission in permissions {
+        let number = number_in(class.join("perms").join(permission))?;
+        let bit = number.checked_sub(1).and_then(|bit| 1_u32.checked_shl(bit));
+        if bit.is_some_and(|bit| allowed & bit == 0) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The allowed permissions and the flags.
+fn answer(request: &str) -> io::Result<(u32, u32)> {
+    let mut access = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(Path::new(SELINUXFS).join("access"))?;
+    access.write_all(request.as_bytes())?;
+    let mut answer = String::new();
+    access.read_to_string(&mut answer)?;
+    let mut fields = answer.split_whitespace();
+    let mut number = |index| u32::from_str_radix(fields.nth(index)?, 16).ok();
+    let answered = number(0).zip(number(4));
+    answered.ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+fn number_in(file: PathBuf) -> io::Result<u32> {
+    let text = fs::read_to_string(file)?;
+    text.trim().parse().map_err(io::Error::other)
+}
+
+/// A label without the NUL byte or the newline at its end.
+fn text_of(label: &[u8]) -> io::Result<&str> {
+    let text = str::from_utf8(label).map_err(io::Error::other)?;
+    Ok(text.trim_end_matches(['\0', '\n']))
+}
+
+// The process of a container that runs a program, for a signal.
+//
+// A process belongs to the container if its cgroup does, and if it has as many pids as the
+// container's init. A container within the container has a pid namespace, and so an additional
+// pid. The pid namespace alone is not enough: pods share a pid namespace, or have the host's.
+//
+// The workers of nginx run the program of their parent, the master: a process whose parent runs the
+// same program does not count. If several processes remain, the oldest process counts.
+//
+// The container's cgroup lists the processes, so other containers cost nothing. A container that
+// forks all the time costs the time limit.
+//
+// Between a look and a signal, the process may end, and its pid may be reused. So the process is
+// opened first, and cgroup and program are compared again through the pidfd. A process that blocks
+// the reader of its `exe` is left out.
+
+/// The mount points of cgroup v2, alone and beside cgroup v1.
+const UNIFIED: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+
+/// Limit of looks: the process that was found may end meanwhile.
+const MAX_LOOKS: u32 = 3;
+
+/// A process of the container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Member {
+    pid: u32,
+    parent: u32,
+}
+
+impl HeldProcess {
+    /// The process of this init's container that runs the program.
+    ///
+    /// # Errors
+    /// [`ProcessError::NoProgram`] if there is none, [`ProcessError::TooManyProcesses`] if not all
+    /// are known at this time, and [`ProcessError::NoContainer`].
+    pub fn running(&self, program: &ProgramName, until: Instant) -> Result<Self, ProcessError> {
+        let container = self.container.as_deref();
+        let container = container.ok_or(ProcessError::NoContainer(self.pid()))?;
+        let depth = Status::of(self.pid())
+            .ok_or(ProcessError::Ended(self.pid()))?
+            .depth;
+        let cgroup = self.read("cgroup")?;
+        let cgroups = ContainerCgroups::of_init(&String::from_utf8_lossy(&cgroup), container)
+            .ok_or(ProcessError::NoContainer(self.pid()))?;
+        let too_many = || ProcessError::TooManyProcesses(program.as_str().to_owned());
+        for _ in 0..MAX_LOOKS {
+            let pids = match self.listed(&cgroups, until) {
+                Some(pids) => pids,
+                None => all_pids(),
+            };
+            let mut members = Vec::new();
+            for pid in pids {
+                if Instant::now() >= until {
+                    return Err(too_many());
+                }
+                members.extend(member(pid, &cgroups, depth));
+            }
+            let found = first_of(&topmost(&running(&members, program, until)), until);
+            if Instant::now() >= until {
+                return Err(too_many());
+            }
+            let Some(pid) = found else {
+                break;
+            };
+            let found = match Self::open(pid) {
+                Err(ProcessError::Ended(_)) => continue,
+                found => found?,
+            };
+            let name = found.program_name();
+            let runs_program = name.is_ok_and(|name| program.is_program(&name));
+            // Still alive afterwards: the pid was not reused when its cgroup was read.
+            if runs_program && member(pid, &cgroups, depth).is_some() && found.is_alive() {
+                return Ok(found);
+            }
+        }
+        Err(ProcessError::NoProgram(program.as_str().to_owned()))
+    }
+
+    /// The pids that the container's cgroup and the cgroups below list; not all of them if the time
+    /// ends. `None` if no hierarchy is found that lists the init.
+    fn listed(&self, cgroups: &ContainerCgroups, until: Instant) -> Option<Vec<u32>> {
+        for (controllers, path) in cgroups.hierarchies() {
+            let mut folders = Vec::new();
+            if controllers.is_empty() {
+                folders.extend(UNIFIED.map(|root| format!("{root}{path}")));
+            } else {
+                let name = controllers.strip_prefix("name=").unwrap_or(controllers);
+                folders.push(format!("/sys/fs/cgroup/{name}{path}"));
+            }
+            for folder in folders {
+                if let Ok(pids) = pids_in(folder.into(), until)
+                    && (pids.contains(&self.pid()) || Instant::now() >= until)
+                {
+                    return Some(pids);
+                }
+            }
+        }
+        None
+    }
+}
+
+/// The pids in a cgroup and in the cgroups below, as far as they are read until this time.
+///
+/// # Errors
+/// If the cgroup is not there.
+fn pids_in(folder: PathBuf, until: Instant) -> io::Result<Vec<u32>> {
+    let mut text = read_pids(&folder, until)?;
+    let mut folders = vec![folder];
+    while let Some(folder) = folders.pop() {
+        // A cgroup may be removed meanwhile.
+        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+            if Instant::now() >= until {
+                break;
+            }
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                // A threaded cgroup of cgroup v2 has no list: its processes are listed above.
+                text.extend(read_pids(&entry.path(), until).unwrap_or_default());
+                folders.push(entry.path());
+            }
+        }
+    }
+    let text = String::from_utf8_lossy(&text);
+    Ok(text.lines().filter_map(|pid| pid.parse().ok()).collect())
+}
+
+/// While the processes of a cgroup fork, its list may have no end.
+fn read_pids(folder: &Path, until: Instant) -> io::Result<Vec<u8>> {
+    let mut list = File::open(folder.join("cgroup.procs"))?;
+    let (mut text, mut part) = (Vec::new(), [0; 4096]);
+    while Instant::now() < until {
+        match list.read(&mut part)? {
+            0 => break,
+            size => text.extend_from_slice(&part[..size]),
+        }
+    }
+    Ok(text)
+}
+
+fn all_pids() -> Vec<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.collect()
+}
+
+/// The process, if it belongs to the container.
+fn member(pid: u32, cgroups: &ContainerCgroups, depth: usize) -> Option<Member> {
+    let cgroup = fs::read(format!("/proc/{pid}/cgroup")).ok()?;
+    if !cgroups.contain(&String::from_utf8_lossy(&cgroup)) {
+        return None;
+    }
+    let status = Status::of(pid).filter(|status| status.depth == depth)?;
+    let parent = status.parent;
+    Some(Member { pid, parent })
+}
+
+/// The members that run the program.
+fn running(members: &[Member], program: &ProgramName, until: Instant) -> Vec<Member> {
+    let pids: Vec<u32> = members.iter().map(|member| member.pid).collect();
+    let left = until.saturating_duration_since(Instant::now());
+    let links = links_within(left, &ProcessFile::of_each(&pids, "exe"));
+    let mut running = Vec::new();
+    for (member, link) in members.iter().zip(links) {
+        if let Ok(link) = link
+            && program.is_program(link.file_name().unwrap_or_default().as_bytes())
+        {
+            running.push(*member);
+        }
+    }
+    running
+}
+
+/// The pids of the members whose parent is no member of the list.
+fn topmost(members: &[Member]) -> Vec<u32> {
+    let pids: HashSet<u32> = members.iter().map(|member| member.pid).collect();
+    let mut top = Vec::new();
+    for member in members {
+        if !pids.contains(&member.parent) {
+            top.push(member.pid);
+        }
+    }
+    top
+}
+
+/// The process that started first.
+fn first_of(pids: &[u32], until: Instant) -> Option<u32> {
+    if let [pid] = pids {
+        return Some(*pid);
+    }
+    let left = until.saturating_duration_since(Instant::now());
+    let mut first = None;
+    let texts = contents_within(left, &ProcessFile::of_each(pids, "stat"));
+    for (pid, text) in pids.iter().zip(texts) {
+        let text = text.map(|text| String::from_utf8_lossy(&text).into_owned());
+        if let Some(start) = text.ok().and_then(|text| number(&text, START_TIME))
+            && first.is_none_or(|first| (start, *pid) < first)
+        {
+            first = Some((start, *pid));
+        }
+    }
+    first.map(|(_, pid)| pid)
+}
+
+/// Facts of `/proc/PID/status`.
+struct Status {
+    parent: u32,
+    /// The number of pids of the process: a pid for each pid namespace.
+    depth: usize,
+}
+
+impl Status {
+    fn of(pid: u32) -> Option<Self> {
+        let text = fs::read(format!("/proc/{pid}/status")).ok()?;
+        Self::from_text(&String::from_utf8_lossy(&text))
+    }
+
+    /// The kernel escapes a newline in the name of the process.
+    fn from_text(text: &str) -> Option<Self> {
+        let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name));
+        Some(Self {
+            parent: field("PPid:")?.trim().parse().ok()?,
+            depth: field("NSpid:")?.split_whitespace().count(),
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
@@ -354,5 +646,28 @@ mod tests {
             "{denied:?}"
         );
         assert!(HeldProcess::open(own).is_ok());
+    }
+}
+
+#[cfg(test)]
+mod program_tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use super::*;
+
+    #[test]
+    fn the_master_of_several_workers_gets_the_signal() {
+        let member = |pid, parent| Member { pid, parent };
+        let nginx = [member(9, 8), member(8, 7), member(10, 8)];
+        assert_eq!(topmost(&nginx), [8]);
+        assert_eq!(topmost(&[member(9, 1), member(8, 1)]), [9, 8]);
+        assert_eq!(first_of(&[], Instant::now()), None);
+    }
+
+    #[test]
+    fn the_name_of_a_process_adds_no_line() {
+        let text = "Name:\ta\\nPPid:\t1\nPPid:\t7\nNSpid:\t9\t2\n";
+        let status = Status::from_text(text).unwrap();
+        assert_eq!((status.parent, status.depth), (7, 2));
     }
 }

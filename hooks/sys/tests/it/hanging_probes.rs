@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bindguard_sys::probe::{Answer, Patience, probe, probe_side_by_side};
+use bindguard_sys::probe::{Answer, Timeouts, probe, probe_side_by_side};
 use bindguard_testing::live::{change, kernel};
 use bindguard_testing::scene::tmpfs;
 use bindguard_testing::{Folder, Fuse, bind, own_namespace};
@@ -23,11 +23,11 @@ fn silent_daemon() -> Option<Fuse> {
 }
 
 fn probed(path: &Path) -> Answer {
-    let patience = Patience {
+    let timeouts = Timeouts {
         each: EACH,
         all: 2 * EACH,
     };
-    probe(&[path.to_owned()], patience).unwrap().pop().unwrap()
+    probe(&[path.to_owned()], timeouts).unwrap().pop().unwrap()
 }
 
 fn is_silent(answer: &Answer) -> bool {

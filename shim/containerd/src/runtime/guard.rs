@@ -50,7 +50,7 @@ use bindguard_core::program_names::WRAPPER;
 use bindguard_core::proof::{Comparison, EXPECTED_FILE, ExpectedBinds};
 use bindguard_core::report::{CreateLine, Report, Unchecked};
 use bindguard_core::spec::SpecView;
-use bindguard_sys::bundle::{read_spec, record};
+use bindguard_sys::bundle::{self, read_spec};
 use bindguard_sys::journal::append;
 use rustix::pipe::{PipeFlags, pipe_with};
 use time::OffsetDateTime;
@@ -454,10 +454,10 @@ fn shows_all_expected_binds(bundle: &Path, pid: u32) -> io::Result<bool> {
         line.clear();
     }
     // A program below the guard wrote config.json: the comparison in full counts what it added.
-    let is_admitted = expected.spec == record::spec_version(bundle);
+    let is_admitted = expected.spec == bundle::spec_version(bundle);
     let shows_all = is_admitted && comparison.differences().is_empty();
     if shows_all {
-        record::add_mounts_before(bundle, expected);
+        bundle::add_mounts_before(bundle, expected);
     }
     Ok(shows_all)
 }

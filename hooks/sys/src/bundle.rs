@@ -1,19 +1,22 @@
 //! The files of a bundle that the guard reads and writes: config.json, read whole and replaced
-//! whole, and the [records](record) of the container's mounts.
-
-pub mod record;
+//! whole, and the records of the container's mounts.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use bindguard_core::proof::{EXPECTED_FILE, ExpectedBinds, SpecVersion};
+use bindguard_core::refresh::{REFRESHED_FILE, RefreshedMounts};
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
+use serde::de::DeserializeOwned;
 
-use crate::failure::{Failure, failed};
 use crate::fault::{self, FaultPoint};
-use crate::size_errors::with_size_errors;
+use crate::own_process::{leave_room, with_size_errors};
+use crate::replace::next_mount_id;
+use crate::{Failure, failed};
 
 /// A larger spec is not read: containerd's specs have some tens of KiB, and the guard's memory is
 /// bounded.
@@ -52,16 +55,12 @@ pub fn read_spec_file(path: &Path) -> Result<Vec<u8>, Failure> {
             ));
         }
         let mut spec = Vec::with_capacity(USUAL_SPEC);
-        File::open(path)?
-            .take(MAX_SPEC + 1)
-            .read_to_end(&mut spec)?;
-        match spec.len() as u64 > MAX_SPEC {
-            true => Err(io::Error::other(format!(
-                "it is larger than {} MiB",
-                MAX_SPEC >> 20
-            ))),
-            false => Ok(spec),
+        let limited = &mut File::open(path)?.take(MAX_SPEC + 1);
+        if limited.read_to_end(&mut spec)? as u64 > MAX_SPEC {
+            let why = format!("it is larger than {} MiB", MAX_SPEC >> 20);
+            return Err(io::Error::other(why));
         }
+        Ok(spec)
     };
     read().map_err(failed("read", path))
 }
@@ -117,6 +116,111 @@ pub fn clear_leavings(bundle: &Path) {
             let _ = fs::remove_file(entry.path());
         }
     }
+}
+
+// The records: [`ExpectedBinds`] of the create, in [`EXPECTED_FILE`], and [`RefreshedMounts`] of a
+// container whose create left no record, in [`REFRESHED_FILE`].
+
+const RECORD_MODE: u32 = 0o600;
+
+/// Writes the record. Follows no link.
+///
+/// # Errors
+/// If the record cannot be written. Then no record is there.
+pub fn write_record(bundle: &Path, expected: &ExpectedBinds) -> io::Result<()> {
+    let json = serde_json::to_vec(expected)?;
+    let path = bundle.join(EXPECTED_FILE);
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(RECORD_MODE)
+        .open(&path)?;
+    let write = || leave_room(&file).and_then(|()| (&file).write_all(&json));
+    with_size_errors(write).inspect_err(|_| {
+        // Best effort: a part of a record is no JSON, and so counts as no record.
+        let _ = fs::remove_file(&path);
+    })
+}
+
+/// Replaces the record: a reader sees the old record or the new record. First removes the unfinished
+/// files of killed processes.
+///
+/// # Errors
+/// If the new record cannot be written or renamed. Then the old record is unchanged.
+pub fn replace_record(bundle: &Path, expected: &ExpectedBinds) -> io::Result<()> {
+    let json = serde_json::to_vec(expected)?;
+    replace(&bundle.join(EXPECTED_FILE), RECORD_MODE, &json)
+}
+
+/// As [`replace_record`], for the record of refreshes.
+///
+/// # Errors
+/// As there.
+pub fn replace_refreshed(bundle: &Path, refreshed: &RefreshedMounts) -> io::Result<()> {
+    let json = serde_json::to_vec(refreshed)?;
+    replace(&bundle.join(REFRESHED_FILE), RECORD_MODE, &json)
+}
+
+/// Adds the unique id that the next mount of the node will have: all mounts of the create have
+/// lesser ids, and all mounts of the container's program have greater ids. Keeps the number of an
+/// earlier call, because the program may run since that call.
+///
+/// Best effort: without the number, a mount that the container may have made is never unmounted.
+pub fn add_mounts_before(bundle: &Path, mut expected: ExpectedBinds) {
+    if expected.mounts_before.is_some() {
+        return;
+    }
+    expected.mounts_before = next_mount_id();
+    if expected.mounts_before.is_some() {
+        let _ = replace_record(bundle, &expected);
+    }
+}
+
+/// The version of a bundle's spec; `None` if there is no spec.
+pub fn spec_version(bundle: &Path) -> Option<SpecVersion> {
+    let spec = fs::metadata(spec_of(bundle)).ok()?;
+    Some(SpecVersion {
+        inode: spec.ino(),
+        size: spec.len(),
+        changed: (spec.ctime(), spec.ctime_nsec()),
+    })
+}
+
+/// The time at which the record was written, since 1970; `None` if there is no record.
+pub fn record_written_at(bundle: &Path) -> Option<Duration> {
+    let record = fs::symlink_metadata(bundle.join(EXPECTED_FILE)).ok()?;
+    let nanoseconds = u32::try_from(record.ctime_nsec()).ok()?;
+    Some(Duration::new(record.ctime().try_into().ok()?, nanoseconds))
+}
+
+/// Removes the records of an earlier create, if any.
+pub fn remove_records(bundle: &Path) {
+    let _ = fs::remove_file(bundle.join(EXPECTED_FILE));
+    let _ = fs::remove_file(bundle.join(REFRESHED_FILE));
+}
+
+/// Reads the record.
+///
+/// # Errors
+/// If the record is missing, cannot be read, or cannot be parsed.
+pub fn read_record(bundle: &Path) -> Result<ExpectedBinds, Failure> {
+    read_json(&bundle.join(EXPECTED_FILE))
+}
+
+/// As [`read_record`], for the record of refreshes.
+///
+/// # Errors
+/// As there.
+pub fn read_refreshed(bundle: &Path) -> Result<RefreshedMounts, Failure> {
+    read_json(&bundle.join(REFRESHED_FILE))
+}
+
+fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, Failure> {
+    let mut json = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(MAX_SPEC).read_to_end(&mut json))
+        .map_err(failed("read", path))?;
+    serde_json::from_slice(&json).map_err(failed("parse", path))
 }
 
 #[cfg(test)]
