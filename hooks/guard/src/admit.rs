@@ -9,7 +9,7 @@ use bindguard_core::error_chain;
 use bindguard_core::judge::{Finding, Pinning, Verdict};
 use bindguard_core::places::Places;
 use bindguard_core::plan::{
-    Plan, refusal_of, refusal_of_failed, refusal_of_uncompared, refusal_of_unseen,
+    refusal_of, refusal_of_failed, refusal_of_uncompared, refusal_of_unseen,
 };
 use bindguard_core::policy::{Alarm, Mode, Policy};
 use bindguard_core::report::{BindReport, Outcome, Report, explain_unrepaired};
@@ -18,9 +18,9 @@ use bindguard_core::spec::{SpecEdit, SpecView};
 use bindguard_sys::bundle;
 use bindguard_sys::fault::{self, FaultPoint};
 
+use crate::bundle::{OpenBundle, OpenError};
 use crate::expect::{ExpectedSources, record_expected_binds};
 use crate::inspect::inspect;
-use crate::inspect::{OpenBundle, OpenError};
 use crate::probes::Probes;
 use crate::rebind::{NotRebound, rebind};
 
@@ -52,14 +52,6 @@ pub struct Admission {
     pub is_provable: bool,
     /// Of a spec that no bundle has yet: what [`crate::prove_new_container`] compares.
     pub expected: ExpectedSources,
-}
-
-/// The findings in a bundle whose stale subpaths were re-bound, and the edits that its spec needs.
-struct Repaired {
-    findings: Vec<Finding>,
-    /// By position in the spec's `mounts`.
-    outcomes: BTreeMap<usize, Outcome>,
-    edits: Vec<SpecEdit>,
 }
 
 /// Admits a bundle: repairs what policy says, and reports. Never fails; see the crate's
@@ -112,10 +104,9 @@ pub fn admit_spec(
         Ok(bundle) => {
             let probes = || Probes::for_deadline(start, deadline);
             let probes = [probes(), probes()];
-            let repaired = admission.repair(&bundle, places, Attempt::First, start, &probes);
-            if let Some(repaired) = repaired {
-                let placed = adjust(&bundle.spec, &repaired.edits);
-                let placed = admission.finish(repaired, Ok(placed), &bundle.policy);
+            let place = |edits: &[SpecEdit]| Ok(adjust(&bundle.spec, edits));
+            let placed = admission.repair(&bundle, places, Attempt::First, start, &probes, place);
+            if let Some(placed) = placed {
                 admission.expected = ExpectedSources::of(&bundle, &placed);
             }
         }
@@ -147,19 +138,24 @@ impl Admission {
         let bytes = bundle::read_spec_file(spec_file)?;
         let bundle = OpenBundle::parse(&bytes, path, policy)?;
         let probes = [Probes::for_create_since(start), Probes::for_repairs(start)];
-        if let Some(repaired) = self.repair(&bundle, places, attempt, start, &probes) {
-            let written = write_edits(&bundle, spec_file, &repaired.edits);
-            let placed = written.map(|()| repaired.edits.clone());
-            let placed = self.finish(repaired, placed, &bundle.policy);
-            if self.refusal.is_none() {
-                self.expect_binds(&bundle, &placed);
+        let place = |edits: &[SpecEdit]| {
+            if !edits.is_empty() {
+                bundle::replace_spec(spec_file, &bundle.spec.edited(edits)?)?;
+                fault::reach(FaultPoint::AfterEdit);
             }
+            Ok(edits.to_vec())
+        };
+        let placed = self.repair(&bundle, places, attempt, start, &probes, place);
+        if let Some(placed) = placed
+            && self.refusal.is_none()
+        {
+            self.expect_binds(&bundle, &placed);
         }
         Ok(())
     }
 
-    /// Inspects the binds of a bundle, and re-binds the stale subpaths. `None` if policy refuses
-    /// the container.
+    /// Inspects the binds of a bundle, re-binds the stale subpaths, and reports the results. Returns
+    /// the edits that `place` puts into the spec; `None` if policy refuses the container before.
     fn repair(
         &mut self,
         bundle: &OpenBundle<'_>,
@@ -167,19 +163,19 @@ impl Admission {
         attempt: Attempt,
         start: Instant,
         [of_sources, of_repairs]: &[Probes; 2],
-    ) -> Option<Repaired> {
-        let (spec, policy, report) = (&bundle.spec, &*bundle.policy, &mut self.report);
+        place: impl FnOnce(&[SpecEdit]) -> Result<Vec<SpecEdit>, Box<dyn Error>>,
+    ) -> Option<Vec<SpecEdit>> {
+        let report = &mut self.report;
         bundle.describe(report);
         fault::reach(FaultPoint::SpecRead);
-        let findings = inspect(spec, bundle.path, policy, places, of_sources);
+        let findings = inspect(bundle, places, of_sources);
         report.set_inspection_time(start.elapsed());
         fault::reach(FaultPoint::Judged);
-        let plan = Plan::from_findings(&findings, policy);
-        let unseen = || refusal_of_unseen(&spec.overlooked()?, policy);
-        self.refusal = plan.refusal.or_else(unseen);
+        let plan = bundle.plan(&findings);
+        self.refusal = plan.refusal;
         if self.refusal.is_some() {
             report.add(findings, |finding| {
-                refusal_of(finding, policy).map(|_| Outcome::Refused)
+                refusal_of(finding, &bundle.policy).map(|_| Outcome::Refused)
             });
             return None;
         }
@@ -199,26 +195,7 @@ impl Admission {
             }
             outcomes.insert(bind, result.unwrap_or_else(Outcome::from));
         }
-        Some(Repaired {
-            findings,
-            outcomes,
-            edits,
-        })
-    }
-
-    /// Reports the findings, after the edits were placed in the spec. Returns those that were.
-    fn finish(
-        &mut self,
-        repaired: Repaired,
-        placed: Result<Vec<SpecEdit>, Box<dyn Error>>,
-        policy: &Policy,
-    ) -> Vec<SpecEdit> {
-        let Repaired {
-            findings,
-            mut outcomes,
-            edits,
-        } = repaired;
-        let placed = placed.unwrap_or_else(|error| {
+        let placed = place(&edits).unwrap_or_else(|error| {
             for edit in &edits {
                 if let SpecEdit::Source { bind, .. } | SpecEdit::BindRslave { bind } = edit {
                     let error = error_chain(&*error);
@@ -227,39 +204,43 @@ impl Admission {
             }
             Vec::new()
         });
-        for edit in &placed {
-            match edit {
+        self.finish(findings, outcomes, &placed, &bundle.policy);
+        Some(placed)
+    }
+
+    /// Reports the findings, after these edits were placed in the spec.
+    fn finish(
+        &mut self,
+        findings: Vec<Finding>,
+        mut outcomes: BTreeMap<usize, Outcome>,
+        placed: &[SpecEdit],
+        policy: &Policy,
+    ) {
+        for edit in placed {
+            let (bind, outcome) = match edit {
                 SpecEdit::Source { bind, to } => {
-                    outcomes.insert(*bind, Outcome::PointedAtVolume { source: to.clone() });
+                    (*bind, Outcome::PointedAtVolume { source: to.clone() })
                 }
-                SpecEdit::BindRslave { bind } => {
-                    outcomes.insert(*bind, Outcome::MadeRslave);
-                }
-                SpecEdit::RootfsRslave => {
-                    for Finding { bind, verdict, .. } in &findings {
-                        if let (Some(bind), Verdict::Pinning(pinning)) = (bind, verdict)
-                            && pinning.rootfs
-                        {
-                            outcomes.insert(*bind, Outcome::MadeRslave);
-                        }
-                    }
-                }
-            }
+                SpecEdit::BindRslave { bind } => (*bind, Outcome::MadeRslave),
+                SpecEdit::RootfsRslave => continue,
+            };
+            outcomes.insert(bind, outcome);
         }
+        let is_rootfs_edited = placed.contains(&SpecEdit::RootfsRslave);
         let report = &mut self.report;
         report.add(findings, |finding| {
-            let outcome = outcomes.get(&finding.bind?);
-            match (&finding.verdict, outcome) {
-                (_, Some(Outcome::Failed { .. })) => outcome.cloned(),
+            let outcome = outcomes.get(&finding.bind?).cloned();
+            match &finding.verdict {
+                _ if matches!(outcome, Some(Outcome::Failed { .. })) => outcome,
                 // rslave has no effect there, whatever was edited.
-                (
-                    Verdict::Pinning(Pinning {
-                        private_mount: Some(mount),
-                        ..
-                    }),
-                    _,
-                ) => Some(Outcome::needs_shared(mount)),
-                _ => outcome.cloned(),
+                Verdict::Pinning(Pinning {
+                    private_mount: Some(mount),
+                    ..
+                }) => Some(Outcome::needs_shared(mount)),
+                Verdict::Pinning(pinning) if is_rootfs_edited && pinning.rootfs => {
+                    Some(Outcome::MadeRslave)
+                }
+                _ => outcome,
             }
         });
         for BindReport { finding, outcome } in &report.binds {
@@ -280,7 +261,6 @@ impl Admission {
             | SourceKind::HostRoot
             | SourceKind::Foreign => false,
         });
-        placed
     }
 
     /// Records what the kernel will show for the binds of the edited spec.
@@ -296,8 +276,7 @@ impl Admission {
         if bundle.policy.proof == Alarm::Off || binds == 0 {
             return;
         }
-        let recorded = record_expected_binds(bundle, edits, is_host_root);
-        let recorded = recorded.unwrap_or_else(|error| {
+        let recorded = record_expected_binds(bundle, edits, is_host_root).unwrap_or_else(|error| {
             let problem = format!("write the record of expected binds: {error}");
             self.refusal = refusal_of_uncompared(&problem, &bundle.policy);
             self.report.problems.push(problem);
@@ -315,16 +294,4 @@ impl Admission {
             None => format!("{problem}; the container is created as it is"),
         });
     }
-}
-
-fn write_edits(
-    bundle: &OpenBundle<'_>,
-    spec_file: &Path,
-    edits: &[SpecEdit],
-) -> Result<(), Box<dyn Error>> {
-    if !edits.is_empty() {
-        bundle::replace_spec(spec_file, &bundle.spec.edited(edits)?)?;
-        fault::reach(FaultPoint::AfterEdit);
-    }
-    Ok(())
 }

@@ -23,9 +23,9 @@ use bindguard_sys::bundle::{read_spec, spec_of};
 use bindguard_sys::read_mount_table_in_part;
 use bindguard_sys::replace::{UnmountError, UnmountFlags, unmount_within};
 
-use crate::directories::kubelet_roots_by_all_names;
-use crate::inspect::OpenError;
+use crate::bundle::OpenError;
 use crate::probes::Probes;
+use crate::probes::kubelet_roots_by_all_names;
 
 const EMPTY_DIRS: &str = "volumes/kubernetes.io~empty-dir";
 /// The time limit for each umount. containerd gives up the end of a sandbox after ten seconds.

@@ -18,8 +18,8 @@ use bindguard_sys::bundle::{spec_version, write_record};
 use bindguard_sys::observe::BindSource;
 use bindguard_sys::{Handle, Mounts, read_file};
 
-use crate::inspect::OpenBundle;
-use crate::inspect::{MAX_HELD_BINDS, source_of};
+use crate::bundle::{OpenBundle, source_of};
+use crate::inspect::MAX_HELD_BINDS;
 use crate::probes::Probes;
 
 /// Writes the record of a bundle whose spec has these edits, and returns the number of recorded
@@ -222,8 +222,9 @@ fn observe(sources: &[PathBuf]) -> Vec<Option<Observed>> {
             let handle = handle.as_ref();
             let source = handle.and_then(|handle| BindSource::of(handle, &mounts));
             all.push(source.map(|BindSource { mount, path }| {
-                let identity = handle.and_then(|handle| handle.identity().ok());
-                let identity = identity.filter(|_| mount.fs_type.is_local());
+                let identity = handle
+                    .and_then(|handle| handle.identity().ok())
+                    .filter(|_| mount.fs_type.is_local());
                 Observed {
                     is_moved: path != **named,
                     inode: identity.map(|identity| identity.inode),
@@ -243,9 +244,10 @@ fn propagation(
     is_host_root: bool,
 ) -> ExpectedPropagation {
     let is_edited = edits.contains(&SpecEdit::BindRslave { bind: bind.index });
-    let requested = match is_edited {
-        true => RequestedPropagation::RecursiveSlave,
-        false => bind.propagation,
+    let requested = if is_edited {
+        RequestedPropagation::RecursiveSlave
+    } else {
+        bind.propagation
     };
     if requested == RequestedPropagation::RecursiveSlave
         && is_host_root

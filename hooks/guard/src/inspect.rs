@@ -2,29 +2,27 @@
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 use std::time::Instant;
 
 use bindguard_core::error_chain;
 use bindguard_core::evidence::FileKind;
-use bindguard_core::identity::Identity;
 use bindguard_core::judge::{
     Finding, Pinning, Verdict, judge_host_root, judge_reach, judge_subpath, judge_volume,
 };
 use bindguard_core::kubelet::{MountedVolume, PodPath, VolumeSubpath};
 use bindguard_core::paths::lies_in;
 use bindguard_core::places::Places;
-use bindguard_core::plan::{Plan, refusal_of, refusal_of_unseen};
-use bindguard_core::policy::{Alarm, Mode, Policy, Scope, policy_of_pod};
+use bindguard_core::plan::{Plan, refusal_of};
+use bindguard_core::policy::{Alarm, Mode, Policy, Scope};
 use bindguard_core::report::{Outcome, PlannedAction, Report};
 use bindguard_core::source::SourceKind;
-use bindguard_core::spec::{Bind, RequestedPropagation, SpecError, SpecView};
+use bindguard_core::spec::{Bind, RequestedPropagation, SpecView};
 use bindguard_sys::bundle::read_spec;
 use bindguard_sys::observe::{HeldSubpath, HeldVolume, HeldVolumeDirectories, observe_host_mount};
-use bindguard_sys::{Failure, Handle, MountError, Mounts, OldKernel, require_calls};
+use bindguard_sys::{Failure, Handle, MountError, Mounts};
 
-use crate::directories::{RootsInUse, by_all_names, in_real_folder};
-use crate::probes::{Answers, Probes};
+use crate::bundle::{OpenBundle, OpenError, source_of};
+use crate::probes::{Answers, Probes, RootsInUse, by_all_names, in_real_folder};
 
 /// Limit of binds that are open at a time, with at most three descriptors each: a runtime's limit
 /// is usually 1024.
@@ -53,28 +51,23 @@ struct Inspection<'a> {
 }
 
 /// Judges every bind of a spec.
-pub(crate) fn inspect(
-    spec: &SpecView<'_>,
-    bundle: &Path,
-    policy: &Policy,
-    places: &Places,
-    probes: &Probes,
-) -> Vec<Finding> {
-    let places = &places.with_runtimes_at([bundle]);
+pub(crate) fn inspect(bundle: &OpenBundle<'_>, places: &Places, probes: &Probes) -> Vec<Finding> {
+    let spec = &bundle.spec;
+    let places = &places.with_runtimes_at([bundle.path]);
     let is_in_use = |root: &Path| spec.binds().iter().any(|bind| lies_in(bind.source(), root));
     let mounts = Mounts::default();
     let roots = RootsInUse::of(places, is_in_use, &mounts, probes);
     let answering = roots.without_silent(places);
     let inspection = Inspection {
         spec,
-        policy,
+        policy: &bundle.policy,
         places: answering.as_ref().unwrap_or(places),
         roots: &roots,
         mounts: &mounts,
     };
     let mut findings = Vec::with_capacity(spec.binds().len());
     for binds in spec.binds().chunks(MAX_HELD_BINDS) {
-        inspection.judge_all(binds, bundle, probes, &mut findings);
+        inspection.judge_all(binds, bundle.path, probes, &mut findings);
     }
     findings
 }
@@ -222,12 +215,11 @@ impl Inspection<'_> {
 
     fn judge(&self, bind: &Bind<'_>, held: Held<'_>, answers: &Answers) -> (SourceKind, Verdict) {
         let policy = self.policy;
-        let dead = judge_reach(&answers.reach());
-        let dead = dead.filter(|_| policy.dead_sources != Alarm::Off);
+        let dead = judge_reach(&answers.reach()).filter(|_| policy.dead_sources != Alarm::Off);
         match held {
             Held::Subpath(held) => {
                 let evidence = held.observe(self.mounts, &answers.reaches());
-                let verdict = judge_subpath(held.subpath(), &evidence);
+                let verdict = judge_subpath(&held.subpath, &evidence);
                 // If the check for stale subpaths is off, subpaths are inspected only for dead
                 // sources and unmounted volumes.
                 let is_wanted = policy.stale_subpaths != Mode::Off
@@ -236,7 +228,7 @@ impl Inspection<'_> {
                     || matches!(verdict, Verdict::Unmounted(_))
                         && policy.unmounted_volumes != Alarm::Off;
                 let verdict = if is_wanted { verdict } else { Verdict::Foreign };
-                (SourceKind::Subpath(held.into_subpath()), verdict)
+                (SourceKind::Subpath(held.subpath), verdict)
             }
             Held::Volume(volume, held) => {
                 let verdict = match dead {
@@ -264,7 +256,7 @@ impl Inspection<'_> {
                         (SourceKind::HostRoot, verdict)
                     }
                     Ok(false) => (SourceKind::Foreign, Verdict::Foreign),
-                    Err(error) => (SourceKind::Foreign, Verdict::Unknown(error_chain(&*error))),
+                    Err(error) => (SourceKind::Foreign, Verdict::Unknown(error_chain(&error))),
                 }
             }
             Held::InVolume => (SourceKind::InVolume, Verdict::Current),
@@ -283,7 +275,7 @@ impl Inspection<'_> {
         written: &Path,
         resolved: &Path,
         held: Option<&Handle>,
-    ) -> Result<bool, Rc<MountError>> {
+    ) -> Result<bool, MountError> {
         let (places, scope) = (self.places, self.policy.host_root_scope);
         if self.policy.host_root == Mode::Off {
             return Ok(false);
@@ -306,7 +298,7 @@ impl Inspection<'_> {
         if is_file && scope != Scope::AnySubmounts {
             return Ok(false);
         }
-        self.mounts.any_below(resolved).map_err(Rc::new)
+        self.mounts.any_below(resolved)
     }
 
     fn judge_host_root(&self, bind: &Bind<'_>, source: &Result<Handle, Failure>) -> Verdict {
@@ -319,16 +311,6 @@ impl Inspection<'_> {
             binds.any(|bind| bind.propagation == RequestedPropagation::Shared),
             &observe_host_mount(source, self.mounts),
         )
-    }
-}
-
-/// The source of a bind; a relative source is relative to the bundle.
-pub(crate) fn source_of<'a>(bind: &'a Bind<'_>, bundle: &Path) -> Cow<'a, Path> {
-    let source = bind.source();
-    if source.is_absolute() {
-        source.into()
-    } else {
-        bundle.join(source).into()
     }
 }
 
@@ -350,10 +332,10 @@ pub fn judge_subpaths(subpaths: &[VolumeSubpath], probes: &Probes) -> Vec<Findin
         let evidence = held.observe(&mounts, &answers.reaches());
         findings.push(Finding {
             bind: None,
-            source: held.subpath().path(),
+            source: held.subpath.path(),
             destination: None,
-            verdict: judge_subpath(held.subpath(), &evidence),
-            kind: SourceKind::Subpath(held.into_subpath()),
+            verdict: judge_subpath(&held.subpath, &evidence),
+            kind: SourceKind::Subpath(held.subpath),
         });
     }
     findings
@@ -381,15 +363,12 @@ fn check(
 ) -> Result<(), OpenError> {
     let bytes = read_spec(path)?;
     let bundle = OpenBundle::parse(&bytes, path, node)?;
-    let policy = &*bundle.policy;
     bundle.describe(report);
-    let probes = Probes::for_create();
-    let findings = inspect(&bundle.spec, path, policy, places, &probes);
-    let mut plan = Plan::from_findings(&findings, policy);
-    plan.refusal = plan
-        .refusal
-        .or_else(|| refusal_of_unseen(&bundle.spec.overlooked()?, policy));
-    report.add(findings, |finding| planned_outcome(finding, &plan, policy));
+    let findings = inspect(&bundle, places, &Probes::for_create());
+    let plan = bundle.plan(&findings);
+    report.add(findings, |finding| {
+        planned_outcome(finding, &plan, &bundle.policy)
+    });
     Ok(())
 }
 
@@ -424,72 +403,6 @@ pub fn planned_outcome(finding: &Finding, plan: &Plan, policy: &Policy) -> Optio
         _ => is_edited.then_some(PlannedAction::PointAtVolume),
     };
     action.map(|action| Outcome::Planned { action })
-}
-
-// The beginning of an admission, a check and a proof: a single read of config.json, and the policy
-// for its pod.
-
-/// Why a bundle could not be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// config.json could not be read.
-    #[error(transparent)]
-    Read(#[from] Failure),
-    /// It is not a spec.
-    #[error(transparent)]
-    Parse(#[from] SpecError),
-    /// Nothing can be compared and repaired on this kernel.
-    #[error(transparent)]
-    Kernel(#[from] OldKernel),
-}
-
-/// A report with the names that the bundle has. A bundle that cannot be read has no names: the runtime
-/// reports the bundle.
-pub(crate) fn named_report(bundle: &Path) -> Report {
-    let mut report = Report::about_bundle(bundle);
-    if let Ok(bytes) = read_spec(bundle)
-        && let Ok(spec) = SpecView::from_bytes(&bytes)
-    {
-        report.container = Identity::from_spec(&spec);
-    }
-    report
-}
-
-/// A bundle whose spec is parsed, and the policy for its pod.
-pub(crate) struct OpenBundle<'b> {
-    pub path: &'b Path,
-    /// A view of its spec.
-    pub spec: SpecView<'b>,
-    /// The node's policy, with the changes of the pod's annotations.
-    pub policy: Cow<'b, Policy>,
-    /// Annotations that are not followed.
-    not_followed: Vec<String>,
-}
-
-impl<'b> OpenBundle<'b> {
-    /// The bundle at `path`, whose spec has these bytes. Relative sources are relative to `path`.
-    ///
-    /// # Errors
-    /// If the kernel is too old, or the bytes are no spec.
-    pub fn parse(bytes: &'b [u8], path: &'b Path, node: &'b Policy) -> Result<Self, OpenError> {
-        require_calls()?;
-        let spec = SpecView::from_bytes(bytes)?;
-        let (policy, not_followed) = policy_of_pod(node, |name| spec.annotation(name));
-        Ok(Self {
-            path,
-            spec,
-            policy,
-            not_followed,
-        })
-    }
-
-    /// Adds the container's names, the parts that are not checked, and the annotations that are not
-    /// followed.
-    pub fn describe(&self, report: &mut Report) {
-        report.container = Identity::from_spec(&self.spec);
-        report.problems.extend(self.spec.overlooked());
-        report.problems.extend(self.not_followed.iter().cloned());
-    }
 }
 
 #[cfg(test)]

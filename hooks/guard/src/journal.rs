@@ -1,6 +1,6 @@
 //! Writes the journal's lines: a report or a refresh, with the time, in at most [`MAX_LINE`] bytes.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use bindguard_core::identity::Identity;
 use bindguard_core::report::{CreateLine, RebindLine, RefreshLine, ReleaseLine, Report, Unchecked};
@@ -11,18 +11,7 @@ use serde::Serialize;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use crate::inspect::named_report;
-
-/// Why an entry was not recorded.
-#[derive(Debug, thiserror::Error)]
-pub enum RecordError {
-    /// It has no JSON form.
-    #[error("write a line of the journal as JSON")]
-    Json(#[from] serde_json::Error),
-    /// The file could not be written.
-    #[error(transparent)]
-    Append(#[from] Failure),
-}
+use crate::bundle::named_report;
 
 /// The size limit of a line, in bytes: a journal is rotated only after a line, so a line must not
 /// exceed the journal's limit.
@@ -34,6 +23,14 @@ const MAX_TEXT: usize = 4096;
 
 /// The number of problems that are kept when a line would be too long.
 const MAX_PROBLEMS: usize = 16;
+
+fn json(line: &impl Serialize) -> Result<String, Failure> {
+    serde_json::to_string(line).map_err(|error| Failure {
+        act: "write a line of the journal as JSON".into(),
+        path: PathBuf::new(),
+        source: error.into(),
+    })
+}
 
 /// The time in UTC; none if the clock shows a year past 9999.
 fn now() -> Option<String> {
@@ -63,52 +60,25 @@ fn cut_all(problems: &mut Vec<String>) {
     }
 }
 
-// The line about a create: a report with the time and the container's id.
+// The line about a create.
 
-/// An entry of the journal.
-#[derive(Debug, Clone, Copy)]
-pub struct JournalEntry<'a> {
-    /// The container's id, as the runtime gets it.
-    pub id: Option<&'a str>,
-    /// Which create of the container this was, counted from 0.
-    pub attempt: u32,
-    /// The container's init, in a line about a container that was created.
-    pub pid: Option<u32>,
-    /// Why policy refused the create, if it did.
-    pub refused: Option<&'a str>,
-    /// Why no guard checked the create; none if a guard did.
-    pub unchecked: Option<Unchecked>,
-    pub report: &'a Report,
-}
-
-impl<'a> JournalEntry<'a> {
-    /// An entry about a create that a guard checked and admitted.
-    pub fn of(report: &'a Report) -> Self {
-        Self {
-            id: None,
-            attempt: 0,
-            pid: None,
-            refused: None,
-            unchecked: None,
-            report,
-        }
+/// Appends a line about a create, with the time in UTC.
+///
+/// # Errors
+/// If the line cannot be written.
+pub fn record(journal: &Path, line: CreateLine<&Report>) -> Result<(), Failure> {
+    let short;
+    let mut line = line;
+    line.time = now();
+    line.refused = line.refused.as_deref().map(cut);
+    let mut text = json(&line)?;
+    if text.len() > MAX_LINE {
+        (short, line.omitted_binds) = shortened(line.report);
+        line.report = &short;
+        line.id = line.id.as_deref().map(cut);
+        text = json(&line)?;
     }
-}
-
-/// Appends an entry, with the time in UTC.
-///
-/// # Errors
-/// If the line cannot be written.
-pub fn record(journal: &Path, entry: &JournalEntry<'_>) -> Result<(), RecordError> {
-    record_as(journal, entry, |report| CreateLine::new(report))
-}
-
-/// Appends an entry of the NRI plugin. The shim may write its own entry about the same create.
-///
-/// # Errors
-/// If the line cannot be written.
-pub fn record_nri_create(journal: &Path, entry: &JournalEntry<'_>) -> Result<(), RecordError> {
-    record_as(journal, entry, |report| CreateLine::of_nri_plugin(report))
+    append(journal, &text)
 }
 
 /// Appends an entry about a create whose guard did not come to an end, with the names that the
@@ -122,52 +92,16 @@ pub fn record_unchecked(
     attempt: u32,
     (how, why): (Unchecked, &str),
     refused: Option<&str>,
-) -> Result<(), RecordError> {
+) -> Result<(), Failure> {
     let mut report = named_report(bundle);
-    report
-        .problems
-        .push(format!("no guard checked this create: {why}"));
-    let entry = JournalEntry {
-        id,
-        attempt,
-        refused,
-        unchecked: Some(how),
-        ..JournalEntry::of(&report)
-    };
-    record(journal, &entry)
-}
-
-fn record_as(
-    journal: &Path,
-    entry: &JournalEntry<'_>,
-    new: fn(&Report) -> CreateLine<&Report>,
-) -> Result<(), RecordError> {
-    let mut line = written(entry, new(entry.report), None)?;
-    if line.len() > MAX_LINE {
-        let (report, omitted_binds) = shortened(entry.report);
-        let id = entry.id.map(cut);
-        let entry = JournalEntry {
-            id: id.as_deref(),
-            ..*entry
-        };
-        line = written(&entry, new(&report), omitted_binds)?;
-    }
-    Ok(append(journal, &line)?)
-}
-
-fn written(
-    entry: &JournalEntry<'_>,
-    mut line: CreateLine<&Report>,
-    omitted_binds: Option<usize>,
-) -> Result<String, serde_json::Error> {
-    line.time = now();
-    line.id = entry.id.map(str::to_owned);
-    line.attempt = entry.attempt;
-    line.pid = entry.pid;
-    line.omitted_binds = omitted_binds;
-    line.refused = entry.refused.map(cut);
-    line.unchecked = entry.unchecked;
-    serde_json::to_string(&line)
+    let problem = format!("no guard checked this create: {why}");
+    report.problems.push(problem);
+    let mut line = CreateLine::new(&report);
+    line.id = id.map(str::to_owned);
+    line.attempt = attempt;
+    line.unchecked = Some(how);
+    line.refused = refused.map(str::to_owned);
+    record(journal, line)
 }
 
 /// The same report in at most half of a line, and the number of binds left out. Healthy binds are
@@ -195,7 +129,7 @@ fn shortened(report: &Report) -> (Report, Option<usize>) {
 ///
 /// # Errors
 /// If the line cannot be written.
-pub fn record_rebind(journal: &Path, mut line: RebindLine) -> Result<(), RecordError> {
+pub fn record_rebind(journal: &Path, mut line: RebindLine) -> Result<(), Failure> {
     line.time = now();
     append_short(journal, line, |line| {
         line.omitted_binds = shorten(&mut line.binds);
@@ -207,7 +141,7 @@ pub fn record_rebind(journal: &Path, mut line: RebindLine) -> Result<(), RecordE
 ///
 /// # Errors
 /// If the line cannot be written.
-pub fn record_refresh(journal: &Path, mut line: RefreshLine) -> Result<(), RecordError> {
+pub fn record_refresh(journal: &Path, mut line: RefreshLine) -> Result<(), Failure> {
     line.time = now();
     append_short(journal, line, |line| {
         line.omitted_mounts = shorten(&mut line.mounts);
@@ -219,7 +153,7 @@ pub fn record_refresh(journal: &Path, mut line: RefreshLine) -> Result<(), Recor
 ///
 /// # Errors
 /// If the line cannot be written.
-pub fn record_release(journal: &Path, mut line: ReleaseLine) -> Result<(), RecordError> {
+pub fn record_release(journal: &Path, mut line: ReleaseLine) -> Result<(), Failure> {
     line.time = now();
     append_short(journal, line, |line| {
         line.omitted_copies = shorten(&mut line.copies);
@@ -230,11 +164,11 @@ fn append_short<L: Serialize>(
     journal: &Path,
     mut line: L,
     shorten: impl FnOnce(&mut L),
-) -> Result<(), RecordError> {
-    let mut text = serde_json::to_string(&line)?;
+) -> Result<(), Failure> {
+    let mut text = json(&line)?;
     if text.len() > MAX_LINE {
         shorten(&mut line);
-        text = serde_json::to_string(&line)?;
+        text = json(&line)?;
     }
-    Ok(append(journal, &text)?)
+    append(journal, &text)
 }

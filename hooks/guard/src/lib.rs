@@ -12,31 +12,23 @@
 use std::error::Error;
 
 mod admit;
-mod directories;
+mod bundle;
 mod emptydir_mounts;
 mod expect;
 mod inspect;
 mod journal;
-mod oci_state;
 mod probes;
 mod prove;
 mod rebind;
 pub mod refresh;
 
-pub use crate::expect::dead_volume;
-pub use crate::inspect::OpenError;
-pub use crate::inspect::judge_subpaths;
-pub use crate::inspect::{check_bundle, planned_outcome};
 pub use admit::{Admission, Attempt, admit, admit_spec, admit_with_spec};
-pub use directories::{in_real_folder, kubelet_roots_by_all_names};
+pub use bundle::{OpenError, bundle_and_pid};
 pub use emptydir_mounts::{NotDetached, detach_below_emptydirs};
-pub use expect::ExpectedSources;
-pub use journal::{
-    JournalEntry, RecordError, record, record_nri_create, record_rebind, record_refresh,
-    record_release, record_unchecked,
-};
-pub use oci_state::bundle_and_pid;
-pub use probes::{Answers, Probes};
+pub use expect::{ExpectedSources, dead_volume};
+pub use inspect::{check_bundle, judge_subpaths, planned_outcome};
+pub use journal::{record, record_rebind, record_refresh, record_release, record_unchecked};
+pub use probes::{Answers, Probes, in_real_folder, kubelet_roots_by_all_names};
 pub use prove::{Proved, prove_container, prove_new_container, uncompared_container};
 pub use rebind::{NotRebound, rebind};
 
@@ -64,8 +56,11 @@ impl SourceError {
         }
     }
 
-    pub(crate) fn of(act: impl Into<String>, source: impl Error + Send + Sync + 'static) -> Self {
-        Self {
+    /// Makes the error of an act from its cause.
+    pub(crate) fn of<E: Error + Send + Sync + 'static>(
+        act: impl Into<String>,
+    ) -> impl FnOnce(E) -> Self {
+        move |source| Self {
             act: act.into(),
             source: Some(Box::new(source)),
         }

@@ -20,9 +20,8 @@ use bindguard_sys::bundle::{self, read_record};
 use bindguard_sys::enter::{HeldProcess, ProcessError};
 use bindguard_sys::walk_path_of_process;
 
+use crate::bundle::{OpenBundle, named_report, source_of};
 use crate::expect::{ExpectedSources, expect_again};
-use crate::inspect::source_of;
-use crate::inspect::{OpenBundle, named_report};
 use crate::refresh::{RefreshError, refuse_sandbox};
 
 /// Time limit for the exit of an init that has no mount namespace any more.

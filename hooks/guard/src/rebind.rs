@@ -13,7 +13,6 @@
 //! repairers, because a container could hold the lock (decision 0024). A repairer detaches a mount
 //! only if the repairer has the mount open and a second mount is below.
 
-use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -64,7 +63,7 @@ impl From<NotRebound> for Outcome {
 /// that the mount was current before the first swap. All repairs of a create share `probes`.
 pub fn rebind(order: &Rebind, probes: &Probes) -> Result<Outcome, NotRebound> {
     require_calls().map_err(not_rebound)?;
-    let mut left_behind = BTreeSet::new();
+    let mut left_behind = Vec::new();
     let result = until_current(order, probes, &mut left_behind);
     fault::reach(FaultPoint::Verified);
     remove_stranded(&order.subpath, &left_behind);
@@ -75,7 +74,7 @@ pub fn rebind(order: &Rebind, probes: &Probes) -> Result<Outcome, NotRebound> {
 fn until_current(
     order: &Rebind,
     probes: &Probes,
-    left_behind: &mut BTreeSet<String>,
+    left_behind: &mut Vec<TimestampDirectory>,
 ) -> Result<Outcome, NotRebound> {
     let (mut swaps, mut failures) = (0, 0);
     let ended = repeat(Instant::now() + REPLACE_TIMEOUT, || {
@@ -126,11 +125,15 @@ struct RebindRound {
 }
 
 impl RebindRound {
-    fn act(&self, order: &Rebind, left_behind: &mut BTreeSet<String>) -> Result<Step, NotRebound> {
+    fn act(
+        &self,
+        order: &Rebind,
+        left_behind: &mut Vec<TimestampDirectory>,
+    ) -> Result<Step, NotRebound> {
         // True if a second mount lies directly below, at the same path.
         let covers_its_equal =
             matches!(&self.evidence.mount, Observed::Seen(mount) if mount.covers_its_equal);
-        match judge_subpath(self.held.subpath(), &self.evidence) {
+        match judge_subpath(&self.held.subpath, &self.evidence) {
             // Two repairers attached a mount each. Detach the upper mount: detaching the lower
             // mount would also detach the upper mount.
             Verdict::Current | Verdict::Foreign if covers_its_equal => {
@@ -146,7 +149,7 @@ impl RebindRound {
                 if remedy.writer == Writer::Kubelet
                     && let Some(shown) = &remedy.sub_path.timestamp
                 {
-                    left_behind.insert(shown.name().to_owned());
+                    left_behind.push(shown.clone());
                 }
                 // If the new mount is there already, a guard was killed before it detached, or is
                 // about to detach.
@@ -173,8 +176,9 @@ impl RebindRound {
                 Ok(Step::LookAgain)
             }
             verdict => {
-                let why = verdict.reason();
-                let why = why.unwrap_or_else(|| verdict.name().to_string());
+                let why = verdict
+                    .reason()
+                    .unwrap_or_else(|| verdict.name().to_string());
                 Err(NotRebound::NoLongerStale(why))
             }
         }
@@ -183,7 +187,7 @@ impl RebindRound {
     /// True if the path no longer shows the mount that this round opened.
     fn was_overtaken(&self) -> bool {
         let id = |held: &HeldSubpath| held.handle().and_then(|handle| handle.mount_id().ok());
-        let now = HeldSubpath::hold(self.held.subpath().clone());
+        let now = HeldSubpath::hold(self.held.subpath.clone());
         matches!((id(&self.held), id(&now)), (Some(held), Some(now)) if held != now)
     }
 
@@ -228,12 +232,12 @@ impl RebindRound {
     /// `false` if the target was removed meanwhile.
     fn tuck(&self, new: &NewMount) -> Result<bool, NotRebound> {
         let parent = self.mount_of_stale()?.parent;
-        if parent.is_none_or(|parent| parent.propagation.peer_group.is_none()) {
+        if !parent.is_some_and(|parent| parent.is_shared()) {
             return Err(impossible(
                 "its parent mount is private, and this kernel cannot mount beneath it",
             ));
         }
-        let path = self.held.subpath().path();
+        let path = self.held.subpath.path();
         let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(impossible("it has no folder"));
         };
@@ -256,7 +260,7 @@ impl RebindRound {
 }
 
 /// Finishes the removal of payloads that the kubelet may not have removed because of a swap.
-fn remove_stranded(subpath: &VolumeSubpath, left_behind: &BTreeSet<String>) {
+fn remove_stranded(subpath: &VolumeSubpath, left_behind: &[TimestampDirectory]) {
     if left_behind.is_empty() {
         return;
     }
@@ -264,12 +268,10 @@ fn remove_stranded(subpath: &VolumeSubpath, left_behind: &BTreeSet<String>) {
     let Some(volume) = held.volume_of_kubelet() else {
         return;
     };
-    for name in left_behind {
-        if let Some(payload) = TimestampDirectory::from_name(name.as_ref()) {
-            // A payload that stays costs a little disk, and the judge recognizes it; the container
-            // does not wait for its removal.
-            let _ = remove_payload(volume, &payload);
-        }
+    for payload in left_behind {
+        // A payload that stays costs a little disk, and the judge recognizes it; the container
+        // does not wait for its removal.
+        let _ = remove_payload(volume, payload);
     }
 }
 
@@ -344,13 +346,6 @@ impl VolumeOfPod {
         self.kubelet_root.join("pods").join(&self.pod_uid)
     }
 
-    /// `<root>/pods/<uid>/volume-subpaths/<volume>`
-    pub fn subpaths_directory(&self) -> PathBuf {
-        self.pod_directory()
-            .join("volume-subpaths")
-            .join(&self.volume)
-    }
-
     /// True if a container has a directory of the volume as its subPath: such a directory is empty
     /// once the kubelet removed the old payload.
     pub fn has_directories(&self) -> bool {
@@ -363,8 +358,9 @@ impl VolumeOfPod {
     /// is being removed.
     fn subpaths(&self) -> Vec<VolumeSubpath> {
         let root = self.kubelet_root.as_path();
+        let folder = self.pod_directory().join("volume-subpaths");
         let mut subpaths = Vec::new();
-        for container in children(&self.subpaths_directory()).unwrap_or_default() {
+        for container in children(&folder.join(&self.volume)).unwrap_or_default() {
             for path in children(&container).unwrap_or_default() {
                 subpaths.extend(VolumeSubpath::from_path(&path, [root]));
             }

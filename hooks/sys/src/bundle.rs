@@ -107,8 +107,11 @@ fn replace(path: &Path, mode: u32, bytes: &[u8]) -> io::Result<()> {
 pub fn clear_leavings(bundle: &Path) {
     for entry in fs::read_dir(bundle).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        let id = name.to_str().and_then(|name| name.strip_prefix(BESIDE));
-        let id = id.and_then(|id| id.parse().ok()).filter(|id| *id > 0);
+        let id = name
+            .to_str()
+            .and_then(|name| name.strip_prefix(BESIDE))
+            .and_then(|id| id.parse().ok())
+            .filter(|id| *id > 0);
         if let Some(pid) = id.and_then(Pid::from_raw)
             // The calling guard has written nothing yet.
             && (pid == rustix::process::getpid() || test_kill_process(pid) == Err(Errno::SRCH))

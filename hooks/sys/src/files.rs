@@ -164,9 +164,10 @@ pub fn make_folders(folder: &Path, mode: u32) -> io::Result<()> {
     match DirBuilder::new().mode(mode).create(folder) {
         Ok(()) => fs::set_permissions(folder, Permissions::from_mode(mode)),
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            match fs::metadata(folder)?.is_dir() {
-                true => Ok(()),
-                false => Err(ErrorKind::NotADirectory.into()),
+            if fs::metadata(folder)?.is_dir() {
+                Ok(())
+            } else {
+                Err(ErrorKind::NotADirectory.into())
             }
         }
         Err(error) if error.kind() == ErrorKind::NotFound => {

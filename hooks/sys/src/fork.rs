@@ -163,9 +163,9 @@ fn close_range(first: libc::c_uint, last: libc::c_uint) -> Result<(), Errno> {
 pub(crate) fn is_readable(descriptor: impl AsFd, timeout: Duration) -> bool {
     let until = Instant::now() + timeout;
     loop {
-        let timeout = timespec(until.saturating_duration_since(Instant::now()));
+        let left = until.saturating_duration_since(Instant::now());
         let mut polled = [PollFd::new(&descriptor, PollFlags::IN)];
-        match poll(&mut polled, Some(&timeout)) {
+        match poll(&mut polled, Timespec::try_from(left).ok().as_ref()) {
             Err(Errno::INTR) => {}
             ready => return ready.is_ok_and(|ready| ready > 0),
         }
@@ -194,13 +194,6 @@ pub(crate) fn is_runnable(pid: i32) -> bool {
         .lines()
         .filter_map(|line| line.strip_prefix("State:\t"));
     states.any(|state| state.starts_with(['R', 'T', 't']))
-}
-
-pub(crate) fn timespec(time: Duration) -> Timespec {
-    Timespec {
-        tv_sec: time.as_secs() as i64,
-        tv_nsec: time.subsec_nanos().into(),
-    }
 }
 
 /// Limit of descriptors of a message. The kernel's is 253.

@@ -102,8 +102,8 @@ impl Handle {
     }
 
     fn open(path: &Path, flags: OFlags) -> Result<Self, Failure> {
-        let fd = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC | flags, Mode::empty());
-        let fd = fd.map_err(failed("open", path))?;
+        let fd = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC | flags, Mode::empty())
+            .map_err(failed("open", path))?;
         Ok(Self::from_fd(fd, path.to_owned()))
     }
 

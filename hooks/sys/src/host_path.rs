@@ -189,8 +189,9 @@ fn add_target(names: &mut VecDeque<OsString>, target: &Path) {
 }
 
 fn folder(opened: OwnedFd, path: PathBuf, stat: &Statx) -> WalkedFolder {
-    let born = u64::try_from(stat.stx_btime.tv_sec).ok();
-    let born = born.filter(|_| has(stat, StatxFlags::BTIME));
+    let born = u64::try_from(stat.stx_btime.tv_sec)
+        .ok()
+        .filter(|_| has(stat, StatxFlags::BTIME));
     WalkedFolder {
         handle: Handle::from_fd(opened, path),
         owner: stat.stx_uid,

@@ -70,9 +70,10 @@ fn try_append(journal: &Path, line: &str) -> io::Result<()> {
     with_size_errors(|| write_whole(&mut file, format!("{line}\n").as_bytes()))?;
     fault::reach(FaultPoint::Journaled);
     let written = file.metadata()?;
-    match written.len() >= FULL {
-        true => rotate(journal, &file, &written),
-        false => Ok(()),
+    if written.len() >= FULL {
+        rotate(journal, &file, &written)
+    } else {
+        Ok(())
     }
 }
 
@@ -102,9 +103,10 @@ fn open(journal: &Path) -> io::Result<File> {
         opened => opened?,
     };
     // Another file may have the name by now.
-    match file.metadata()?.is_file() {
-        true => Ok(file),
-        false => Err(no_regular_file()),
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(no_regular_file())
     }
 }
 

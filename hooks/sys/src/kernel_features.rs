@@ -8,13 +8,13 @@ use std::ffi::CStr;
 use std::fs;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags};
 
 use crate::errno_of;
 use crate::fork::probe_close_range;
-use crate::handle::Handle;
+use crate::handle::{Handle, has};
 use crate::syscalls::{probe_mount_setattr, statmount};
 
 /// The features that a re-bind uses.
@@ -59,33 +59,42 @@ pub fn require_calls() -> Result<(), OldKernel> {
 fn missing_call() -> Option<&'static str> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let opened = rustix::fs::openat2(CWD, NOWHERE, flags, Mode::empty(), ResolveFlags::CACHED);
-    // Linux 5.12
-    if opened.is_err_and(is_unknown) {
-        return Some("openat2(2) with RESOLVE_CACHED");
-    }
+    // After an error of a seccomp filter or a machine in trouble, nothing is known.
     let fields = rustix::fs::statx(CWD, c"/", AtFlags::STATX_DONT_SYNC, StatxFlags::MNT_ID);
-    // Linux 5.8. After an error of a seccomp filter or a machine in trouble, nothing is known.
-    let knows_mounts = |fields: &Statx| {
-        let mask = fields.stx_attributes_mask;
-        fields.stx_mask & StatxFlags::MNT_ID.bits() != 0
-            && mask.contains(StatxAttributes::MOUNT_ROOT)
-    };
-    if fields.is_ok_and(|fields| !knows_mounts(&fields)) || fields.is_err_and(is_unknown) {
-        return Some("ids of mounts in statx(2)");
-    }
+    let fields = fields.and_then(|fields| {
+        let knows_roots = fields
+            .stx_attributes_mask
+            .contains(StatxAttributes::MOUNT_ROOT);
+        match knows_roots && has(&fields, StatxFlags::MNT_ID) {
+            true => Ok(()),
+            false => Err(Errno::NOSYS),
+        }
+    });
     let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    if rustix::mount::open_tree(CWD, NOWHERE, clone).is_err_and(is_unknown) {
-        return Some("open_tree(2)");
-    }
     let none = MoveMountFlags::empty();
-    if rustix::mount::move_mount(CWD, NOWHERE, CWD, NOWHERE, none).is_err_and(is_unknown) {
-        return Some("move_mount(2)");
-    }
-    if probe_mount_setattr(NOWHERE).is_err_and(|error| is_unknown(errno_of(&error))) {
-        return Some("mount_setattr(2) with nosymfollow");
-    }
-    if probe_close_range().is_err_and(is_unknown) {
-        return Some("close_range(2)");
+    let calls = [
+        // Linux 5.12
+        (opened.map(drop), "openat2(2) with RESOLVE_CACHED"),
+        // Linux 5.8
+        (fields, "ids of mounts in statx(2)"),
+        (
+            rustix::mount::open_tree(CWD, NOWHERE, clone).map(drop),
+            "open_tree(2)",
+        ),
+        (
+            rustix::mount::move_mount(CWD, NOWHERE, CWD, NOWHERE, none),
+            "move_mount(2)",
+        ),
+        (
+            probe_mount_setattr(NOWHERE).map_err(|error| errno_of(&error)),
+            "mount_setattr(2) with nosymfollow",
+        ),
+        (probe_close_range(), "close_range(2)"),
+    ];
+    for (called, name) in calls {
+        if called.is_err_and(is_unknown) {
+            return Some(name);
+        }
     }
     None
 }

@@ -26,17 +26,20 @@ use crate::syscalls::{listmount, statmount};
 use crate::{Failure, failed};
 
 /// Why the mount of a file is unknown.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum MountError {
-    /// The file could not be inspected.
+    /// The file could not be inspected, or the mount table could not be read.
     #[error(transparent)]
-    Handle(#[from] Failure),
-    /// The mount table could not be read.
-    #[error(transparent)]
-    Table(Arc<Failure>),
+    Failed(Arc<Failure>),
     /// The mount is gone, or belongs to another namespace.
     #[error("mount {} is not in the mount table", .0.0)]
     NotListed(MountId),
+}
+
+impl From<Failure> for MountError {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(Arc::new(failure))
+    }
 }
 
 /// The mounts of the calling thread's namespace. Open the files to be inspected before you create
@@ -46,7 +49,7 @@ pub struct Mounts {
     only_table: bool,
     /// Results of statmount(2) by unique id: most sources of a node share a few mounts.
     cached: Rc<RefCell<HashMap<u64, Cached>>>,
-    table: OnceCell<Result<MountTable, Arc<Failure>>>,
+    table: OnceCell<Result<MountTable, MountError>>,
 }
 
 /// A mount, and the unique id of its parent.
@@ -127,20 +130,15 @@ impl Mounts {
 
     /// The mount table, read at the first call. Lines that are no mounts are skipped.
     pub(crate) fn table(&self) -> Result<&MountTable, MountError> {
-        match self
-            .table
-            .get_or_init(|| read_mount_table_in_part().map_err(Arc::new))
-        {
-            Ok(table) => Ok(table),
-            Err(error) => Err(MountError::Table(Arc::clone(error))),
-        }
+        let read = || Ok(read_mount_table_in_part()?);
+        self.table.get_or_init(read).as_ref().map_err(Clone::clone)
     }
 
     /// The mount table, if every line was read: it may show that something is not mounted.
     pub(crate) fn complete_table(&self) -> Result<&MountTable, MountError> {
         let table = self.table()?;
         match table.skipped() {
-            Some(skipped) => Err(MountError::Table(Arc::new(not_parsed(skipped.clone())))),
+            Some(skipped) => Err(not_parsed(skipped.clone()).into()),
             None => Ok(table),
         }
     }
@@ -222,17 +220,19 @@ impl Mounts {
             self.complete_table()?;
             return Err(MountError::NotListed(id));
         };
-        let parent = match is_namespace_root(entry) {
-            true => None,
-            false => table.mount(entry.parent),
+        let parent = if is_namespace_root(entry) {
+            None
+        } else {
+            table.mount(entry.parent)
         };
         if parent.is_none() && !is_namespace_root(entry) {
             // The parent may be in a skipped line.
             self.complete_table()?;
         }
-        let is_mount_point = match entry.fs_type.queries_server_for_attributes() {
-            true => handle.is_at(&entry.mount_point),
-            false => handle.is_mount_root()?,
+        let is_mount_point = if entry.fs_type.queries_server_for_attributes() {
+            handle.is_at(&entry.mount_point)
+        } else {
+            handle.is_mount_root()?
         };
         let shared = |entry: &MountEntry| Rc::new(entry.clone());
         Ok(MountOf {
@@ -376,8 +376,7 @@ impl MountWatch {
     /// # Errors
     /// If the mounts cannot be read.
     pub fn open() -> Result<Self, Failure> {
-        let table = File::open(OWN_TABLE).map_err(failed("open", OWN_TABLE.as_ref()))?;
-        Self::over(table, unique_ids()?)
+        Self::over(unique_ids)
     }
 
     /// As [`MountWatch::open`] on a kernel without listmount(2).
@@ -385,12 +384,13 @@ impl MountWatch {
     /// # Errors
     /// As there.
     pub fn open_without_ids() -> Result<Self, Failure> {
-        let table = File::open(OWN_TABLE).map_err(failed("open", OWN_TABLE.as_ref()))?;
-        Self::over(table, None)
+        Self::over(|| Ok(None))
     }
 
-    fn over(table: File, ids: Option<Vec<u64>>) -> Result<Self, Failure> {
-        let known = match ids {
+    fn over(ids: fn() -> Result<Option<Vec<u64>>, Failure>) -> Result<Self, Failure> {
+        // Before the list: a mount that is made meanwhile wakes the next poll.
+        let table = File::open(OWN_TABLE).map_err(failed("open", OWN_TABLE.as_ref()))?;
+        let known = match ids()? {
             Some(ids) => Known::Ids(ids),
             None => Known::Lines(read_mount_table()?.entries().iter().map(line).collect()),
         };
@@ -499,9 +499,10 @@ mod tests {
     fn mounts_without(hidden: impl Fn(&MountEntry) -> bool) -> Mounts {
         let mut text = Vec::new();
         for entry in read_mount_table().unwrap().entries() {
-            match hidden(entry) {
-                true => text.extend(b"no mount"),
-                false => text.extend(entry.to_line()),
+            if hidden(entry) {
+                text.extend(b"no mount")
+            } else {
+                text.extend(entry.to_line())
             }
             text.push(b'\n');
         }

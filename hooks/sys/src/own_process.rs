@@ -117,9 +117,10 @@ pub fn with_size_errors<T>(work: impl FnOnce() -> io::Result<T>) -> io::Result<T
 pub fn leave_room(file: &File) -> io::Result<()> {
     let found = rustix::fs::fstatvfs(file)?;
     // a filesystem without a limit has no blocks
-    match found.f_blocks > 0 && found.f_bavail * found.f_frsize < ROOM_OF_A_RUNTIME {
-        true => Err(Errno::NOSPC.into()),
-        false => Ok(()),
+    if found.f_blocks > 0 && found.f_bavail * found.f_frsize < ROOM_OF_A_RUNTIME {
+        Err(Errno::NOSPC.into())
+    } else {
+        Ok(())
     }
 }
 

@@ -176,9 +176,10 @@ fn read_until_silence(
     let end = read_until_blocked(&mut process, all)?;
     let read = process.answers();
     // A separate process that was killed would otherwise look like a process that gives no answer.
-    match read.is_empty() && end == End::Closed {
-        true => Err(ErrorKind::UnexpectedEof.into()),
-        false => Ok(read),
+    if read.is_empty() && end == End::Closed {
+        Err(ErrorKind::UnexpectedEof.into())
+    } else {
+        Ok(read)
     }
 }
 
@@ -203,9 +204,10 @@ fn read_until_blocked(process: &mut SeparateProcess, all: Duration) -> io::Resul
 fn read_at_most(limit: u64, path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let limited = &mut fs::File::open(path)?.take(limit + 1);
-    match limited.read_to_end(&mut bytes)? as u64 > limit {
-        true => Err(Errno::FBIG.into()),
-        false => Ok(bytes),
+    if limited.read_to_end(&mut bytes)? as u64 > limit {
+        Err(Errno::FBIG.into())
+    } else {
+        Ok(bytes)
     }
 }
 

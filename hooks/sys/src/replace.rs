@@ -56,7 +56,7 @@ pub struct CloneSettings {
     /// The mounts below the source come along, with these denials. `None` for the top mount alone.
     pub below: Option<MountAttributes>,
     /// The denials of the spec, besides those of the stale mount.
-    pub denied: Option<MountAttributes>,
+    pub denied: MountAttributes,
     /// The spec has no option for a flag: the flags of the host's mount stay. Else the runtime
     /// cleared the flags that the stale mount lacks.
     pub leaves_flags: bool,
@@ -93,7 +93,7 @@ pub enum CloneError {
 /// # Errors
 /// If the target is gone, or the kernel refuses.
 pub fn clone_mount(target: &Handle, keep: Option<MountAttributes>) -> Result<NewMount, CloneError> {
-    let mount = cloned(target, OpenTreeFlags::empty())?;
+    let mount = cloned(target, false)?;
     fault::reach(FaultPoint::Cloned);
     if let Some(attributes) = keep {
         mount_setattr(&mount, 0, &adding(attributes)).map_err(without(attributes))?;
@@ -112,23 +112,15 @@ pub fn clone_like(
     users: Option<&File>,
     settings: CloneSettings,
 ) -> Result<NewMount, CloneError> {
-    let below = match settings.is_recursive() {
-        true => OpenTreeFlags::AT_RECURSIVE,
-        false => OpenTreeFlags::empty(),
-    };
-    let mount = cloned(target, below)?;
+    let mount = cloned(target, settings.is_recursive())?;
     let kept = kept_propagation(target, stale, settings.requested);
     let first = kept.unwrap_or(MountPropagationFlags::PRIVATE);
     let propagation = u64::from(first.bits());
-    let attributes = match settings.denied {
-        Some(denied) => stale.attributes.with_denied_by(denied),
-        None => stale.attributes,
-    };
+    let attributes = stale.attributes.with_denied_by(settings.denied);
     let mut locked = mount_attr {
         propagation,
         ..adding(attributes)
     };
-    let unmapped = locked;
     if let Some(users) = users {
         locked.attr_set |= libc::MOUNT_ATTR_IDMAP;
         locked.userns_fd = users.as_raw_fd() as u64;
@@ -144,19 +136,19 @@ pub fn clone_like(
         request = locked;
         set = mount_setattr(&mount, 0, &request);
     }
-    // mount_setattr(2) has the same error for each wrong argument: without the ids the call
-    // succeeds.
-    let unmapped = mount_attr {
-        attr_clr: request.attr_clr,
-        ..unmapped
-    };
-    if errno_in(&set) == Some(Errno::INVAL)
-        && users.is_some()
-        && mount_setattr(&mount, 0, &unmapped).is_ok()
-    {
-        return Err(CloneError::NotIdmappable {
-            path: target.path().to_owned(),
-        });
+    if errno_in(&set) == Some(Errno::INVAL) && users.is_some() {
+        // mount_setattr(2) has the same error for each wrong argument: without the ids the call
+        // succeeds.
+        let unmapped = mount_attr {
+            attr_set: request.attr_set & !libc::MOUNT_ATTR_IDMAP,
+            userns_fd: 0,
+            ..request
+        };
+        if mount_setattr(&mount, 0, &unmapped).is_ok() {
+            return Err(CloneError::NotIdmappable {
+                path: target.path().to_owned(),
+            });
+        }
     }
     set.map_err(without(attributes))?;
     if let Some(denied) = settings.below {
@@ -232,29 +224,20 @@ impl NewMount {
     }
 }
 
-/// open_tree(2)
-fn cloned(target: &Handle, below: OpenTreeFlags) -> Result<OwnedFd, CloneError> {
-    copy(target, below).map_err(|errno| match errno {
+fn cloned(target: &Handle, below: bool) -> Result<OwnedFd, CloneError> {
+    copy_of(target, below).map_err(|errno| match errno {
         Errno::NOENT => CloneError::TargetGone,
         errno => failed("clone the mount of", target.path())(errno).into(),
     })
 }
 
-/// A copy of the mount of an open file, with that file as its root.
-pub(crate) fn copy_of(file: impl AsFd) -> Result<OwnedFd, Errno> {
-    copy(file, OpenTreeFlags::empty())
-}
-
-/// The same with the mounts below.
-pub(crate) fn tree_of(file: impl AsFd) -> Result<OwnedFd, Errno> {
-    copy(file, OpenTreeFlags::AT_RECURSIVE)
-}
-
-fn copy(file: impl AsFd, below: OpenTreeFlags) -> Result<OwnedFd, Errno> {
-    let flags = below
-        | OpenTreeFlags::OPEN_TREE_CLONE
+/// A copy of the mount of an open file, with that file as its root: open_tree(2). `below`: the
+/// mounts below come along.
+pub(crate) fn copy_of(file: impl AsFd, below: bool) -> Result<OwnedFd, Errno> {
+    let mut flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::AT_EMPTY_PATH;
+    flags.set(OpenTreeFlags::AT_RECURSIVE, below);
     rustix::mount::open_tree(file, c"", flags)
 }
 
@@ -467,7 +450,7 @@ pub(crate) fn at(step: Step) -> impl Fn(Errno) -> ReplaceError {
 pub fn next_mount_id() -> Option<u64> {
     // A new mount that is attached nowhere.
     let proc = Handle::of("/proc".as_ref()).ok()?;
-    let copy = Handle::from_fd(copy_of(&proc).ok()?, "/proc".into());
+    let copy = Handle::from_fd(copy_of(&proc, false).ok()?, "/proc".into());
     copy.unique_mount_id()
 }
 
@@ -493,7 +476,9 @@ pub(crate) struct FolderCopy(OwnedFd);
 impl FolderCopy {
     /// A copy that is attached nowhere.
     pub(crate) fn of(folder: impl AsFd) -> Result<Self, ReplaceError> {
-        copy_of(folder).map(Self).map_err(at(Step::CopyFolder))
+        copy_of(folder, false)
+            .map(Self)
+            .map_err(at(Step::CopyFolder))
     }
 
     /// Attaches it in the private mount namespace of the calling thread.
@@ -532,8 +517,9 @@ impl FolderCopy {
     fn mount_of(&self, name: &OsStr) -> Result<(Handle, MountId), ReplaceError> {
         let opened = open_name(&self.0, name, OFlags::empty()).map_err(at(Step::AttachNew))?;
         let handle = Handle::from_fd(opened, PathBuf::from(name));
-        let id = handle.mount_id();
-        let id = id.map_err(|error| at(Step::CompareCopy)(errno_of(&error.source)))?;
+        let id = handle
+            .mount_id()
+            .map_err(|error| at(Step::CompareCopy)(errno_of(&error.source)))?;
         Ok((handle, id))
     }
 }
@@ -591,14 +577,8 @@ pub(crate) fn enter_private_mounts() -> Result<(), ReplaceError> {
 pub enum UnmountError {
     #[error("a process uses the mount (EBUSY)")]
     Busy,
-    /// The mount point shows a different mount, or is no longer a mount point.
-    #[error("another mount is there now")]
-    Changed,
-    /// A server did not answer.
-    #[error("umount(2) did not return in time")]
-    Silent,
     #[error(transparent)]
-    Failed(#[from] io::Error),
+    Failed(io::Error),
 }
 
 /// Unmounts the mount with this id within a time limit. `mount_point` is the kernel's name of its
@@ -620,8 +600,13 @@ pub fn unmount_within(
     let Err(error) = unmounted else { return Ok(()) };
     Err(match Errno::from_io_error(&error) {
         Some(Errno::BUSY) => UnmountError::Busy,
-        Some(Errno::STALE | Errno::NOENT) => UnmountError::Changed,
-        None if error.kind() == io::ErrorKind::TimedOut => UnmountError::Silent,
+        // Another mount, or none.
+        Some(Errno::STALE | Errno::NOENT) => {
+            UnmountError::Failed(io::Error::other("another mount is there now"))
+        }
+        None if error.kind() == io::ErrorKind::TimedOut => {
+            UnmountError::Failed(io::Error::other("umount(2) did not return in time"))
+        }
         _ => UnmountError::Failed(error),
     })
 }

@@ -25,7 +25,7 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, geteuid, pidfd_open, pidfd_send_signal, waitpid,
 };
 
-use crate::fork::{close_all_but, fork_child, timespec};
+use crate::fork::{close_all_but, fork_child};
 use crate::handle::Handle;
 
 /// A separate process, and the pipe with its output.
@@ -123,7 +123,7 @@ impl SeparateProcess {
             let left = timeouts.all.saturating_sub(start.elapsed());
             let wait = left.min(timeouts.each);
             let mut polled = [PollFd::new(&self.output, PollFlags::IN)];
-            match poll(&mut polled, Some(&timespec(wait))) {
+            match poll(&mut polled, Timespec::try_from(wait).ok().as_ref()) {
                 Ok(0) if wait < timeouts.each => return Ok(End::OutOfTime),
                 Ok(0) => return Ok(End::Silence),
                 Err(Errno::INTR) => {}

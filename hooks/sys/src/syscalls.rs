@@ -56,14 +56,14 @@ impl Request {
     }
 }
 
-/// Queries a mount by its unique id (`STATX_MNT_ID_UNIQUE`), which the kernel never reuses. A known
-/// mount point is not requested again.
+/// Queries a mount of this namespace by its unique id (`STATX_MNT_ID_UNIQUE`), which the kernel
+/// never reuses. A known mount point is not requested again.
 ///
 /// # Errors
 /// `ENOSYS` before Linux 6.8, `EPERM` under a seccomp filter that does not know the call, `ENOENT`
 /// for a mount that is not in the caller's mount namespace or not below its root.
 pub(crate) fn statmount(unique_id: u64, mount_point: Option<&Path>) -> io::Result<StatmountEntry> {
-    query(None, unique_id, mount_point, MAX_ANSWER)
+    statmount_in(None, unique_id, mount_point, MAX_ANSWER)
 }
 
 /// Queries a mount of another namespace. The kernel's own buffer grows to this size at most,
@@ -72,30 +72,6 @@ pub(crate) fn statmount(unique_id: u64, mount_point: Option<&Path>) -> io::Resul
 /// # Errors
 /// `EOVERFLOW` if that is too small, `ENOENT` for a mount that is gone or cannot be reached.
 pub(crate) fn statmount_in(
-    namespace: u64,
-    unique_id: u64,
-    largest: usize,
-) -> io::Result<StatmountEntry> {
-    query(Some(namespace), unique_id, None, largest)
-}
-
-/// Fills the buffer with unique ids of the mounts of another namespace, or with `None` of the
-/// caller's, beginning after a given id; 0 begins at the first id. Returns their number.
-///
-/// # Errors
-/// `ENOSYS` before Linux 6.8, `E2BIG` or `EINVAL` before Linux 6.11 for another namespace, `EPERM`
-/// under a seccomp filter that does not know the call, `ENOENT` if the namespace is gone or may not
-/// be read.
-pub(crate) fn listmount(namespace: Option<u64>, after: u64, ids: &mut [u64]) -> io::Result<usize> {
-    let result = call(
-        SYS_LISTMOUNT,
-        &Request::new(namespace, ALL_MOUNTS, after),
-        ids,
-    );
-    usize::try_from(result).map_err(|_| io::Error::last_os_error())
-}
-
-fn query(
     namespace: Option<u64>,
     unique_id: u64,
     mount_point: Option<&Path>,
@@ -121,6 +97,18 @@ fn query(
         };
         io::Error::new(kind, error)
     })
+}
+
+/// Fills the buffer with unique ids of the mounts of another namespace, or with `None` of the
+/// caller's, beginning after a given id; 0 begins at the first id. Returns their number.
+///
+/// # Errors
+/// `ENOSYS` before Linux 6.8, `E2BIG` or `EINVAL` before Linux 6.11 for another namespace, `EPERM`
+/// under a seccomp filter that does not know the call, `ENOENT` if the namespace is gone or may not
+/// be read.
+pub(crate) fn listmount(namespace: Option<u64>, after: u64, ids: &mut [u64]) -> io::Result<usize> {
+    let request = Request::new(namespace, ALL_MOUNTS, after);
+    usize::try_from(call(SYS_LISTMOUNT, &request, ids)).map_err(|_| io::Error::last_os_error())
 }
 
 /// statmount(2) counts the buffer in bytes, listmount(2) in ids.

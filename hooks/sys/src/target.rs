@@ -114,9 +114,10 @@ pub fn current_payload(volume: &Handle) -> Result<TimestampDirectory, TargetErro
 
 /// Opens `path` below a volume's root; `None` when it is not there.
 fn below(volume: &Handle, path: &Path) -> Result<Option<Handle>, TargetError> {
-    let name = match path.as_os_str().is_empty() {
-        true => Path::new("."),
-        false => path,
+    let name = if path.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        path
     };
     let file = match open_below(volume, name, OFlags::empty()) {
         Ok(fd) => Handle::from_fd(fd, volume.path().join(path)),
@@ -216,9 +217,10 @@ fn make_below(volume: &Handle, path: &Path) -> io::Result<()> {
             return Err(Errno::INVAL.into());
         };
         let (above, parent) = &on_the_way[on_the_way.len() - 1];
-        let opened = match is_missing {
-            true => Err(Errno::NOENT),
-            false => open_directory(parent, name),
+        let opened = if is_missing {
+            Err(Errno::NOENT)
+        } else {
+            open_directory(parent, name)
         };
         let directory = match opened {
             Err(Errno::NOENT) => {
@@ -320,9 +322,10 @@ fn link_beside(on_the_way: &[(PathBuf, OwnedFd)], volume: &Path) -> Result<Optio
 /// The target of a link in a directory of the volume, as a path within the volume; `None` if it is
 /// outside.
 fn within(volume: &Path, directory: &Path, target: &Path) -> Option<PathBuf> {
-    let (mut path, target) = match target.is_absolute() {
-        true => (PathBuf::new(), target.strip_prefix(volume).ok()?),
-        false => (directory.to_owned(), target),
+    let (mut path, target) = if target.is_absolute() {
+        (PathBuf::new(), target.strip_prefix(volume).ok()?)
+    } else {
+        (directory.to_owned(), target)
     };
     for component in target.components() {
         match component {

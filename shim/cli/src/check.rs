@@ -17,7 +17,8 @@ use bindguard_config::Config;
 use bindguard_core::error_chain;
 use bindguard_core::judge::VerdictName;
 use bindguard_core::plan::refusal_of_unseen;
-use bindguard_guard::{Attempt, JournalEntry, admit, check_bundle, record};
+use bindguard_core::report::CreateLine;
+use bindguard_guard::{Attempt, admit, check_bundle, record};
 use bindguard_installer::private_folder;
 use bindguard_sys::write_new_file;
 use clap::{Args, Subcommand};
@@ -118,12 +119,10 @@ fn admitted(spec: &[u8], config: &Config) -> Result<(Option<String>, Vec<u8>)> {
         }
     }
     report.problems.iter().for_each(print_remark);
-    let entry = JournalEntry {
-        refused: admission.refusal.as_deref(),
-        ..JournalEntry::of(report)
-    };
+    let mut line = CreateLine::new(&*report);
+    line.refused.clone_from(&admission.refusal);
     if let Some(journal) = config.journal()
-        && let Err(problem) = record(journal, &entry)
+        && let Err(problem) = record(journal, line)
     {
         print_remark(error_chain(&problem));
     }

@@ -21,11 +21,10 @@ use bindguard_core::handover::{DETACH_VERB, PROVE_VERB};
 use bindguard_core::plan::{refusal_of_uncompared, refusal_of_unseen};
 use bindguard_core::policy::{Alarm, Mode};
 use bindguard_core::proof::EXPECTED_FILE;
-use bindguard_core::report::{Report, Unchecked};
+use bindguard_core::report::{CreateLine, Report, Unchecked};
 use bindguard_guard::{
-    Admission, Attempt, JournalEntry, Proved, admit, admit_with_spec, bundle_and_pid,
-    detach_below_emptydirs, prove_container, record, record_release, record_unchecked,
-    uncompared_container,
+    Admission, Attempt, Proved, admit, admit_with_spec, bundle_and_pid, detach_below_emptydirs,
+    prove_container, record, record_release, record_unchecked, uncompared_container,
 };
 use rustix::thread::{CapabilitySet, capabilities};
 
@@ -153,13 +152,11 @@ fn admit_and_record(
     report.problems.extend_from_slice(&mistakes.new);
     // First of all: the journal gets the line whatever happens later.
     if let Some(journal) = config.journal() {
-        let entry = JournalEntry {
-            refused: admission.refusal.as_deref(),
-            id: invocation.id.as_deref(),
-            attempt,
-            ..JournalEntry::of(report)
-        };
-        messages.recorded(record(journal, &entry));
+        let mut line = CreateLine::new(&*report);
+        line.refused.clone_from(&admission.refusal);
+        line.id.clone_from(&invocation.id);
+        line.attempt = attempt;
+        messages.recorded(record(journal, line));
     }
     mistakes.are_reported();
     report.problems.truncate(own_problems);
@@ -356,13 +353,11 @@ impl NewContainer {
         let is_worth_a_line =
             !report.binds.is_empty() || report.unproven > 0 || !report.problems.is_empty();
         if let Some(journal) = config.journal().filter(|_| is_worth_a_line) {
-            let entry = JournalEntry {
-                refused: proved.refusal.as_deref(),
-                id: self.id.as_deref(),
-                pid: Some(self.pid),
-                ..JournalEntry::of(report)
-            };
-            messages.recorded(record(journal, &entry));
+            let mut line = CreateLine::new(report);
+            line.refused.clone_from(&proved.refusal);
+            line.id.clone_from(&self.id);
+            line.pid = Some(self.pid);
+            messages.recorded(record(journal, line));
         }
     }
 }

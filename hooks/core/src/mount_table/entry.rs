@@ -182,6 +182,11 @@ pub struct MountEntry {
 }
 
 impl MountEntry {
+    /// True if the mount is in a peer group.
+    pub fn is_shared(&self) -> bool {
+        self.propagation.peer_group.is_some()
+    }
+
     /// True if nothing can be written through the mount: the mount or its filesystem is read-only.
     pub fn is_read_only(&self) -> bool {
         let mut words = self.super_options.as_bytes().split(|byte| *byte == b',');
@@ -216,7 +221,7 @@ impl MountEntry {
 // by the bits of `MOUNT_ATTR_*`.
 
 /// The attributes of a mount. Serialized as bits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct MountAttributes(u64);
 

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use bindguard_core::error_chain;
 use bindguard_core::judge::Verdict;
-use bindguard_core::mount_table::MountTable;
+use bindguard_core::mount_table::{MountEntry, MountTable};
 use bindguard_core::paths::join;
 use bindguard_core::refresh::{Refused, RefusedReason, SpecBind, SubpathInContainer};
 use bindguard_core::refresh_request::{Notify, NotifySignal};
@@ -32,9 +32,8 @@ use bindguard_sys::require_calls;
 use rustix::process::Signal;
 
 use crate::rebind::{Ended, MAX_FAILURES, repeat};
-use crate::refresh::current_files::{CurrentFiles, failed, mounts_of_host};
-use crate::refresh::records::TuckRecords;
-use crate::refresh::running::{Container, RefreshError, refuse_sandbox};
+use crate::refresh::running::{Container, RefreshError, TuckRecords, refuse_sandbox};
+use crate::refresh::{CurrentFiles, failed, mounts_of_host};
 
 /// Limit of mounts of a file in a container. The runtime makes a mount for each bind; a container
 /// may bind the file thousands of times.
@@ -227,8 +226,10 @@ impl Found<'_> {
 
     /// True if a new mount at the same place becomes shared.
     pub(super) fn is_on_shared(&self) -> bool {
-        let parent = self.shown.parent.as_ref();
-        parent.is_some_and(|parent| parent.propagation.peer_group.is_some())
+        self.shown
+            .parent
+            .as_ref()
+            .is_some_and(MountEntry::is_shared)
     }
 
     /// Refuses a place below a peer of a mount of the host: a new mount would arrive on the host as
@@ -238,7 +239,7 @@ impl Found<'_> {
         let Some(group) = parent.and_then(|parent| parent.propagation.peer_group) else {
             return Ok(());
         };
-        let host = mounts_of_host().map_err(|error| failed(&error))?;
+        let host = mounts_of_host().map_err(failed)?;
         let mut mounts = host.entries().iter();
         if mounts.any(|mount| mount.propagation.peer_group == Some(group)) {
             return Err(self.refused(RefusedReason::ParentIsShared));
@@ -309,8 +310,9 @@ impl<'a> Look<'a> {
         let due = self.due(&progress);
         probe_sources(&due, files);
         for found in due {
-            let opened = found.refuse_peer_of_host();
-            let opened = opened.and_then(|()| found.files.open_current(&found.shown));
+            let opened = found
+                .refuse_peer_of_host()
+                .and_then(|()| found.files.open_current(&found.shown));
             let below = opened.and_then(|_| found.files.mounts_below(&found.shown, &self.table));
             if let Err(why @ (MountResult::KeyGone | MountResult::Refused(_))) = below {
                 let place = found.place().to_owned();

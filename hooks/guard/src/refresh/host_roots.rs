@@ -9,7 +9,8 @@
 //! after the runtime had made its mounts. Without a record nothing is unmounted. The umount goes by
 //! the name in the folder of the parent mount, and fails with EBUSY while the mount is in use.
 
-use std::path::{Path, PathBuf};
+use std::borrow::Cow;
+use std::path::Path;
 use std::slice;
 use std::time::Instant;
 
@@ -28,20 +29,18 @@ use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{Bind, MountMakers, RequestedPropagation, SpecUsers};
 use bindguard_sys::Handle;
 use bindguard_sys::bundle::{read_record, read_spec};
-use bindguard_sys::enter::{
-    Action, ContainerNamespace, EnterError, Entered, HeldProcess, HelperProcess, Replacement,
-};
-use bindguard_sys::observe::BindSource;
+use bindguard_sys::enter::{Action, EnterError, HeldProcess, HelperProcess, Replacement};
 use bindguard_sys::replace::CloneSettings;
 
 use crate::SourceError;
-use crate::inspect::{OpenBundle, OpenError, inspect};
+use crate::bundle::{OpenBundle, OpenError};
+use crate::inspect::inspect;
 use crate::probes::Probes;
 use crate::rebind::REPLACE_TIMEOUT;
-use crate::refresh::current_files::{
-    CurrentFiles, changed, failed, mounts_of_host, place_of_source,
+use crate::refresh::running::{Container, RefreshError};
+use crate::refresh::{
+    CurrentFiles, SpecifiedBind, changed, failed, mounts_of_host, place_of_source,
 };
-use crate::refresh::running::{Container, RefreshError, STEP_TIMEOUT};
 
 /// The host-root binds of a container.
 #[derive(Debug)]
@@ -55,10 +54,8 @@ pub struct HostRoots {
 
 #[derive(Debug)]
 struct RootBind {
-    source: PathBuf,
-    destination: PathBuf,
+    bind: SpecifiedBind,
     pinning: Pinning,
-    settings: CloneSettings,
 }
 
 /// A mount that the host does not have, in the bind of a container.
@@ -76,33 +73,32 @@ impl HostRoots {
     /// If the bundle has no spec.
     pub fn open(bundle: &Path, policy: &Policy, places: &Places) -> Result<Self, OpenError> {
         let bytes = read_spec(bundle)?;
-        let bundle = OpenBundle::parse(&bytes, bundle, policy)?;
+        let mut bundle = OpenBundle::parse(&bytes, bundle, policy)?;
         // Only host-root binds are of interest, so the refresh probes no other source.
-        let policy = Policy {
+        bundle.policy = Cow::Owned(Policy {
             stale_subpaths: Mode::Off,
             unmounted_volumes: Alarm::Off,
             dead_sources: Alarm::Off,
             ..*bundle.policy
-        };
-        let probes = Probes::for_create();
+        });
         let mut binds = Vec::new();
-        for finding in inspect(&bundle.spec, bundle.path, &policy, places, &probes) {
+        for finding in inspect(&bundle, places, &Probes::for_create()) {
             let mut specified = bundle.spec.binds().iter();
             if let Some(bind) = specified.find(|it| Some(it.index) == finding.bind) {
-                binds.extend(RootBind::of(bind, finding, &policy));
+                binds.extend(RootBind::of(bind, finding, &bundle.policy));
             }
         }
         Ok(Self {
             binds,
             makers: MountMakers::from_spec(bundle.spec.bytes()),
-            mode: policy.host_root,
+            mode: bundle.policy.host_root,
             record: read_record(bundle.path).unwrap_or_default(),
         })
     }
 
     /// True if a host-root bind has this source.
     pub fn has(&self, source: &Path) -> bool {
-        self.binds.iter().any(|bind| bind.source == source)
+        self.binds.iter().any(|root| root.bind.source == source)
     }
 
     /// True if the container has no such bind.
@@ -125,11 +121,12 @@ impl HostRoots {
                 let Some(below) = MountsBelow::of(table, shown.mount.id) else {
                     continue;
                 };
-                let gone = below.gone(&root, &host, makers, &self.record, &place_of_source);
-                let gone = gone.map_err(|refused| {
-                    let place = refused.path.display();
-                    SourceError::new(format!("the spec mounts or masks {place} below the bind"))
-                })?;
+                let gone = below
+                    .gone(&root, &host, makers, &self.record, &place_of_source)
+                    .map_err(|refused| {
+                        let place = refused.path.display();
+                        SourceError::new(format!("the spec mounts or masks {place} below the bind"))
+                    })?;
                 for gone in gone.into_iter().rev() {
                     copies.push(PrivateCopy {
                         mount: gone.mount.clone(),
@@ -143,9 +140,7 @@ impl HostRoots {
     }
 
     fn bind_of(&self, stale: &SubpathInContainer) -> Option<&RootBind> {
-        let mut binds = self.binds.iter();
-        binds
-            .find(|bind| bind.source == stale.volume && bind.destination == stale.mount.mount_point)
+        self.binds.iter().find(|root| root.bind.is_of(stale))
     }
 }
 
@@ -169,29 +164,29 @@ impl RootBind {
         } else {
             return None;
         };
-        (finding.kind == SourceKind::HostRoot).then(|| Self {
-            source: bind.source().to_owned(),
-            destination: bind.destination().to_owned(),
-            pinning,
-            settings: CloneSettings {
-                below: Some(bind.denied_below),
-                denied: Some(bind.denied),
-                requested: RequestedPropagation::RecursiveSlave,
-                ..CloneSettings::default()
+        let specified = SpecifiedBind::of(bind, false);
+        let settings = CloneSettings {
+            below: Some(bind.denied_below),
+            denied: bind.denied,
+            requested: RequestedPropagation::RecursiveSlave,
+            ..CloneSettings::default()
+        };
+        (finding.kind == SourceKind::HostRoot).then_some(Self {
+            bind: SpecifiedBind {
+                settings,
+                ..specified
             },
+            pinning,
         })
     }
 
     /// The source, if no server has to answer. A link is not followed: the container could have
     /// exchanged a folder on the way. The CRI resolves links before it writes the spec.
     fn open(&self) -> Option<(Handle, HostRootBind)> {
-        let (handle, source) = BindSource::open_without_waiting(&self.source)?;
-        if source.path != self.source {
-            return None;
-        }
+        let (handle, source) = self.bind.open()?;
         let root = HostRootBind {
             source: source.path.clone(),
-            destination: self.destination.clone(),
+            destination: self.bind.destination.clone(),
             current: source.place()?,
             pinning: self.pinning.clone(),
         };
@@ -199,7 +194,7 @@ impl RootBind {
     }
 
     fn refuse(&self, mode: Mode) -> Result<(), Refused> {
-        let here = |reason| Err(Refused::new(reason, &self.destination));
+        let here = |reason| Err(Refused::new(reason, &self.bind.destination));
         match (self.pinning.kept, &self.pinning.private_mount) {
             (Some(Kept::RecursivelyReadOnly), _) => here(RefusedReason::RecursivelyReadOnly),
             (Some(Kept::ReadOnly), _) => here(RefusedReason::ReadOnlyKept),
@@ -216,18 +211,16 @@ impl CurrentFiles for HostRoots {
         host_roots_in_container(table, &binds.collect::<Vec<_>>())
     }
 
-    fn open_current(&self, stale: &SubpathInContainer) -> Result<Handle, MountResult> {
-        let bind = self.bind_of(stale).ok_or(MountResult::KeyGone)?;
-        bind.refuse(self.mode)?;
-        match bind.open() {
-            Some((handle, _)) => Ok(handle),
-            None => Err(Refused::new(RefusedReason::NoSource, &bind.source).into()),
+    fn open_current(
+        &self,
+        stale: &SubpathInContainer,
+    ) -> Result<(Handle, CloneSettings), MountResult> {
+        let root = self.bind_of(stale).ok_or(MountResult::KeyGone)?;
+        root.refuse(self.mode)?;
+        match root.open() {
+            Some((handle, _)) => Ok((handle, root.bind.settings)),
+            None => Err(Refused::new(RefusedReason::NoSource, &root.bind.source).into()),
         }
-    }
-
-    fn clone_settings(&self, stale: &SubpathInContainer) -> CloneSettings {
-        let bind = self.bind_of(stale);
-        bind.map(|bind| bind.settings).unwrap_or_default()
     }
 
     /// The mounts below, if the old mounts below may go with the stale mount.
@@ -243,16 +236,16 @@ impl CurrentFiles for HostRoots {
             return Err(changed());
         }
         let parent = table.mount(now.parent);
-        if parent.is_none_or(|parent| parent.propagation.peer_group.is_some()) {
+        if parent.is_none_or(MountEntry::is_shared) {
             let place = &now.mount_point;
             return Err(Refused::new(RefusedReason::ParentIsShared, place).into());
         }
         let (_, root) = bind.open().ok_or_else(changed)?;
         let makers = self.makers.as_ref().map_err(|error| {
-            let refused = Refused::new(RefusedReason::SpecUnknown, &bind.destination);
+            let refused = Refused::new(RefusedReason::SpecUnknown, &root.destination);
             refused.with_error(error.to_string())
         })?;
-        let host = mounts_of_host().map_err(|error| failed(&error))?;
+        let host = mounts_of_host().map_err(failed)?;
         let found = MountsInVolume {
             nested: Vec::new(),
             others: below.mounts().collect(),
@@ -314,17 +307,6 @@ impl Released {
     }
 }
 
-/// Why no copy of a container can be judged.
-#[derive(Debug, thiserror::Error)]
-pub enum ReleaseError {
-    /// The container cannot be entered.
-    #[error(transparent)]
-    Container(#[from] RefreshError),
-    /// Its mounts cannot be compared with the host's.
-    #[error(transparent)]
-    Compare(#[from] SourceError),
-}
-
 /// Releases the copies of mounts that the host has unmounted, as far as they are wanted, from the
 /// container with this init. The innermost copy comes first.
 ///
@@ -337,12 +319,12 @@ pub fn release_copies(
     roots: &HostRoots,
     is_wanted: impl Fn(&MountEntry, &MountIndex<'_>) -> bool,
     extent: Release,
-) -> Result<Vec<Released>, ReleaseError> {
+) -> Result<Vec<Released>, RefreshError> {
     let container = Container::open(process, spec)?;
     let until = Instant::now() + REPLACE_TIMEOUT;
     let lock = container.lock(until)?;
     let namespace = &container.namespace;
-    let table = namespace.mounts().map_err(RefreshError::from)?;
+    let table = namespace.mounts()?;
     let index = MountIndex::of(&table);
     let mut released = Vec::new();
     for copy in roots.copies(&table)? {
@@ -363,7 +345,7 @@ pub fn release_copies(
             let why = format!("no time was left after {limit} s; run the command again");
             done.set(ReleaseResult::Refused, why);
         } else if extent != Release::Look {
-            match release(helper, namespace, &copy, extent, until) {
+            match release(helper, &container, &copy, extent, until) {
                 Ok(true) => done.result = ReleaseResult::Released,
                 Ok(false) => done.set(ReleaseResult::Busy, "it is in use"),
                 Err(error) => {
@@ -392,21 +374,20 @@ pub fn releasable_copies(
     process: &HeldProcess,
     spec: Option<&SpecUsers>,
     roots: &HostRoots,
-) -> Result<Vec<MountEntry>, ReleaseError> {
+) -> Result<Vec<MountEntry>, RefreshError> {
     let namespace = Container::open(process, spec)?.namespace;
-    let table = namespace.mounts().map_err(RefreshError::from)?;
+    let table = namespace.mounts()?;
     let mut copies = roots.copies(&table)?;
     copies.retain(|copy| refusal(copy, roots).is_none());
     Ok(copies.into_iter().map(|copy| copy.mount).collect())
 }
 
 fn refusal(copy: &PrivateCopy, roots: &HostRoots) -> Option<&'static str> {
-    let is_on_private = |parent: &MountEntry| parent.propagation.peer_group.is_none();
     if roots.record.mounts_before.is_none() {
         Some("the create of the container was not recorded: the container may have made the mount")
     } else if !copy.is_recorded {
         Some("the record of the create lacks the mount: the container may have made the mount")
-    } else if !copy.parent.as_ref().is_some_and(is_on_private) {
+    } else if copy.parent.as_ref().is_none_or(MountEntry::is_shared) {
         Some("the parent mount is shared: an umount would reach other mount namespaces")
     } else {
         None
@@ -416,7 +397,7 @@ fn refusal(copy: &PrivateCopy, roots: &HostRoots) -> Option<&'static str> {
 /// Returns false if the copy is in use.
 fn release(
     helper: &HelperProcess,
-    namespace: &ContainerNamespace,
+    container: &Container<'_>,
     copy: &PrivateCopy,
     extent: Release,
     until: Instant,
@@ -427,15 +408,13 @@ fn release(
         new: None,
     };
     // A child for each: the folder that a child has open is in use.
-    let entered = Entered::enter(helper, namespace, vec![mount], STEP_TIMEOUT, until)?;
+    let entered = container.enter(helper, vec![mount], until)?;
     entered.call(Action::Open, 0)?;
     if extent == Release::Detach {
         // A detach would take mounts along that may be the container's own.
         let is_on_copy = |it: &MountEntry| it.parent == copy.mount.id;
-        if namespace
-            .mounts()
-            .map_or(true, |table| table.entries().iter().any(is_on_copy))
-        {
+        let table = container.namespace.mounts();
+        if table.map_or(true, |table| table.entries().iter().any(is_on_copy)) {
             return Ok(false);
         }
         entered.call(Action::MakePrivate, 0)?;

@@ -10,13 +10,13 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use bindguard_core::evidence::{FileKind, FilePlace, Reach};
 use bindguard_core::judge::{Verdict, judge_reach};
 use bindguard_core::kubelet::{Plugin, VolumeSubpath, Writer};
-use bindguard_core::mount_table::{MountAttributes, MountEntry, MountTable, Propagation};
+use bindguard_core::mount_table::{MountEntry, MountTable, Propagation};
 use bindguard_core::paths::lies_in;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
@@ -31,54 +31,23 @@ use bindguard_sys::observe::BindSource;
 use bindguard_sys::replace::{CloneSettings, NewMount};
 use bindguard_sys::{Handle, Mounts, bundle};
 
+use crate::bundle::OpenError;
 use crate::expect::dead_volume;
-use crate::inspect::OpenError;
 use crate::probes::Probes;
-use crate::refresh::current_files::{
-    CurrentFiles, OpenedNested, PodFolder, RunningContainers, changed, failed, failed_to,
-    mounts_of_host, place_of_source, refuse_shared, refuse_unsafe_way,
-};
+use crate::refresh::files::{RunningContainers, refuse_unsafe_way};
 use crate::refresh::host_roots::HostRoots;
-
-/// A bind of a container's spec.
-#[derive(Debug)]
-struct SpecifiedBind {
-    index: usize,
-    /// The source; the kernel's name of a source in the folder of the pod.
-    source: PathBuf,
-    destination: PathBuf,
-    settings: CloneSettings,
-    denied: MountAttributes,
-    /// True for a source in the folder of the pod: only root can change the way.
-    is_in_pod: bool,
-    /// True if the host may mount the source anew.
-    is_volume: bool,
-}
+use crate::refresh::{
+    CurrentFiles, OpenedNested, PodFolder, SpecifiedBind, changed, failed, failed_to,
+    mounts_of_host, place_of_source, refuse_shared,
+};
 
 impl SpecifiedBind {
-    fn of(bind: &Bind<'_>, is_volume: bool) -> Self {
-        Self {
-            index: bind.index,
-            source: bind.source().to_owned(),
-            destination: bind.destination().to_owned(),
-            settings: CloneSettings {
-                below: bind.is_recursive.then_some(bind.denied_below),
-                denied: Some(bind.denied),
-                leaves_flags: bind.leaves_flags,
-                requested: bind.propagation,
-            },
-            denied: bind.denied,
-            is_in_pod: false,
-            is_volume,
-        }
-    }
-
     fn of_pod(bind: &Bind<'_>, pod: &PodFolder) -> Self {
         let in_pod = pod.path_in(bind.source());
-        let Some(source) = in_pod.filter(|source| source != pod.path()) else {
+        let Some(source) = in_pod.filter(|source| *source != pod.real) else {
             return Self::of(bind, false);
         };
-        let is_volume = !is_of_kubelet_written_volume(&source, pod.path());
+        let is_volume = !is_of_kubelet_written_volume(&source, &pod.real);
         Self {
             source,
             is_in_pod: true,
@@ -88,7 +57,7 @@ impl SpecifiedBind {
 
     /// The source, if it is a mount point now and no server has to answer.
     fn open_mount_point(&self) -> Option<(Handle, FilePlace)> {
-        let (handle, source) = BindSource::open_without_waiting(&self.source)?;
+        let (handle, source) = self.open()?;
         let place = self.place_of_mount_point(&source)?;
         Some((handle, place))
     }
@@ -119,8 +88,10 @@ fn is_of_kubelet_written_volume(source: &Path, pod: &Path) -> bool {
 /// True for a single file that can be reached without waiting: [`super::files`] follows these.
 fn is_of_file(source: &Path) -> bool {
     let mounts = Mounts::default();
-    let local = mounts.open_without_waiting(source);
-    let local = local.ok().filter(|handle| mounts.is_local(handle));
+    let local = mounts
+        .open_without_waiting(source)
+        .ok()
+        .filter(|handle| mounts.is_local(handle));
     let identity = local.and_then(|handle| handle.identity().ok());
     identity.is_some_and(|identity| identity.kind != FileKind::Directory)
 }
@@ -194,11 +165,8 @@ impl<'a> BoundMounts<'a> {
     }
 
     fn bind_of(&self, stale: &SubpathInContainer) -> Option<&SpecifiedBind> {
-        self.binds.iter().find(|bind| {
-            bind.is_volume
-                && bind.source == stale.volume
-                && bind.destination == stale.mount.mount_point
-        })
+        let mut volumes = self.binds.iter().filter(|bind| bind.is_volume);
+        volumes.find(|bind| bind.is_of(stale))
     }
 
     /// Refuses a source that does not answer: a FUSE mount is in the mount table before its daemon
@@ -296,8 +264,8 @@ impl<'a> BoundMounts<'a> {
     }
 }
 
-fn not_recorded(error: std::io::Error) -> MountResult {
-    failed_to("record the new mount beside the container's bundle", &error)
+fn not_recorded(error: io::Error) -> MountResult {
+    failed_to("record the new mount beside the container's bundle", error)
 }
 
 impl CurrentFiles for BoundMounts<'_> {
@@ -324,7 +292,10 @@ impl CurrentFiles for BoundMounts<'_> {
         mounts_in_container(table, &bound, &self.inner())
     }
 
-    fn open_current(&self, stale: &SubpathInContainer) -> Result<Handle, MountResult> {
+    fn open_current(
+        &self,
+        stale: &SubpathInContainer,
+    ) -> Result<(Handle, CloneSettings), MountResult> {
         let bind = self.bind_of(stale).ok_or(MountResult::KeyGone)?;
         refuse_shared(stale)?;
         let Some((root, _)) = bind.open_mount_point() else {
@@ -334,7 +305,7 @@ impl CurrentFiles for BoundMounts<'_> {
         if let Some(others) = self.others {
             refuse_unsafe_way(stale, &root, others)?;
         }
-        Ok(root)
+        Ok((root, bind.settings))
     }
 
     fn probe_sources(&self, stale: &[&SubpathInContainer]) {
@@ -361,8 +332,9 @@ impl CurrentFiles for BoundMounts<'_> {
     ) -> Result<(), MountResult> {
         let bind = self.bind_of(stale).ok_or_else(changed)?;
         let opened = BindSource::of(file, &Mounts::default());
-        let place = opened.and_then(|opened| bind.place_of_mount_point(&opened));
-        let place = place.ok_or_else(changed)?;
+        let place = opened
+            .and_then(|opened| bind.place_of_mount_point(&opened))
+            .ok_or_else(changed)?;
         self.add_place(bind, Some(&stale.mount), &place)?;
         let old = (stale.mount.unique_id, FilePlace::root_of(&stale.mount));
         self.add_mounts(bind, &[old, (new.unique_id(), place)])
@@ -430,7 +402,7 @@ impl CurrentFiles for BoundMounts<'_> {
         let (true, Some(makers)) = (bind.settings.is_recursive(), &self.makers) else {
             return Err(refused(&other.mount_point).into());
         };
-        let host = mounts_of_host().map_err(|error| failed(&error))?;
+        let host = mounts_of_host().map_err(failed)?;
         let record = self.record.borrow();
         let places = (&*bind.source, &*bind.destination);
         let kept = below.compared(found, places, &host, makers, &record, &place_of_source);
@@ -443,9 +415,8 @@ impl CurrentFiles for BoundMounts<'_> {
         let bind = self.binds.iter().find(|it| it.index == nested.bind);
         let bind = bind.ok_or_else(changed)?;
         let refused = |reason| Refused::new(reason, &bind.destination);
-        let is_peer = |shown: &MountEntry| shown.propagation.peer_group.is_some();
         if bind.settings.requested == RequestedPropagation::Shared
-            || nested.shown.as_ref().is_some_and(is_peer)
+            || nested.shown.as_ref().is_some_and(MountEntry::is_shared)
         {
             return Err(refused(RefusedReason::MountIsShared).into());
         }
@@ -480,24 +451,16 @@ impl CurrentFiles for BoundMounts<'_> {
             settings: bind.settings,
         })
     }
-
-    fn clone_settings(&self, stale: &SubpathInContainer) -> CloneSettings {
-        let bind = self.bind_of(stale);
-        bind.map(|bind| bind.settings).unwrap_or_default()
-    }
 }
 
 /// The source of a bind, the place of the source, and the mount that a runtime would make of the
 /// source. `None` if a symlink leads elsewhere, or if a server would have to answer.
 fn open_source(bind: &SpecifiedBind) -> Option<(Handle, FilePlace, MountEntry)> {
-    let (handle, source) = BindSource::open_without_waiting(&bind.source)?;
-    if source.path != bind.source {
-        return None;
-    }
+    let (handle, source) = bind.open()?;
     let place = source.place()?;
     let mount = MountEntry {
         mount_point: bind.destination.clone(),
-        attributes: source.mount.attributes.with_denied_by(bind.denied),
+        attributes: source.mount.attributes.with_denied_by(bind.settings.denied),
         propagation: Propagation::default(),
         ..MountEntry::clone(&source.mount)
     };

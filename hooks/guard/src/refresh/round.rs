@@ -21,9 +21,8 @@ use bindguard_sys::replace::{CloneError, NewMount, ReplaceError, clone_like};
 use bindguard_sys::{Handle, fault, propagation_takes_locks, selinux_denies_read};
 
 use crate::refresh::container::{ContainerRefresh, Found, Look, probe_sources};
-use crate::refresh::current_files::{OpenedNested, changed, failed};
-use crate::refresh::records::owner;
-use crate::refresh::running::{RefreshError, STEP_TIMEOUT};
+use crate::refresh::running::{RefreshError, STEP_TIMEOUT, owner};
+use crate::refresh::{OpenedNested, changed, failed};
 
 /// Limit of binds in a volume: the new mount of each is a descriptor of this process until the tree
 /// is complete.
@@ -53,14 +52,8 @@ impl<'a> ContainerRefresh<'a> {
                 new: job.new.take(),
             });
         }
-        let namespace = &self.container.namespace;
-        let entered = match Entered::enter(
-            self.helper,
-            namespace,
-            replacements,
-            STEP_TIMEOUT,
-            self.until,
-        ) {
+        let container = self.container;
+        let entered = match container.enter(self.helper, replacements, self.until) {
             Ok(entered) => entered,
             Err(error) => {
                 for job in &jobs {
@@ -112,12 +105,12 @@ impl<'a> ContainerRefresh<'a> {
             return Ok(Some(job));
         }
         found.refuse_peer_of_host()?;
-        let file = files.open_current(shown)?;
+        let (file, settings) = files.open_current(shown)?;
         self.refuse_unreadable(&file)?;
         let users = self.users_of(&shown.mount)?;
         let identity = file.identity();
         job.is_directory = identity.is_ok_and(|identity| identity.kind == FileKind::Directory);
-        let top = match clone_like(&file, &shown.mount, users, files.clone_settings(shown)) {
+        let top = match clone_like(&file, &shown.mount, users, settings) {
             Ok(top) => top,
             // The volume changed: judge again.
             Err(CloneError::TargetGone) => return Ok(None),
@@ -135,8 +128,8 @@ impl<'a> ContainerRefresh<'a> {
             &parts,
             STEP_TIMEOUT,
             self.until,
-        );
-        let new = new.map_err(|error| failed(&error))?;
+        )
+        .map_err(failed)?;
         files.note_replacement(shown, &file, &new)?;
         job.new = Some(new);
         Ok(Some(job))
@@ -144,9 +137,10 @@ impl<'a> ContainerRefresh<'a> {
 
     /// Refuses a file that SELinux denies the container: its label is never changed for a refresh.
     fn refuse_unreadable(&self, file: &Handle) -> Result<(), Refused> {
-        match selinux_denies_read(self.container.process, file) {
-            true => Err(Refused::new(RefusedReason::SelinuxDenies, file.path())),
-            false => Ok(()),
+        if selinux_denies_read(self.container.process, file) {
+            Err(Refused::new(RefusedReason::SelinuxDenies, file.path()))
+        } else {
+            Ok(())
         }
     }
 
@@ -158,9 +152,10 @@ impl<'a> ContainerRefresh<'a> {
             return Ok(None);
         }
         let (place, namespace) = (&stale.mount_point, &self.container.namespace);
-        match namespace.has_own_users() && self.container.spec.has_ids_of_container_at(place) {
-            true => Ok(Some(namespace.users())),
-            false => Err(Refused::new(RefusedReason::OtherIds, place)),
+        if namespace.has_own_users && self.container.spec.has_ids_of_container_at(place) {
+            Ok(Some(&namespace.users))
+        } else {
+            Err(Refused::new(RefusedReason::OtherIds, place))
         }
     }
 
@@ -206,9 +201,10 @@ impl<'a> ContainerRefresh<'a> {
                 Err(why) => return Err(why),
             };
             // A bind that is gone is no reason to leave the volume dead.
-            let change = match is_gone && !is_stale_without {
-                true => TreeChange::TryAttach,
-                false => TreeChange::Attach,
+            let change = if is_gone && !is_stale_without {
+                TreeChange::TryAttach
+            } else {
+                TreeChange::Attach
             };
             has_gone_bind |= is_gone;
             parts.push(TreePart {
@@ -242,7 +238,7 @@ impl<'a> ContainerRefresh<'a> {
         }
         self.refuse_unreadable(&file)?;
         let users = self.users_of(&like)?;
-        clone_like(&file, &like, users, settings).map_err(|error| failed(&error))
+        clone_like(&file, &like, users, settings).map_err(failed)
     }
 }
 
@@ -335,7 +331,7 @@ impl Round<'_, '_, '_> {
         // own have locked flags, and root there could remove them from the new mount. The tuck locks
         // the flags, because the new mount arrives from another user namespace.
         let mut impossible = Vec::new();
-        if fault::denies_beneath() || self.refresh.container.namespace.has_own_users() {
+        if fault::denies_beneath() || self.refresh.container.namespace.has_own_users {
             impossible = new;
         } else {
             let results = self.entered.call_all(Action::AttachBeneath, &new);
@@ -359,7 +355,7 @@ impl Round<'_, '_, '_> {
             return Ok(Vec::new());
         }
         let container = self.refresh.container;
-        if container.namespace.has_own_users() && propagation_takes_locks() {
+        if container.namespace.has_own_users && propagation_takes_locks() {
             for index in indices {
                 let found = self.jobs[*index].found;
                 let refused = found.refused(RefusedReason::KernelFault);
@@ -392,8 +388,9 @@ impl Round<'_, '_, '_> {
         for index in tucked {
             let mount = &self.jobs[index].found.shown.mount;
             let stale = table.mount(mount.id);
-            let beneath = stale.and_then(|stale| table.mount(stale.parent));
-            let beneath = beneath.filter(|it| it.mount_point == mount.mount_point);
+            let beneath = stale
+                .and_then(|stale| table.mount(stale.parent))
+                .filter(|it| it.mount_point == mount.mount_point);
             // A stale mount that is gone was detached by the kernel: the file beneath was removed.
             if stale.is_some() && beneath.is_none() {
                 let error = "the new mount did not arrive beneath the stale one".to_owned();
@@ -455,7 +452,7 @@ impl Round<'_, '_, '_> {
     /// propagation before: no tree is attached to a shared mount, or replaces a shared mount.
     fn keep_propagation(&self, index: usize, method: AttachMethod) -> Result<(), EnterError> {
         let found = self.jobs[index].found;
-        let was_shared = found.shown.mount.propagation.peer_group.is_some();
+        let was_shared = found.shown.mount.is_shared();
         match method {
             AttachMethod::Beneath | AttachMethod::Tucked if found.is_on_shared() => {}
             AttachMethod::Tucked if was_shared => {}
@@ -530,14 +527,7 @@ impl ContainerRefresh<'_> {
                 new: None,
             });
         }
-        let namespace = &self.container.namespace;
-        let entered = Entered::enter(
-            self.helper,
-            namespace,
-            replacements,
-            STEP_TIMEOUT,
-            self.until,
-        );
+        let entered = self.container.enter(self.helper, replacements, self.until);
         let Ok(entered) = entered else {
             return false;
         };

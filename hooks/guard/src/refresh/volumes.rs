@@ -14,11 +14,12 @@ use bindguard_core::refresh::{
 };
 use bindguard_core::report::MountResult;
 use bindguard_sys::observe::children;
+use bindguard_sys::replace::CloneSettings;
 use bindguard_sys::{Handle, Mounts, current_payload, open_target};
 
 use crate::SourceError;
 use crate::expect::csi_record_in;
-use crate::refresh::current_files::{CurrentFiles, PodFolder, failed_to, place_of};
+use crate::refresh::{CurrentFiles, PodFolder, not_opened, place_of};
 
 /// The volumes of a pod that only the kubelet, or only a CSI driver, writes.
 #[derive(Debug, Clone)]
@@ -50,9 +51,9 @@ impl PodVolumes {
         for plugin in Plugin::all().filter(|plugin| plugin.writer == Writer::Kubelet) {
             let folder = pod.join("volumes").join(plugin.folder);
             let volumes = children(&folder);
-            for directory in volumes.map_err(|error| SourceError::of(error.to_string(), error))? {
-                let handle = Handle::of(&directory)
-                    .map_err(|error| SourceError::of("open a volume of the pod", error))?;
+            for directory in volumes.map_err(|error| SourceError::of(error.to_string())(error))? {
+                let handle =
+                    Handle::of(&directory).map_err(SourceError::of("open a volume of the pod"))?;
                 opened.add(handle, None)?;
             }
         }
@@ -133,16 +134,20 @@ impl CurrentFiles for PodVolumes {
         missing.into_iter().cloned().collect()
     }
 
-    fn open_current(&self, stale: &SubpathInContainer) -> Result<Handle, MountResult> {
+    fn open_current(
+        &self,
+        stale: &SubpathInContainer,
+    ) -> Result<(Handle, CloneSettings), MountResult> {
         let mut volumes = self.volumes.iter();
         let volume = volumes.find(|known| known.seen.directory == stale.volume);
         let volume = volume.ok_or(MountResult::KeyGone)?;
         if let Some(reason) = volume.refused {
             return Err(Refused::new(reason, &volume.seen.directory).into());
         }
-        let target = open_target(&volume.handle, &stale.sub_path, VolumeLayout::Payload);
-        let target = target.map_err(|error| failed_to("open the current file", &error))?;
-        target.file.ok_or(MountResult::KeyGone)
+        let target = open_target(&volume.handle, &stale.sub_path, VolumeLayout::Payload)
+            .map_err(not_opened)?;
+        let file = target.file.ok_or(MountResult::KeyGone)?;
+        Ok((file, CloneSettings::default()))
     }
 }
 
@@ -179,9 +184,9 @@ fn refusal(name: &Path, pod: &PodFolder, writable: Option<&[PathBuf]>) -> Option
     let Some(writable) = writable else {
         return Some(RefusedReason::MountsUnknown);
     };
-    let volumes = pod.path().join("volumes").join(Plugin::csi().folder);
+    let volumes = pod.real.join("volumes").join(Plugin::csi().folder);
     let volume = volumes.join(name);
-    let subpaths = pod.path().join("volume-subpaths").join(name);
+    let subpaths = pod.real.join("volume-subpaths").join(name);
     for source in writable.iter().filter_map(|source| pod.path_in(source)) {
         if lies_in(&source, &volume) || lies_in(&source, &subpaths) || lies_in(&volume, &source) {
             return Some(RefusedReason::WritableVolume);

@@ -12,9 +12,9 @@ use bindguard_core::judge::{
 use bindguard_core::kubelet::{VolumeLayout, Writer};
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
-use bindguard_core::report::{BindReport, Outcome, Report};
+use bindguard_core::report::{BindReport, CreateLine, Outcome, Report};
 use bindguard_core::source::SourceKind;
-use bindguard_guard::{JournalEntry, record};
+use bindguard_guard::record;
 use serde_json::Value;
 
 fn bind(source: &str, verdict: Verdict) -> BindReport {
@@ -80,18 +80,9 @@ fn a_line_is_as_documented() {
     };
     let folder = tempfile::tempdir().unwrap();
     let journal = folder.path().join("journal.jsonl");
-    record(
-        &journal,
-        &JournalEntry {
-            refused: None,
-            unchecked: None,
-            id: Some("bb344d713010"),
-            attempt: 0,
-            pid: None,
-            report: &report,
-        },
-    )
-    .unwrap();
+    let mut line = CreateLine::new(&report);
+    line.id = Some("bb344d713010".to_owned());
+    record(&journal, line).unwrap();
 
     let line = fs::read_to_string(&journal).unwrap();
     assert_eq!(line.matches('\n').count(), 1);
@@ -106,18 +97,7 @@ fn a_bundle_whose_path_is_no_text_is_recorded() {
     let folder = tempfile::tempdir().unwrap();
     let journal = folder.path().join("journal.jsonl");
     let report = Report::about_bundle(Path::new(OsStr::from_bytes(b"/run/\xff")));
-    record(
-        &journal,
-        &JournalEntry {
-            refused: None,
-            unchecked: None,
-            id: None,
-            attempt: 0,
-            pid: None,
-            report: &report,
-        },
-    )
-    .unwrap();
+    record(&journal, CreateLine::new(&report)).unwrap();
     let written: Value = serde_json::from_str(&fs::read_to_string(&journal).unwrap()).unwrap();
     assert_eq!(written["bundle"], "/run/\u{fffd}");
 }
@@ -150,18 +130,9 @@ fn a_line_has_an_end() {
     };
     let folder = tempfile::tempdir().unwrap();
     let journal = folder.path().join("journal.jsonl");
-    record(
-        &journal,
-        &JournalEntry {
-            refused: None,
-            unchecked: None,
-            id: long.as_deref(),
-            attempt: 0,
-            pid: None,
-            report: &report,
-        },
-    )
-    .unwrap();
+    let mut line = CreateLine::new(&report);
+    line.id = long;
+    record(&journal, line).unwrap();
     let line = fs::read_to_string(&journal).unwrap();
     assert!(line.len() < 1 << 20, "{} bytes", line.len());
     let written: Value = serde_json::from_str(&line).unwrap();

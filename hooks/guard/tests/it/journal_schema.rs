@@ -11,14 +11,11 @@ use bindguard_core::proof::Difference;
 use bindguard_core::refresh::{Refused, RefusedReason};
 use bindguard_core::refresh_request::{Notify, NotifySignal, ProgramName};
 use bindguard_core::report::{
-    Actor, AttachMethod, BindReport, MountResult, Notification, Outcome, PlannedAction, RebindLine,
-    RefreshLine, RefreshedMount, ReleaseLine, ReleaseResult, ReleasedCopy, Report,
+    Actor, AttachMethod, BindReport, CreateLine, MountResult, Notification, Outcome, PlannedAction,
+    RebindLine, RefreshLine, RefreshedMount, ReleaseLine, ReleaseResult, ReleasedCopy, Report,
 };
 use bindguard_core::source::{KindName, SourceKind};
-use bindguard_guard::{
-    JournalEntry, RecordError, record, record_nri_create, record_rebind, record_refresh,
-    record_release, record_unchecked,
-};
+use bindguard_guard::{record, record_rebind, record_refresh, record_release, record_unchecked};
 use serde_json::{Value, json};
 
 use crate::json_schema::Schema;
@@ -30,15 +27,15 @@ fn schema() -> Schema {
 }
 
 /// The line that the journal gets.
-fn line_by(write: impl FnOnce(&Path) -> Result<(), RecordError>) -> Value {
+fn line_by(write: impl FnOnce(&Path) -> Result<(), bindguard_sys::Failure>) -> Value {
     let folder = tempfile::tempdir().unwrap();
     let journal = folder.path().join("journal.jsonl");
     write(&journal).unwrap();
     serde_json::from_str(&fs::read_to_string(&journal).unwrap()).unwrap()
 }
 
-fn line_of(entry: &JournalEntry<'_>) -> Value {
-    line_by(|journal| record(journal, entry))
+fn line_of(line: CreateLine<&Report>) -> Value {
+    line_by(|journal| record(journal, line))
 }
 
 fn bind(source: &str, verdict: Verdict, outcome: Option<Outcome>) -> BindReport {
@@ -150,14 +147,10 @@ fn full() -> Report {
 }
 
 fn created(report: &Report) -> Value {
-    line_of(&JournalEntry {
-        refused: None,
-        unchecked: None,
-        id: Some("bb344d713010"),
-        attempt: 1,
-        pid: None,
-        report,
-    })
+    let mut line = CreateLine::new(report);
+    line.id = Some("bb344d713010".to_owned());
+    line.attempt = 1;
+    line_of(line)
 }
 
 /// Longer than a line may be.
@@ -184,15 +177,9 @@ fn of_version_2() -> Vec<Value> {
             bundle: None,
             ..report.clone()
         };
-        let entry = JournalEntry {
-            refused: None,
-            unchecked: None,
-            id: Some("bb344d713010"),
-            attempt: 0,
-            pid: None,
-            report: &report,
-        };
-        line_by(|journal| record_nri_create(journal, &entry))
+        let mut line = CreateLine::of_nri_plugin(&report);
+        line.id = Some("bb344d713010".to_owned());
+        line_of(line)
     };
     let rebind = |by, report: &Report| {
         line_by(|journal| record_rebind(journal, RebindLine::new(by, "eea5c325", "conf", report)))
@@ -305,14 +292,10 @@ fn released(times: usize) -> ReleaseLine {
 }
 
 fn refused() -> Value {
-    line_of(&JournalEntry {
-        refused: Some("the bind source /srv is dead"),
-        unchecked: None,
-        id: None,
-        attempt: 0,
-        pid: None,
-        report: &full(),
-    })
+    let report = full();
+    let mut line = CreateLine::new(&report);
+    line.refused = Some("the bind source /srv is dead".to_owned());
+    line_of(line)
 }
 
 fn unchecked(how: &str) -> Value {
@@ -333,14 +316,9 @@ fn lines() -> Vec<Value> {
         binds: vec![bind("/", Verdict::Current, None)],
         ..Report::default()
     };
-    let verified = JournalEntry {
-        refused: None,
-        unchecked: None,
-        id: None,
-        attempt: 0,
-        pid: Some(4242),
-        report: &full(),
-    };
+    let report = full();
+    let mut verified = CreateLine::new(&report);
+    verified.pid = Some(4242);
     let each = of_every_verdict().into_iter().map(|bind| {
         created(&Report {
             binds: vec![bind],
@@ -351,7 +329,7 @@ fn lines() -> Vec<Value> {
         created(&Report::default()),
         created(&clean),
         created(&full()),
-        line_of(&verified),
+        line_of(verified),
         refused(),
         unchecked("late"),
         unchecked("died"),

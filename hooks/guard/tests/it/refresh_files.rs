@@ -26,6 +26,7 @@ use bindguard_guard::refresh::{
     Refreshed, TuckRecords, find_stale, refresh_container,
 };
 use bindguard_sys::Handle;
+use bindguard_sys::replace::CloneSettings;
 use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::{
     Folder, Fuse, bind, deny_call, helper, mount_tmpfs, mounts_of_host, skipped,
@@ -249,7 +250,10 @@ impl CurrentFiles for Unlisted<'_> {
         Ok(None)
     }
 
-    fn open_current(&self, stale: &SubpathInContainer) -> Result<Handle, MountResult> {
+    fn open_current(
+        &self,
+        stale: &SubpathInContainer,
+    ) -> Result<(Handle, CloneSettings), MountResult> {
         self.files.open_current(stale)
     }
 }

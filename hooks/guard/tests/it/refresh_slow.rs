@@ -18,6 +18,7 @@ use bindguard_guard::refresh::{
     refresh_container,
 };
 use bindguard_sys::Handle;
+use bindguard_sys::replace::CloneSettings;
 use bindguard_testing::helper;
 use bindguard_testing::hostile_process::{HostileProcess, Step, errno, slow_fuse};
 use nix::libc;
@@ -158,7 +159,10 @@ impl CurrentFiles for Restless<'_> {
         self.files.shown_in(table)
     }
 
-    fn open_current(&self, stale: &SubpathInContainer) -> Result<Handle, MountResult> {
+    fn open_current(
+        &self,
+        stale: &SubpathInContainer,
+    ) -> Result<(Handle, CloneSettings), MountResult> {
         self.files.open_current(stale)
     }
 }

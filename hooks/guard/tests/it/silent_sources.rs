@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use bindguard_core::error_chain;
 use bindguard_core::places::Places;
 use bindguard_core::policy::{Alarm, Policy};
-use bindguard_core::report::{Outcome, Report};
-use bindguard_guard::{Attempt, JournalEntry, admit, check_bundle, read_file, record};
+use bindguard_core::report::{CreateLine, Outcome, Report};
+use bindguard_guard::{Attempt, admit, check_bundle, read_file, record};
 use bindguard_testing::Fuse;
 use bindguard_testing::{Pod, mount_of, own_namespace};
 
@@ -199,20 +199,13 @@ fn a_journal_that_never_answers_is_not_waited_for() {
         let _ = device.read(&mut [0; 8192]);
         let _ = wait.recv_timeout(Duration::from_secs(300));
     });
-    let entry = JournalEntry {
-        refused: None,
-        unchecked: None,
-        id: None,
-        attempt: 0,
-        pid: None,
-        report: &Report::default(),
-    };
+    let report = Report::default();
     // On a busy machine, 300 ms can end before the daemon has taken the request. And a process of
     // another test that hung can still end, with the number of this device.
     let began = Instant::now();
     let mut name = "journal.jsonl";
     loop {
-        let why = record(&fuse.path().join(name), &entry).unwrap_err();
+        let why = record(&fuse.path().join(name), CreateLine::new(&report)).unwrap_err();
         let why = error_chain(&why);
         if why.contains("did not answer within 300 ms") {
             name = "new/journal.jsonl";

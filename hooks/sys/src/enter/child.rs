@@ -24,7 +24,7 @@ use crate::fork::{end_with_parent, receive, send};
 use crate::handle::{open_name, statx_of, type_in};
 use crate::replace::{
     FolderCopy, NewMount, ReplaceError, Step, at, attach_as_root, attach_beneath, copy_of,
-    detach_link, enter_mounts, enter_private_mounts, propagation_type, tree_of,
+    detach_link, enter_mounts, enter_private_mounts, propagation_type,
 };
 use crate::syscalls::{adding, mount_setattr};
 use crate::target::open_without_links;
@@ -317,7 +317,7 @@ fn not_open(step: Step) -> ReplaceError {
 /// change, and nothing else. Programs that watch the folder get an event of its name. The copy is
 /// as read-only as the mount that the container sees.
 fn touch_beneath(folder: &OwnedFd, name: &OsString) -> Done {
-    let copy = copy_of(folder).map_err(at(Step::CopyForTouch))?;
+    let copy = copy_of(folder, false).map_err(at(Step::CopyForTouch))?;
     let now = Timespec {
         tv_sec: 0,
         tv_nsec: UTIME_NOW,
@@ -346,9 +346,10 @@ fn require_same_type(one: &OwnedFd, other: &OwnedFd) -> Done {
         let stat = statx_of(file, StatxFlags::TYPE).map_err(at(Step::CompareTypes))?;
         Ok(type_in(&stat))
     };
-    match kind(one)? == kind(other)? {
-        true => Ok(()),
-        false => Err(ReplaceError::OtherType),
+    if kind(one)? == kind(other)? {
+        Ok(())
+    } else {
+        Err(ReplaceError::OtherType)
     }
 }
 
@@ -398,7 +399,7 @@ pub(super) fn serve_tree(socket: &OwnedFd, tree: &OwnedFd, parts: usize) -> io::
     if done.is_ok() {
         send(socket, &done, &[])?;
     }
-    let copy = done.and_then(|()| tree_of(tree).map_err(at(Step::CopyTree)));
+    let copy = done.and_then(|()| copy_of(tree, true).map_err(at(Step::CopyTree)));
     let mount = copy.as_ref().ok().map(AsFd::as_fd);
     send(socket, &copy.as_ref().map(drop), mount.as_slice())?;
     // The agent kills this child. If the agent is gone, the read ends.

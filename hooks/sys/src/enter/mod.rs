@@ -137,8 +137,9 @@ impl Entered {
         }
         let work = Work::Container(replacements.len());
         let (subject, pod) = (namespace.as_fd(), namespace.pod());
-        let entered = helper.start_child(&work, subject, &pod, step_timeout, until);
-        let entered = entered.map_err(EnterError::NoChild)?;
+        let entered = helper
+            .start_child(&work, subject, &pod, step_timeout, until)
+            .map_err(EnterError::NoChild)?;
         // The child reads all of them before it enters.
         for replacement in &replacements {
             let new = replacement.new.as_ref().map(|new| new.mount.as_fd());

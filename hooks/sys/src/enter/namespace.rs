@@ -34,8 +34,9 @@ use crate::syscalls::{USER, listmount, mount_namespace_id, owner_of, parent_of, 
 pub struct ContainerNamespace {
     namespace: MountNamespace,
     /// The user namespace that owns the mount namespace.
-    owner: File,
-    has_own_users: bool,
+    pub users: File,
+    /// True if the container has a user namespace of its own.
+    pub has_own_users: bool,
     /// The id of the container, if that was checked.
     container: Option<String>,
     /// Opened inside; it shows the mounts of this namespace whatever namespace the process enters
@@ -64,18 +65,14 @@ impl MountNamespace {
         let owner = owner_of(&self.file)
             .map_err(|error| denied("find the owner of the mount namespace", error))?;
         let own = File::open("/proc/thread-self/ns/user").map_err(compare)?;
-        let has_own_users = match requested {
-            RequestedUserNamespace::OfRuntime => false,
-            RequestedUserNamespace::WithIds(_) | RequestedUserNamespace::AtPath(_) => true,
-        };
+        let has_own_users = *requested != RequestedUserNamespace::OfRuntime;
         // A user namespace that a container makes for itself is a child of the container's.
-        let of_runtime = match has_own_users {
-            true => {
-                let parent = parent_of(&owner)
-                    .map_err(|error| denied("find the parent of the user namespace", error))?;
-                is_same(&parent, &own)
-            }
-            false => is_same(&owner, &own),
+        let of_runtime = if has_own_users {
+            let parent = parent_of(&owner)
+                .map_err(|error| denied("find the parent of the user namespace", error))?;
+            is_same(&parent, &own)
+        } else {
+            is_same(&owner, &own)
         };
         if !of_runtime.map_err(compare)? {
             return Err(NamespaceError::OtherOwner(self.process));
@@ -103,7 +100,7 @@ impl MountNamespace {
             .map_err(|source| self.failed("open the mount table", source))?;
         Ok(ContainerNamespace {
             namespace: self,
-            owner,
+            users: owner,
             has_own_users,
             container: process.container.clone(),
             table,
@@ -128,9 +125,10 @@ impl MountNamespace {
             users: map("uid_map")?,
             groups: map("gid_map")?,
         };
-        match before && is_inside()? {
-            true => Ok(ids),
-            false => Err(NamespaceError::OtherUsers(self.process)),
+        if before && is_inside()? {
+            Ok(ids)
+        } else {
+            Err(NamespaceError::OtherUsers(self.process))
         }
     }
 
@@ -162,16 +160,6 @@ impl ContainerNamespace {
             .map_err(|error| ProcessError::of_table(self.namespace.process, error))
     }
 
-    /// The user namespace that owns the mount namespace.
-    pub fn users(&self) -> &File {
-        &self.owner
-    }
-
-    /// True if the container has a user namespace of its own.
-    pub fn has_own_users(&self) -> bool {
-        self.has_own_users
-    }
-
     /// The cgroup of its container's pod; that of the container outside of a pod. A container may
     /// give its own cgroups, below the cgroup with its id, any name.
     pub(super) fn pod(&self) -> String {
@@ -189,8 +177,18 @@ impl ContainerNamespace {
     ///
     /// # Errors
     /// If the kernel does not answer.
-    pub fn number(&self) -> io::Result<u64> {
-        self.namespace.number()
+    pub fn number(&self) -> Result<u64, ProcessError> {
+        self.namespace
+            .number()
+            .map_err(|source| self.unread(source))
+    }
+
+    fn unread(&self, source: io::Error) -> ProcessError {
+        ProcessError::Read {
+            pid: self.namespace.process,
+            name: "ns/mnt",
+            source,
+        }
     }
 
     /// Locks the namespace against other refreshes: flock(2). `None` if another process has the
@@ -203,11 +201,7 @@ impl ContainerNamespace {
         match flock(file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Some(MountsLock(file))),
             Err(Errno::WOULDBLOCK) => Ok(None),
-            Err(errno) => Err(ProcessError::Read {
-                pid: self.namespace.process,
-                name: "ns/mnt",
-                source: errno.into(),
-            }),
+            Err(errno) => Err(self.unread(errno.into())),
         }
     }
 }
@@ -383,7 +377,7 @@ fn listed(namespace: &File) -> Result<MountTable, ReadTableError> {
             count => count?,
         };
         for id in &ids[..count] {
-            match statmount_in(namespace, *id, limit) {
+            match statmount_in(Some(namespace), *id, None, limit) {
                 Ok(mount) => parser.add_entry(MountEntry {
                     unique_id: Some(*id),
                     ..mount.entry

@@ -123,9 +123,10 @@ impl HeldProcess {
         let pid = self.pid;
         let namespace = self.mount_namespace()?;
         let table = namespace.mounts(|| File::open(format!("/proc/{pid}/mountinfo")));
-        match self.is_alive() {
-            true => table.map_err(|error| ProcessError::of_table(pid, error)),
-            false => Err(ProcessError::Ended(pid)),
+        if self.is_alive() {
+            table.map_err(|error| ProcessError::of_table(pid, error))
+        } else {
+            Err(ProcessError::Ended(pid))
         }
     }
 
@@ -303,9 +304,10 @@ pub fn open_process_file(file: &ProcessFile) -> io::Result<OwnedFd> {
     })?;
     drop(theirs);
     let until = Instant::now() + BUSY_TIMEOUT;
-    let opened = match is_answered(&ours, child.pid, OPEN_TIMEOUT, until) {
-        true => receive::<Option<i32>>(&ours),
-        false => Err(io::ErrorKind::TimedOut.into()),
+    let opened = if is_answered(&ours, child.pid, OPEN_TIMEOUT, until) {
+        receive::<Option<i32>>(&ours)
+    } else {
+        Err(io::ErrorKind::TimedOut.into())
     };
     child.kill();
     let (number, mut descriptors) = opened?;
@@ -413,11 +415,13 @@ const UNIFIED: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 /// Limit of looks: the process that was found may end meanwhile.
 const MAX_LOOKS: u32 = 3;
 
-/// A process of the container.
+/// A process, by its `/proc/PID/status`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Member {
     pid: u32,
     parent: u32,
+    /// The number of pids of the process: a pid for each pid namespace.
+    depth: usize,
 }
 
 impl HeldProcess {
@@ -427,11 +431,11 @@ impl HeldProcess {
     /// [`ProcessError::NoProgram`] if there is none, [`ProcessError::TooManyProcesses`] if not all
     /// are known at this time, and [`ProcessError::NoContainer`].
     pub fn running(&self, program: &ProgramName, until: Instant) -> Result<Self, ProcessError> {
-        let container = self.container.as_deref();
-        let container = container.ok_or(ProcessError::NoContainer(self.pid()))?;
-        let depth = Status::of(self.pid())
-            .ok_or(ProcessError::Ended(self.pid()))?
-            .depth;
+        let container = self
+            .container
+            .as_deref()
+            .ok_or(ProcessError::NoContainer(self.pid()))?;
+        let init = Member::of(self.pid()).ok_or(ProcessError::Ended(self.pid()))?;
         let cgroup = self.read("cgroup")?;
         let cgroups = ContainerCgroups::of_init(&String::from_utf8_lossy(&cgroup), container)
             .ok_or(ProcessError::NoContainer(self.pid()))?;
@@ -446,7 +450,7 @@ impl HeldProcess {
                 if Instant::now() >= until {
                     return Err(too_many());
                 }
-                members.extend(member(pid, &cgroups, depth));
+                members.extend(member(pid, &cgroups, init.depth));
             }
             let found = first_of(&topmost(&running(&members, program, until)), until);
             if Instant::now() >= until {
@@ -462,7 +466,7 @@ impl HeldProcess {
             let name = found.program_name();
             let runs_program = name.is_ok_and(|name| program.is_program(&name));
             // Still alive afterwards: the pid was not reused when its cgroup was read.
-            if runs_program && member(pid, &cgroups, depth).is_some() && found.is_alive() {
+            if runs_program && member(pid, &cgroups, init.depth).is_some() && found.is_alive() {
                 return Ok(found);
             }
         }
@@ -541,9 +545,7 @@ fn member(pid: u32, cgroups: &ContainerCgroups, depth: usize) -> Option<Member> 
     if !cgroups.contain(&String::from_utf8_lossy(&cgroup)) {
         return None;
     }
-    let status = Status::of(pid).filter(|status| status.depth == depth)?;
-    let parent = status.parent;
-    Some(Member { pid, parent })
+    Member::of(pid).filter(|member| member.depth == depth)
 }
 
 /// The members that run the program.
@@ -593,23 +595,17 @@ fn first_of(pids: &[u32], until: Instant) -> Option<u32> {
     first.map(|(_, pid)| pid)
 }
 
-/// Facts of `/proc/PID/status`.
-struct Status {
-    parent: u32,
-    /// The number of pids of the process: a pid for each pid namespace.
-    depth: usize,
-}
-
-impl Status {
+impl Member {
     fn of(pid: u32) -> Option<Self> {
         let text = fs::read(format!("/proc/{pid}/status")).ok()?;
-        Self::from_text(&String::from_utf8_lossy(&text))
+        Self::from_text(pid, &String::from_utf8_lossy(&text))
     }
 
     /// The kernel escapes a newline in the name of the process.
-    fn from_text(text: &str) -> Option<Self> {
+    fn from_text(pid: u32, text: &str) -> Option<Self> {
         let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name));
         Some(Self {
+            pid,
             parent: field("PPid:")?.trim().parse().ok()?,
             depth: field("NSpid:")?.split_whitespace().count(),
         })
@@ -657,7 +653,11 @@ mod program_tests {
 
     #[test]
     fn the_master_of_several_workers_gets_the_signal() {
-        let member = |pid, parent| Member { pid, parent };
+        let member = |pid, parent| Member {
+            pid,
+            parent,
+            depth: 1,
+        };
         let nginx = [member(9, 8), member(8, 7), member(10, 8)];
         assert_eq!(topmost(&nginx), [8]);
         assert_eq!(topmost(&[member(9, 1), member(8, 1)]), [9, 8]);
@@ -667,7 +667,7 @@ mod program_tests {
     #[test]
     fn the_name_of_a_process_adds_no_line() {
         let text = "Name:\ta\\nPPid:\t1\nPPid:\t7\nNSpid:\t9\t2\n";
-        let status = Status::from_text(text).unwrap();
+        let status = Member::from_text(9, text).unwrap();
         assert_eq!((status.parent, status.depth), (7, 2));
     }
 }

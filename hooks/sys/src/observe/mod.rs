@@ -25,9 +25,10 @@ pub use crate::observe::subpath::{HeldSubpath, children, is_listed, list_subpath
 
 /// The evidence from an error to open something.
 fn unreadable<T>(error: &Failure) -> Observed<T> {
-    match error.is_not_found() {
-        true => Observed::Absent,
-        false => Observed::Unreadable(error_chain(&error)),
+    if error.is_not_found() {
+        Observed::Absent
+    } else {
+        Observed::Unreadable(error_chain(&error))
     }
 }
 
@@ -69,8 +70,7 @@ impl BindSource {
     /// Opens the source at a path. `None` as for [`Self::of`], or if a server would have to answer.
     pub fn open_without_waiting(path: &Path) -> Option<(Handle, Self)> {
         let earlier = Mounts::default();
-        let handle = earlier.open_without_waiting(path).ok()?;
-        let handle = handle.unqueried();
+        let handle = earlier.open_without_waiting(path).ok()?.unqueried();
         let source = Self::of(&handle, &earlier.for_newly_opened())?;
         Some((handle, source))
     }

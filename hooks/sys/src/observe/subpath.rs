@@ -24,7 +24,7 @@ use crate::{Failure, failed};
 /// inspection.
 #[derive(Debug)]
 pub struct HeldSubpath {
-    subpath: VolumeSubpath,
+    pub subpath: VolumeSubpath,
     itself: Result<Handle, Failure>,
     directory: Option<Rc<HeldVolumeDirectory>>,
     seen: OnceCell<Seen>,
@@ -57,16 +57,6 @@ impl HeldSubpath {
             directory,
             seen: OnceCell::new(),
         }
-    }
-
-    /// The path of the open subpath.
-    pub fn subpath(&self) -> &VolumeSubpath {
-        &self.subpath
-    }
-
-    /// Closes the descriptors and returns the subpath.
-    pub fn into_subpath(self) -> VolumeSubpath {
-        self.subpath
     }
 
     /// The open subpath, for the repair.
@@ -116,10 +106,7 @@ impl HeldSubpath {
                 paths.push(base.join(&sub_path.path));
             }
         }
-        match is_local {
-            true => Vec::new(),
-            false => paths,
-        }
+        if is_local { Vec::new() } else { paths }
     }
 
     /// Observes both. `answers` belong to the paths of [`HeldSubpath::paths_to_probe`], in its
@@ -192,9 +179,10 @@ impl HeldSubpath {
                 }
             };
             let entry = &found.entry;
-            let identity = match entry.fs_type.queries_server_for_attributes() {
-                true => Observed::Unreadable("its server was not probed yet".to_owned()),
-                false => identity_of(&self.itself),
+            let identity = if entry.fs_type.queries_server_for_attributes() {
+                Observed::Unreadable("its server was not probed yet".to_owned())
+            } else {
+                identity_of(&self.itself)
             };
             let mount = SubpathMount {
                 root: entry.root.clone(),
@@ -343,9 +331,10 @@ impl SubpathOrigin {
             && self
                 .handle()
                 .is_some_and(|volume| current_payload(volume).is_ok());
-        match is_payload {
-            true => VolumeLayout::Payload,
-            false => volume.layout,
+        if is_payload {
+            VolumeLayout::Payload
+        } else {
+            volume.layout
         }
     }
 }

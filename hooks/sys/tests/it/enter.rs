@@ -105,7 +105,7 @@ fn an_idmapped_mount_stays_idmapped() {
             let new = match clone_like(
                 &target,
                 &stale,
-                Some(namespace.users()),
+                Some(&namespace.users),
                 CloneSettings::default(),
             ) {
                 Ok(new) => new,

@@ -7,8 +7,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use bindguard_core::error_chain;
-use bindguard_core::report::{RebindLine, RefreshLine, Report};
-use bindguard_guard::{JournalEntry, record_nri_create, record_rebind, record_refresh};
+use bindguard_core::report::{CreateLine, RebindLine, RefreshLine, Report};
+use bindguard_guard::{record, record_rebind, record_refresh};
 use lru::LruCache;
 use tracing::warn;
 
@@ -76,14 +76,12 @@ fn write_lines(
             }
         }
         let written = match *line {
-            AgentLine::NriCreate(id, pid, report) => record_nri_create(
-                journal,
-                &JournalEntry {
-                    id: Some(&id),
-                    pid,
-                    ..JournalEntry::of(&report)
-                },
-            ),
+            AgentLine::NriCreate(id, pid, report) => {
+                let mut line = CreateLine::of_nri_plugin(&report);
+                line.id = Some(id);
+                line.pid = pid;
+                record(journal, line)
+            }
             AgentLine::Rebind(mut line) => {
                 let pod = &mut line.container.pod;
                 if let Some(named) = pod.uid.as_deref().and_then(|uid| pods.names(uid)) {

@@ -407,7 +407,9 @@ impl Metrics {
                 "refused"
             }
             RefreshError::MountsOfNode(_) | RefreshError::Sandbox(_) => "refused",
-            RefreshError::Process(_) | RefreshError::Locked(_) => "failed",
+            RefreshError::Process(_) | RefreshError::Locked(_) | RefreshError::Compare(_) => {
+                "failed"
+            }
         };
         self.count_by(TotalBy::Refreshes, label, 1);
     }
