@@ -13,10 +13,10 @@ use bindguard_core::error_chain;
 use bindguard_core::judge::VerdictName;
 use bindguard_core::report::{BindRecord, ReleaseResult, ReleasedCopy};
 use bindguard_core::text::{one_line, shell_word};
-use bindguard_guard::RecordError;
 use bindguard_operator::node_report::{NodeBind, NodeReport};
 use bindguard_operator::old_binds::{BindKind, OldBinds};
 use bindguard_operator::pods::{ContainerState, PodContainer};
+use bindguard_sys::Failure;
 use serde::Serialize;
 
 pub use bindguard_operator::terminal::{print_bytes, print_json, print_remark, print_text};
@@ -52,7 +52,7 @@ pub fn joined_names(container: &PodContainer, separator: &str) -> String {
 }
 
 /// The problem of a line that the journal did not get.
-pub fn unrecorded(what: &str, recorded: Result<(), RecordError>) -> Option<String> {
+pub fn unrecorded(what: &str, recorded: Result<(), Failure>) -> Option<String> {
     let error = recorded.err()?;
     Some(format!("journal {what}: {}", error_chain(&error)))
 }
