@@ -3,12 +3,9 @@
 //!
 //! It reads the results of both collectors and nothing else.
 
-use std::collections::BTreeMap;
-
 use anyhow::{Context, Result, bail, ensure};
 use bindguard_operator::node_report::ISSUE;
 use serde::Deserialize;
-use serde_json::Value;
 
 use super::{BUG_LINK, DIAGNOSIS, ENCOUNTERED, POD_DETAIL, SOURCE, Strings, TARGET};
 
@@ -31,10 +28,12 @@ pub fn diagnose(pod: &str, mount_info: &str) -> Result<Strings> {
     let pod: Pod =
         serde_json::from_str(pod).with_context(|| format!("parse the pod of {POD_DETAIL}"))?;
     ensure!(
-        pod.mounts_kubelet_written_sub_path(),
+        pod.spec.has_kubelet_written_sub_path(),
         "no container of the pod mounts a subPath of a configMap or secret"
     );
-    let message = pod.message().unwrap_or_default();
+    let mut statuses = pod.status.container_statuses.iter();
+    let message = statuses.find_map(ContainerStatus::message);
+    let message = message.unwrap_or_default();
     let mut rest = message.lines().next().unwrap_or_default();
     for part in PARTS {
         let Some((_, behind)) = rest.split_once(part) else {
@@ -77,51 +76,94 @@ fn source_of(message: &str) -> Option<&str> {
 }
 
 /// The fields of a Pod that the diagnosis reads.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[derive(Debug, Deserialize)]
 struct Pod {
-    spec: BTreeMap<String, Value>,
-    status: BTreeMap<String, Value>,
+    #[serde(default)]
+    spec: Spec,
+    #[serde(default)]
+    status: Status,
 }
 
-impl Pod {
-    fn mounts_kubelet_written_sub_path(&self) -> bool {
-        let is_named = |value: &Value| value.as_str().is_some_and(|text| !text.is_empty());
-        let containers = items(self.spec.get("containers")).iter();
-        for mount in containers.flat_map(|container| items(container.get("volumeMounts"))) {
-            let is_mounted = |volume: &Value| {
-                let is_written = !volume["configMap"].is_null() || !volume["secret"].is_null();
-                is_written && volume["name"] == mount["name"]
-            };
-            let has_sub_path = is_named(&mount["subPath"]) || is_named(&mount["subPathExpr"]);
-            if has_sub_path && items(self.spec.get("volumes")).iter().any(is_mounted) {
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Spec {
+    containers: Vec<Container>,
+    volumes: Vec<Volume>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Container {
+    volume_mounts: Vec<VolumeMount>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct VolumeMount {
+    name: String,
+    sub_path: String,
+    sub_path_expr: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Volume {
+    name: String,
+    config_map: Option<serde::de::IgnoredAny>,
+    secret: Option<serde::de::IgnoredAny>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Status {
+    container_statuses: Vec<ContainerStatus>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct ContainerStatus {
+    ready: bool,
+    last_state: State,
+    state: State,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct State {
+    waiting: Option<StateText>,
+    terminated: Option<StateText>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct StateText {
+    message: String,
+}
+
+impl Spec {
+    fn has_kubelet_written_sub_path(&self) -> bool {
+        for mount in self.containers.iter().flat_map(|it| &it.volume_mounts) {
+            let mut named = self.volumes.iter().filter(|it| it.name == mount.name);
+            let has_sub_path = !mount.sub_path.is_empty() || !mount.sub_path_expr.is_empty();
+            if has_sub_path && named.any(|it| it.config_map.is_some() || it.secret.is_some()) {
                 return true;
             }
         }
         false
     }
-
-    /// The last error of the first container that is not ready and has one.
-    fn message(&self) -> Option<&str> {
-        for status in items(self.status.get("containerStatuses")) {
-            let states = [
-                &status["lastState"]["terminated"],
-                &status["state"]["waiting"],
-                &status["state"]["terminated"],
-            ];
-            let state = states.into_iter().find(|state| !state.is_null());
-            if let Some(state) = state.filter(|_| status["ready"] != true) {
-                return state["message"].as_str();
-            }
-        }
-        None
-    }
 }
 
-/// The items of a list; none if there is no list.
-fn items(list: Option<&Value>) -> &[Value] {
-    list.and_then(Value::as_array)
-        .map_or(&[], |items| items.as_slice())
+impl ContainerStatus {
+    /// The last error of a container that is not ready.
+    fn message(&self) -> Option<&str> {
+        let states = [
+            &self.last_state.terminated,
+            &self.state.waiting,
+            &self.state.terminated,
+        ];
+        let first = states.into_iter().flatten().next().filter(|_| !self.ready);
+        first.map(|state| state.message.as_str())
+    }
 }
 
 #[cfg(test)]
