@@ -74,8 +74,9 @@ where
 // Remembers the last message about each subject. Surveys and retries find the same faults again; only
 // news are logged, journaled or written as events.
 
-/// Limit of findings, of all subjects together. Those about the subject that was not checked for the
-/// longest time are forgotten: containers come and go, and each can have thousands.
+/// Limit of findings, of all subjects together: containers come and go, and each can have thousands.
+/// Those about the subject with the most findings are forgotten, so that a pod cannot make the agent
+/// repeat what it said about others.
 const MAX_FINDINGS: usize = 32 * 1024;
 
 /// The findings about each subject at its last check. Their hashes: a pod chooses how long the paths in
@@ -99,7 +100,7 @@ impl<K: Hash + Eq> Default for SayOnce<K> {
     }
 }
 
-impl<K: Hash + Eq> SayOnce<K> {
+impl<K: Hash + Eq + Clone> SayOnce<K> {
     /// The findings about a subject that its last check did not have.
     pub fn news<T: Hash>(&mut self, about: K, mut found: Vec<T>) -> Vec<T> {
         let before = self.known.pop(&about).unwrap_or_default();
@@ -114,9 +115,10 @@ impl<K: Hash + Eq> SayOnce<K> {
             self.known.push(about, now);
         }
         while self.findings > MAX_FINDINGS
-            && let Some((_, forgotten)) = self.known.pop_lru()
+            && let Some((most, _)) = self.known.iter().max_by_key(|(_, known)| known.len())
         {
-            self.findings -= forgotten.len();
+            let most = most.clone();
+            self.findings -= self.known.pop(&most).map_or(0, |forgotten| forgotten.len());
         }
         found
     }
@@ -276,15 +278,19 @@ mod say_once_tests {
     fn findings_about_subjects_that_are_gone_are_forgotten() {
         let mut said = SayOnce::default();
         let of_a_container = Vec::from_iter(0..2000);
+        said.news(usize::MAX, vec![1]);
         for container in 0..100 {
             said.news(container, of_a_container.clone());
-            said.news(usize::MAX, vec![1]);
             assert!(said.findings <= MAX_FINDINGS);
         }
         let counted = said.known.iter().map(|(_, known)| known.len());
         assert_eq!(counted.sum::<usize>(), said.findings);
-        assert!(said.news(usize::MAX, vec![1]).is_empty());
+        assert!(said.news(usize::MAX, vec![1]).is_empty(), "of others");
         assert!(said.news(99, of_a_container.clone()).is_empty());
         assert_eq!(said.news(0, of_a_container.clone()), of_a_container);
+        for container in 100..MAX_FINDINGS + 50 {
+            said.news(container, vec![1]);
+            assert!(said.findings <= MAX_FINDINGS);
+        }
     }
 }

@@ -87,7 +87,7 @@ impl Reporting {
     }
 
     /// Hands over the occurrences that a place did not have before.
-    pub fn record_news<K: Hash + Eq>(
+    pub fn record_news<K: Hash + Eq + Clone>(
         &self,
         standing: &mut Standing<K>,
         place: K,

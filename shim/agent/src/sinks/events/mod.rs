@@ -111,7 +111,7 @@ pub struct Occurrence {
 pub type Standing<K = ()> = SayOnce<K>;
 
 /// The occurrences that a place did not have before. An occurrence that is over is news each time.
-pub fn news<K: Hash + Eq>(
+pub fn news<K: Hash + Eq + Clone>(
     standing: &mut Standing<K>,
     place: K,
     mut occurrences: Vec<Occurrence>,
