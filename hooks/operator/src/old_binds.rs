@@ -376,7 +376,8 @@ impl BindSurvey<'_> {
 
     /// The volumes that the host has now. `None` if the pod's folder or the spec is not known.
     fn volumes_of_pod(&self, pod: &PodName, bundle: &Path) -> Option<Box<dyn CurrentFiles + '_>> {
-        let uid = pod.uid.as_deref()?;
+        // A sandbox without a uid would get the folder of all pods.
+        let uid = pod.uid.as_deref().filter(|uid| !uid.is_empty())?;
         let mut folders = self
             .kubelet_roots
             .iter()

@@ -567,7 +567,7 @@ fn create(program: &RootProgram, version: &str, without_cgroup: &str, pod: &str)
     );
     let shown = io::read_to_string(output)?;
     ensure!(
-        shown == "2",
+        shown.trim() == "2",
         "{version}: the container shows version {shown:?}, not 2"
     );
     Ok(Ok(format!(
