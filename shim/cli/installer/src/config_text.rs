@@ -45,8 +45,7 @@ impl Place {
     /// If the text cannot be parsed.
     pub fn value_in(&self, text: &str, path: &[&str]) -> Result<Option<Value>> {
         if self.is_json {
-            let member = json_member(text, path)?.filter(|value| !value.is_null());
-            return Ok(member.map(Value::try_from).transpose()?);
+            return Ok(json_member(text, path)?.and_then(value_of_json));
         }
         parse(text)?;
         let mut value = toml::from_str(text).ok().map(Value::Table);
@@ -393,6 +392,30 @@ fn json_member(text: &str, path: &[&str]) -> Result<Option<Json>> {
         }
     }
     Ok(Some(value))
+}
+
+/// The value in TOML's types, which have no `null` and no number above `i64::MAX`. What is left out
+/// names no program.
+fn value_of_json(json: Json) -> Option<Value> {
+    Some(match json {
+        Json::Null => return None,
+        Json::Bool(value) => value.into(),
+        Json::Number(number) => match number.as_i64() {
+            Some(integer) => integer.into(),
+            None => number.as_f64()?.into(),
+        },
+        Json::String(text) => text.into(),
+        Json::Array(items) => Value::Array(items.into_iter().filter_map(value_of_json).collect()),
+        Json::Object(members) => {
+            let mut table = toml::Table::new();
+            for (name, member) in members {
+                if let Some(value) = value_of_json(member) {
+                    table.insert(name, value);
+                }
+            }
+            Value::Table(table)
+        }
+    })
 }
 
 fn not_an_object(error: serde_json::Error) -> anyhow::Error {

@@ -145,11 +145,11 @@ impl Engine {
         paths
     }
 
-    /// The files, with the contents that they have after `changes`.
-    fn texts_after(&self, changes: &[Change]) -> Result<Vec<FileText>> {
+    /// These files, with the contents that they have after `changes`.
+    fn texts_after(&self, paths: Vec<PathBuf>, changes: &[Change]) -> Result<Vec<FileText>> {
         let parsing = if self.place.is_json { "edit" } else { "parse" };
         let mut files = Vec::new();
-        for path in self.files() {
+        for path in paths {
             if let Some(bytes) = bytes_after(&resolved(&path), changes)? {
                 let text = String::from_utf8(bytes).doing("read", &path)?;
                 self.place.default_in(&text).doing(parsing, &path)?;
@@ -162,8 +162,8 @@ impl Engine {
     /// The default runtime of these files, and the index of the file that names it: the last.
     fn default_of(&self, files: &[FileText]) -> Result<Option<(usize, String)>> {
         let mut found = None;
-        for (at, (_, text)) in files.iter().enumerate() {
-            let named = self.place.default_in(text)?;
+        for (at, (path, text)) in files.iter().enumerate() {
+            let named = self.place.default_in(text).doing("parse", path)?;
             if let Some(name) = named.filter(|name| !name.is_empty()) {
                 found = Some((at, name));
             }
@@ -174,8 +174,9 @@ impl Engine {
     /// The entry of a runtime; the last file wins.
     fn runtime_of(&self, files: &[FileText], name: &str) -> Result<Option<Value>> {
         let mut found = None;
-        for (_, text) in files {
-            found = self.place.runtime_in(text, name)?.or(found);
+        for (path, text) in files {
+            let entry = self.place.runtime_in(text, name).doing("parse", path)?;
+            found = entry.or(found);
         }
         Ok(found)
     }
@@ -186,9 +187,10 @@ impl Engine {
         if self.owner == Owner::Docker {
             return plan_docker(guard, options, record);
         }
-        let mut files = self.texts_after(&[])?;
-        files.retain(|(path, _)| path != Path::new(self.file));
         let drop_in = Path::new(self.file);
+        let mut others = self.files();
+        others.retain(|path| path != drop_in);
+        let mut files = self.texts_after(others, &[])?;
         for file in files.iter().filter(|_| options.default) {
             let path = &file.0;
             let is_later = path.parent() == drop_in.parent() && path.as_path() > drop_in;
@@ -331,7 +333,7 @@ impl Engine {
     /// The edits after which the engine's default starts containers, once these changes were made. dockerd
     /// and CRI-O refuse to start with a default that is missing from their runtimes.
     pub fn default_after_removal(&self, changes: &[Change]) -> Result<Plan> {
-        self.heal(&mut self.texts_after(changes)?)
+        self.heal(&mut self.texts_after(self.files(), changes)?)
     }
 
     /// The text without bindguard's runtime; `original` has the earlier default.
@@ -612,6 +614,22 @@ monitor_path = "/usr/libexec/crio/conmon"
 
     fn file(text: &str) -> FileText {
         (PathBuf::from(CRIO.main[0]), text.to_owned())
+    }
+
+    /// JSON has values that TOML has not.
+    #[test]
+    fn a_runtime_of_docker_has_a_null_and_a_large_number() {
+        let text = r#"{"runtimes":{"own":{"path":"/x","runtimeArgs":null,"options":{"Most":18446744073709551615}}}}"#;
+        let files = [(PathBuf::from(DOCKER.file), text.to_owned())];
+        let entry = DOCKER.runtime_of(&files, "own").unwrap().unwrap();
+        assert_eq!(entry.get("path").and_then(Value::as_str), Some("/x"));
+        assert!(entry.get("runtimeArgs").is_none());
+    }
+
+    #[test]
+    fn a_file_that_does_not_parse_is_named() {
+        let error = CRIO.runtime_of(&[file("[")], "runc").unwrap_err();
+        assert!(format!("{error:#}").contains(CRIO.main[0]), "{error:#}");
     }
 
     #[test]
