@@ -43,7 +43,8 @@ fn it_goes_if_the_shim_is_killed() {
                 until("containerd has deleted the container", || {
                     Ok(!is_mounted(&scene.place)?)
                 })?;
-                cri.remove_pod(pod)
+                // containerd may still be deleting the sandbox; the kubelet tries again, too
+                until("the pod is removed", || Ok(cri.remove_pod(pod).is_ok()))
             })?;
             scene.is_detached()
         });
