@@ -144,7 +144,7 @@ pub(crate) struct Credentials {
     /// The name in the server's certificate, if it is not that of its address.
     pub(crate) server_name: Option<String>,
     pub(crate) authorities: Vec<CertificateDer<'static>>,
-    /// The client's certificate and those that signed it, and its key.
+    /// The client's certificate, the certificates that signed it, and its key.
     pub(crate) identity: Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>,
     pub(crate) token: Option<Token>,
 }

@@ -75,8 +75,8 @@ where
 // news are logged, journaled or written as events.
 
 /// Limit of findings, of all subjects together: containers come and go, and each can have thousands.
-/// Those about the subject with the most findings are forgotten, so that a pod cannot make the agent
-/// repeat what it said about others.
+/// Beyond the limit the subject with the most findings is forgotten, so that no pod makes the agent
+/// repeat its messages about other pods.
 const MAX_FINDINGS: usize = 32 * 1024;
 
 /// The findings about each subject at its last check. Their hashes: a pod chooses how long the paths in

@@ -145,7 +145,7 @@ impl Engine {
         paths
     }
 
-    /// These files, with the contents that they have after `changes`.
+    /// The files of these paths, with their contents after `changes`.
     fn texts_after(&self, paths: Vec<PathBuf>, changes: &[Change]) -> Result<Vec<FileText>> {
         let parsing = if self.place.is_json { "edit" } else { "parse" };
         let mut files = Vec::new();
