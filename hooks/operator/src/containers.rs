@@ -426,7 +426,7 @@ struct Search {
     groups: Vec<Group>,
     /// The namespaces that are not read yet, each with its group and its processes.
     left: Vec<(usize, Vec<u32>)>,
-    /// Processes whose namespace is not known, each with its group: they block their readers.
+    /// Processes that block their readers, so that their namespaces are unknown; each with its group.
     unread: Vec<(usize, u32)>,
     own_root: Option<FilePlace>,
 }

@@ -43,8 +43,9 @@ pub struct OldKernel {
 /// Probes the calls that every repair and refresh requires.
 ///
 /// # Errors
-/// If this kernel, or a seccomp filter that answers `ENOSYS`, lacks a call. A call that is denied is
-/// not missing: the step that needs the call reports the denial.
+/// If this kernel, or a seccomp filter that answers `ENOSYS`, lacks a call. A denied call is not
+/// missing, because the step that needs the call reports the denial. close_range(2) is missing if a
+/// filter denies it: each child would end before it can report.
 pub fn require_calls() -> Result<(), OldKernel> {
     match missing_call() {
         None => Ok(()),

@@ -348,8 +348,8 @@ fn within(volume: &Path, directory: &Path, target: &Path) -> Option<PathBuf> {
 pub fn remove_payload(volume: &Handle, payload: &TimestampDirectory) -> Result<(), Failure> {
     // Between attaching and detaching, a current file is the mount point of the stale mount above,
     // and unlinking a mount point fails with EBUSY. An AtomicWriter that removes its old payload in
-    // that moment fails, and never tries again. So the guard that bound from a payload removes it
-    // when it is no longer current, as the kubelet intended.
+    // that moment fails, and never tries again. So a guard removes the payload from which it bound,
+    // once the payload is no longer current, as the kubelet intended.
     if !current_payload(volume).is_ok_and(|current| current != *payload) {
         return Ok(());
     }

@@ -154,7 +154,7 @@ impl Invocation {
         self
     }
 
-    /// Parses the arguments after the program's name. `None` for another verb than these.
+    /// Parses the arguments after the program's name. `None` if `wanted` does not have the verb.
     pub fn of_verbs(args: &[OsString], wanted: &[&str]) -> Option<Self> {
         let line = CommandLine::parse(args);
         let verb = line.verb()?;

@@ -129,7 +129,7 @@ pub fn without_bindguard(
     record.content_without(path, present, cleaned)
 }
 
-/// Records each change, then makes it. Uninstall restores the content from before the *first* install.
+/// Records each change before the change is made. Uninstall restores the content from before the *first* install.
 /// If the file was edited since then, uninstall restores the edited file without bindguard in it.
 pub fn put(record: &mut Record, changes: &[Change]) -> Result<()> {
     for change in changes {
