@@ -25,6 +25,7 @@ mod pod;
 pub mod readers;
 pub mod scene;
 
+pub use bindguard_testing_macros::test_if;
 pub use cgroup::Cgroup;
 pub use denied_call::deny_call;
 pub use documented::documented;

@@ -2,6 +2,7 @@
 //! keeps a disk and a network namespace that the host has given up. A refresh of the bind releases
 //! both while the pod runs on.
 
+use bindguard_testing::test_if;
 use std::cell::Cell;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -32,11 +33,8 @@ fn can_run() -> bool {
     can
 }
 
-#[test]
+#[test_if(can_run)]
 fn by_hand() {
-    if !can_run() {
-        return;
-    }
     Setup::on(Generation::NEWEST).cri().story(|node| {
         let kept = Kept::made(node, "hand")?;
         let running = Running::start(node, "hand", &[])?;
@@ -73,11 +71,8 @@ fn by_hand() {
     });
 }
 
-#[test]
+#[test_if(can_run)]
 fn by_the_agent() {
-    if !can_run() {
-        return;
-    }
     Setup::on(Generation::NEWEST).cri().story(|node| {
         let kept = Kept::made(node, "agent")?;
         let opted_in = [("bindguard.io/refresh-binds", "volumes,host-root")];
@@ -94,11 +89,8 @@ fn by_the_agent() {
 }
 
 /// The stock shim makes the bind of the new container private again.
-#[test]
+#[test_if(can_run)]
 fn by_the_agent_after_a_restart_of_the_container() {
-    if !can_run() {
-        return;
-    }
     Setup::on(Generation::NEWEST).cri().story(|node| {
         let agent = Agent::start(node, "")?;
         let opted_in = [("bindguard.io/refresh-binds", "host-root")];
@@ -117,11 +109,8 @@ fn by_the_agent_after_a_restart_of_the_container() {
 }
 
 /// The agent enters no pod that did not opt in, and no command changes what policy only reports.
-#[test]
+#[test_if(can_run)]
 fn unless_policy_only_reports() {
-    if !can_run() {
-        return;
-    }
     let only_reports = Setup::on(Generation::NEWEST).policy("[checks]\nhost-root = \"report\"\n");
     only_reports.cri().story(|node| {
         let kept = Kept::made(node, "report")?;
@@ -140,11 +129,8 @@ fn unless_policy_only_reports() {
 
 /// Under bindguard's shim, on a node whose policy leaves the bind private: the record of the create
 /// shows that the disk is a copy. Under the stock shim no record does.
-#[test]
+#[test_if(can_run)]
 fn one_by_one_without_a_refresh() {
-    if !can_run() {
-        return;
-    }
     let only_reports = Setup::on(Generation::NEWEST).policy("[checks]\nhost-root = \"report\"\n");
     only_reports.cri().story(|node| {
         let kept = Kept::made(node, "release")?;
@@ -226,11 +212,8 @@ fn shows_in_the_journal(node: &Node) -> Result<()> {
 
 /// In a debug pod, or under `unshare --mount`, the mounts of the command are not the node's: a disk
 /// that is not mounted there may well be mounted on the node.
-#[test]
+#[test_if(can_run)]
 fn by_no_command_in_another_mount_namespace() {
-    if !can_run() {
-        return;
-    }
     let only_reports = Setup::on(Generation::NEWEST).policy("[checks]\nhost-root = \"report\"\n");
     only_reports.cri().story(|node| {
         let kept = Kept::made(node, "elsewhere")?;

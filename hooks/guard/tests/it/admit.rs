@@ -9,7 +9,7 @@ use bindguard_core::places::Places;
 use bindguard_core::policy::{Alarm, FailedRepair, Policy};
 use bindguard_core::report::{Outcome, Report};
 use bindguard_guard::{Admission, Attempt, admit, check_bundle};
-use bindguard_testing::{Pod, bind, mount_of, own_namespace};
+use bindguard_testing::{Pod, bind, mount_of, own_namespace, test_if};
 use nix::mount::{MsFlags, mount};
 use rustix::fs::{FlockOperation, flock};
 
@@ -25,11 +25,8 @@ fn outcomes(report: &Report) -> Vec<Option<Outcome>> {
         .collect()
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn admitting_twice_changes_nothing_the_second_time() {
-    if !own_namespace() {
-        return;
-    }
     let pod = Pod::with_keys(2);
     pod.write_spec(&[mount_of(Path::new("/"), "/host", "rprivate")]);
     pod.update(1);
@@ -140,11 +137,8 @@ fn an_oversized_spec_is_refused_where_policy_refuses_anything() {
     }
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_read_only_bundle_keeps_its_spec_and_its_mounts_are_repaired() {
-    if !own_namespace() {
-        return;
-    }
     let pod = Pod::with_keys(1);
     pod.write_spec(&[mount_of(Path::new("/"), "/host", "rprivate")]);
     pod.update(1);
@@ -172,11 +166,8 @@ fn a_read_only_bundle_keeps_its_spec_and_its_mounts_are_repaired() {
 
 /// Issue 14: every process that can read a directory can lock it, even a container with a read-only
 /// hostPath.
-#[test]
+#[test_if(own_namespace)]
 fn a_reader_that_locks_the_pods_folders_delays_no_repair() {
-    if !own_namespace() {
-        return;
-    }
     let pod = Pod::with_keys(12);
     pod.update(1);
     let folders = [
@@ -201,11 +192,8 @@ fn a_reader_that_locks_the_pods_folders_delays_no_repair() {
     );
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_create_is_worth_another_try_only_after_a_repair() {
-    if !own_namespace() {
-        return;
-    }
     let pod = Pod::with_keys(1);
     pod.write_spec(&[mount_of(Path::new("/nowhere"), "/foreign", "rprivate")]);
     assert!(!admit(&pod.bundle(), &pod.policy(), &pod.places(), Attempt::Again).worth_another_try);
@@ -229,11 +217,8 @@ fn a_create_is_worth_another_try_only_after_a_repair() {
     assert!(admit(&pod.bundle(), &pod.policy(), &pod.places(), Attempt::Again).worth_another_try);
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn another_try_removes_the_files_of_a_killed_guard() {
-    if !own_namespace() {
-        return;
-    }
     let pod = Pod::with_keys(1);
     let mut killed = std::process::Command::new("true").spawn().unwrap();
     killed.wait().unwrap();
@@ -250,11 +235,8 @@ fn another_try_removes_the_files_of_a_killed_guard() {
     assert_eq!(names, ["bindguard-binds.json", "config.json"]);
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_file_that_was_made_anew_within_the_current_payload_leaves_the_payload_alone() {
-    if !own_namespace() {
-        return;
-    }
     let pod = Pod::with_keys(2);
     let file = pod.volume().join("..data/0");
     fs::remove_file(&file).unwrap();
@@ -276,11 +258,8 @@ fn a_file_that_was_made_anew_within_the_current_payload_leaves_the_payload_alone
 }
 
 /// Whatever has the key's name: only a file on the payload's own mount was written by the kubelet.
-#[test]
+#[test_if(own_namespace)]
 fn a_link_or_a_mount_in_a_keys_place_is_not_bound() {
-    if !own_namespace() {
-        return;
-    }
     let pod = Pod::with_keys(3);
     pod.update(1);
     let (link, mounted) = (pod.volume().join("..data/1"), pod.volume().join("..data/2"));

@@ -10,7 +10,7 @@ use bindguard_core::policy::{Alarm, Policy};
 use bindguard_core::report::{Outcome, Report};
 use bindguard_core::spec::SpecEdit;
 use bindguard_guard::admit_spec;
-use bindguard_testing::{Fuse, Pod, mount_of, own_namespace};
+use bindguard_testing::{Fuse, Pod, mount_of, own_namespace, test_if};
 
 /// The time that the NRI plugin has.
 const DEADLINE: Duration = Duration::from_millis(500);
@@ -23,11 +23,8 @@ fn outcomes(report: &Report) -> Vec<Option<Outcome>> {
         .collect()
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_subpath_is_rebound_and_an_edit_counts_only_if_the_writer_accepts_it() {
-    if !own_namespace() {
-        return;
-    }
     let pod = Pod::with_keys(1);
     pod.write_spec(&[mount_of(Path::new("/"), "/host", "rprivate")]);
     let spec = fs::read(pod.config()).unwrap();
@@ -66,11 +63,8 @@ fn bytes_that_are_no_spec_are_a_problem_and_refused_where_policy_refuses_anythin
 }
 
 /// A caller that waits for less than a create does still gets the refusal before it gives up.
-#[test]
+#[test_if(own_namespace)]
 fn a_source_that_never_answers_is_refused_before_the_callers_deadline() {
-    if !own_namespace() {
-        return;
-    }
     let Some(silent) = Fuse::mounted() else {
         return;
     };

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use bindguard_testing::scene::{REBOUND, Scene, tmpfs};
-use bindguard_testing::{bind, own_namespace};
+use bindguard_testing::{bind, own_namespace, test_if};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 fn strict() -> MsFlags {
@@ -62,11 +62,8 @@ fn rebound(scene: &Scene) -> (String, String) {
     (before, attributes(&scene.subpath()))
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_host_path_that_is_a_strict_bind_of_a_folder_stays_strict() {
-    if !own_namespace() {
-        return;
-    }
     for nosymfollow in [MsFlags::empty(), MsFlags::from_bits_retain(256)] {
         let scene = Scene::of_host_path();
         let disk = scene.folder.path().join("disk");
@@ -83,11 +80,8 @@ fn a_host_path_that_is_a_strict_bind_of_a_folder_stays_strict() {
 }
 
 /// As on Container-Optimized OS: the disk is mounted noexec, a folder of it is bound with exec.
-#[test]
+#[test_if(own_namespace)]
 fn a_host_path_bound_with_exec_from_a_disk_that_is_noexec_stays_executable() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::of_host_path();
     let disk = scene.folder.path().join("disk");
     fs::create_dir(&disk).unwrap();
@@ -106,11 +100,8 @@ fn a_host_path_bound_with_exec_from_a_disk_that_is_noexec_stays_executable() {
 
 /// The mount that the kubelet binds from is unknown then: everything that was denied before stays
 /// denied.
-#[test]
+#[test_if(own_namespace)]
 fn a_host_path_whose_own_mount_is_gone_is_not_bound_with_more_rights() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::of_host_path();
     let disk = scene.folder.path().join("disk");
     fs::create_dir_all(disk.join("deep")).unwrap();
@@ -124,11 +115,8 @@ fn a_host_path_whose_own_mount_is_gone_is_not_bound_with_more_rights() {
     assert_eq!(now, before);
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_host_path_whose_filesystem_became_read_only_everywhere_is_not_bound_writable() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::of_host_path();
     tmpfs(&scene.volume);
     fs::create_dir(scene.volume.join("deep")).unwrap();
@@ -144,11 +132,8 @@ fn a_host_path_whose_filesystem_became_read_only_everywhere_is_not_bound_writabl
 }
 
 /// Sidecars share a folder of the volume read-only, or with the volume's own attributes.
-#[test]
+#[test_if(own_namespace)]
 fn a_mount_within_the_volume_is_distinguished_by_its_attributes() {
-    if !own_namespace() {
-        return;
-    }
     for scene in Scene::with_and_without_a_mount() {
         let volume = scene.volume.clone();
         let [data, open, shared] = ["data", "open", "shared"].map(|name| scene.volume.join(name));
@@ -170,11 +155,8 @@ fn a_mount_within_the_volume_is_distinguished_by_its_attributes() {
 }
 
 /// The kubelet binds from the directory of a volume, whatever it bound from earlier.
-#[test]
+#[test_if(own_namespace)]
 fn a_volume_that_was_remounted_since_gives_the_attributes_that_it_has_now() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::of_plugin("kubernetes.io~local-volume");
     tmpfs(&scene.volume);
     fs::write(scene.volume.join("state"), "old").unwrap();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use bindguard_core::report::Outcome;
 use bindguard_testing::scene::{REBOUND, Scene, tmpfs};
-use bindguard_testing::{bind, own_namespace};
+use bindguard_testing::{bind, own_namespace, test_if};
 use nix::mount::{MntFlags, umount2};
 
 use crate::smb_server::{Server, forget};
@@ -90,11 +90,8 @@ fn each_warm_and_cold(mut what: impl FnMut(&'static str, &'static str, bool)) {
     });
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_healthy_share_is_current_warm_and_cold() {
-    if !own_namespace() {
-        return;
-    }
     let Some(server) = Server::start() else {
         return;
     };
@@ -117,11 +114,8 @@ fn a_healthy_share_is_current_warm_and_cold() {
 }
 
 /// csi-driver-smb mounts the share once for the node, and binds that to each pod's folder.
-#[test]
+#[test_if(own_namespace)]
 fn a_share_that_was_staged_for_the_node_is_current() {
-    if !own_namespace() {
-        return;
-    }
     let Some(server) = Server::start() else {
         return;
     };
@@ -146,11 +140,8 @@ fn a_share_that_was_staged_for_the_node_is_current() {
     }
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_file_replaced_on_the_server_is_followed_or_bound_anew() {
-    if !own_namespace() {
-        return;
-    }
     let Some(server) = Server::start() else {
         return;
     };
@@ -179,11 +170,8 @@ fn a_file_replaced_on_the_server_is_followed_or_bound_anew() {
     });
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_file_removed_on_the_server_is_reported_and_bound_when_it_is_back() {
-    if !own_namespace() {
-        return;
-    }
     let Some(server) = Server::start() else {
         return;
     };
@@ -206,11 +194,8 @@ fn a_file_removed_on_the_server_is_reported_and_bound_when_it_is_back() {
 }
 
 /// A container on the same node removes or replaces the file.
-#[test]
+#[test_if(own_namespace)]
 fn a_file_removed_or_replaced_on_this_node_is_reported_and_bound_anew() {
-    if !own_namespace() {
-        return;
-    }
     let Some(server) = Server::start() else {
         return;
     };
@@ -232,11 +217,8 @@ fn a_file_removed_or_replaced_on_this_node_is_reported_and_bound_anew() {
     });
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_file_that_another_was_renamed_over_on_this_node_is_bound_anew() {
-    if !own_namespace() {
-        return;
-    }
     let Some(server) = Server::start() else {
         return;
     };
@@ -257,11 +239,8 @@ fn a_file_that_another_was_renamed_over_on_this_node_is_bound_anew() {
 }
 
 /// Twice: after the first failure, the client queries the server for every call.
-#[test]
+#[test_if(own_namespace)]
 fn an_unreachable_server_is_dead_in_time_and_until_it_returns() {
-    if !own_namespace() {
-        return;
-    }
     let Some(mut server) = Server::start() else {
         return;
     };
@@ -333,11 +312,8 @@ fn an_unreachable_server_is_dead_in_time_and_until_it_returns() {
     }
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn an_smb_volume_without_its_mount_is_unmounted_and_one_mounted_anew_is_bound_anew() {
-    if !own_namespace() {
-        return;
-    }
     let Some(server) = Server::start() else {
         return;
     };

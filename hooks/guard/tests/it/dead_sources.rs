@@ -8,7 +8,7 @@ use bindguard_core::policy::{Alarm, Mode, Policy};
 use bindguard_core::report::{Outcome, PlannedAction};
 use bindguard_guard::{Attempt, admit, check_bundle};
 use bindguard_testing::Fuse;
-use bindguard_testing::{Pod, mount_of, own_namespace};
+use bindguard_testing::{Pod, mount_of, own_namespace, test_if};
 use nix::mount::{MntFlags, umount2};
 
 /// A pod whose second bind is of a FUSE mount that lost its daemon.
@@ -29,11 +29,8 @@ fn verdict_of(pod: &Pod, policy: &Policy, position: usize) -> (&'static str, Str
     )
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_dead_daemon_is_detected_by_its_answer() {
-    if !own_namespace() {
-        return;
-    }
     let Some((_fuse, pod)) = pod_on_a_dead_daemon() else {
         return;
     };
@@ -46,11 +43,8 @@ fn a_dead_daemon_is_detected_by_its_answer() {
     );
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_volume_of_a_dead_daemon_is_dead_and_not_just_mounted() {
-    if !own_namespace() {
-        return;
-    }
     let Some((fuse, pod)) = pod_on_a_dead_daemon() else {
         return;
     };
@@ -65,11 +59,8 @@ fn a_volume_of_a_dead_daemon_is_dead_and_not_just_mounted() {
     assert_eq!(verdict_of(&pod, &pod.policy(), 1).0, "unmounted");
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn policy_refuses_a_dead_source_or_does_not_look() {
-    if !own_namespace() {
-        return;
-    }
     let Some((fuse, pod)) = pod_on_a_dead_daemon() else {
         return;
     };
@@ -122,11 +113,8 @@ fn volume_on(fuse: &Fuse, pod: &Pod, below_volumes: &str) -> PathBuf {
     volume
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn each_check_is_independent_of_the_others() {
-    if !own_namespace() {
-        return;
-    }
     let Some((fuse, pod)) = pod_on_a_dead_daemon() else {
         return;
     };
@@ -203,11 +191,8 @@ fn each_check_is_independent_of_the_others() {
 }
 
 /// A sidecar's mount on a shared emptyDir, a flexVolume driver's mount, and a global mount.
-#[test]
+#[test_if(own_namespace)]
 fn a_dead_daemon_is_detected_in_all_of_the_kubelets_folders() {
-    if !own_namespace() {
-        return;
-    }
     let Some((fuse, pod)) = pod_on_a_dead_daemon() else {
         return;
     };
@@ -237,11 +222,8 @@ fn a_dead_daemon_is_detected_in_all_of_the_kubelets_folders() {
 }
 
 /// The guard sends no request for a check that is off: a server that hangs costs nothing then.
-#[test]
+#[test_if(own_namespace)]
 fn a_volume_is_not_probed_when_the_check_is_off() {
-    if !own_namespace() {
-        return;
-    }
     // If a test fails, its files are removed only once the daemon is dead.
     let pod = Pod::with_keys(0);
     let Some(mut fuse) = Fuse::mounted() else {

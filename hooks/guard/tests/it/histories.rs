@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use bindguard_core::refresh_request::Notify;
 use bindguard_guard::refresh::RefreshAct;
 use bindguard_testing::live::Container;
-use bindguard_testing::{bind, rounds, unmount};
+use bindguard_testing::{bind, rounds, test_if, unmount};
 use nix::mount::{MntFlags, umount2};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
@@ -338,11 +338,8 @@ fn places_of_host() -> Vec<String> {
     places
 }
 
-#[test]
+#[test_if(can_run)]
 fn no_history_loses_a_file_or_a_mount() {
-    if !can_run() {
-        return;
-    }
     let histories = proptest::collection::vec(steps(), 4..16);
     run_histories(rounds(60, 20_000), &histories, |steps| {
         let mut history = History::new();

@@ -21,7 +21,7 @@ use bindguard_guard::{Attempt, admit};
 use bindguard_testing::live::{Container, Inside};
 use bindguard_testing::scene::Daemon;
 use bindguard_testing::{
-    Folder, Pod, bind, helper, mount_of, mount_tmpfs, mounts_of_host, rounds, unmount,
+    Folder, Pod, bind, helper, mount_of, mount_tmpfs, mounts_of_host, rounds, test_if, unmount,
 };
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::Signal;
@@ -389,22 +389,16 @@ fn device_of(path: &Path) -> Device {
     (found.stx_dev_major, found.stx_dev_minor)
 }
 
-#[test]
+#[test_if(can_run)]
 fn no_history_of_a_volume_shows_a_wrong_mount() {
-    if !can_run() {
-        return;
-    }
     let histories = proptest::collection::vec(steps(), 4..16);
     run_histories(rounds(25, 5000), &histories, run);
 }
 
 /// Found by seed 21: the refresh in between knew no mount of the volume and removed the record, and
 /// the container's root stayed shared.
-#[test]
+#[test_if(can_run)]
 fn a_killed_refresh_then_a_refresh_while_the_volume_is_unmounted() {
-    if !can_run() {
-        return;
-    }
     for calls in 0..16 {
         let killed = Step::KilledRefresh {
             calls,

@@ -10,7 +10,7 @@ use bindguard_core::places::Places;
 use bindguard_core::policy::{Policy, ReadOnlyBinds, Scope};
 use bindguard_core::report::{BindReport, Outcome};
 use bindguard_guard::{Admission, Attempt, admit, admit_spec, check_bundle};
-use bindguard_testing::{Folder, Pod, mount_of, own_namespace};
+use bindguard_testing::{Folder, Pod, mount_of, own_namespace, test_if};
 use nix::mount::{MsFlags, mount};
 use serde_json::json;
 
@@ -18,11 +18,8 @@ fn admitted(pod: &Pod) -> Admission {
     admit(&pod.bundle(), &pod.policy(), &pod.places(), Attempt::First)
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn the_scope_says_which_binds_are_made_rslave() {
-    if !own_namespace() {
-        return;
-    }
     let pod = Pod::with_keys(0);
     let holding = Folder::new();
     fs::create_dir(holding.path().join("disk")).unwrap();
@@ -71,11 +68,8 @@ fn the_scope_says_which_binds_are_made_rslave() {
 
 /// Issue 14: a log collector's `/var/lib/docker/containers` holds the `/dev/shm` of every
 /// container.
-#[test]
+#[test_if(own_namespace)]
 fn a_folder_inside_a_runtimes_directory_counts_when_it_holds_mounts_of_several_containers() {
-    if !own_namespace() {
-        return;
-    }
     let (pod, docker) = (Pod::with_keys(0), Folder::new());
     let id = |name: &str| docker.path().join("containers").join(name);
     for shm in ["c1/mounts/shm", "c2/mounts/shm"].map(id) {
@@ -150,11 +144,8 @@ fn a_folder_inside_a_runtimes_directory_counts_when_it_holds_mounts_of_several_c
 }
 
 /// Whatever a bind requests: a mount that is or stays private gets no umount from the host.
-#[test]
+#[test_if(own_namespace)]
 fn only_a_bind_that_requests_shared_is_not_made_rslave() {
-    if !own_namespace() {
-        return;
-    }
     let pod = Pod::with_keys(0);
     let outcome = |options: &[&str], source: &str| {
         let mount =
@@ -200,11 +191,8 @@ fn only_a_bind_that_requests_shared_is_not_made_rslave() {
 
 /// crun would make such a bind recursive because of the r of rslave, and every runtime would let in
 /// the mounts that the host makes later.
-#[test]
+#[test_if(own_namespace)]
 fn a_bind_that_is_not_recursive_is_left_as_it_is() {
-    if !own_namespace() {
-        return;
-    }
     let pod = Pod::with_keys(0);
     let is_edited = |options: &[&str], words_recurse| {
         let spec = json!({
@@ -262,11 +250,8 @@ fn a_bind_that_is_not_recursive_is_left_as_it_is() {
 
 /// Issue 14: Kubernetes requires propagation None for recursive read-only mounts, and the runtime
 /// makes what is mounted below at that moment read-only, not what arrives later.
-#[test]
+#[test_if(own_namespace)]
 fn a_recursively_read_only_bind_is_reported_and_never_changed() {
-    if !own_namespace() {
-        return;
-    }
     let pod = Pod::with_keys(0);
     let bind = |options: &[&str]| json!({"type": "bind", "source": "/", "destination": "/host", "options": options});
     let rrw = &["rbind", "rprivate", "rro", "rrw"];
@@ -294,11 +279,8 @@ fn a_recursively_read_only_bind_is_reported_and_never_changed() {
 
 /// Issue 14: rslave lets later mounts of the host into the container, where `ro` does not cover
 /// them.
-#[test]
+#[test_if(own_namespace)]
 fn read_only_binds_are_kept_and_reported_where_policy_says_so() {
-    if !own_namespace() {
-        return;
-    }
     let pod = Pod::with_keys(0);
     let directory = pod.directory();
     let mut writable = mount_of(
@@ -344,11 +326,8 @@ fn read_only_binds_are_kept_and_reported_where_policy_says_so() {
     );
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_host_root_behind_a_link_is_one() {
-    if !own_namespace() {
-        return;
-    }
     let pod = Pod::with_keys(0);
     let holding = tempfile::tempdir().unwrap();
     symlink(
@@ -374,11 +353,8 @@ fn a_host_root_behind_a_link_is_one() {
 }
 
 /// k0s, MicroK8s and each operator can move the folder: containerd's bundle shows it.
-#[test]
+#[test_if(own_namespace)]
 fn the_state_folder_of_the_runtime_that_creates_the_container_is_one() {
-    if !own_namespace() {
-        return;
-    }
     let pod = Pod::with_keys(0);
     let disk = Folder::new();
     for (folder, state) in [

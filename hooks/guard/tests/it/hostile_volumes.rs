@@ -15,7 +15,7 @@ use bindguard_core::places::Places;
 use bindguard_core::policy::Policy;
 use bindguard_core::report::{Outcome, Report};
 use bindguard_guard::{Attempt, admit};
-use bindguard_testing::{Folder, bind, mount_of, own_namespace, skipped};
+use bindguard_testing::{Folder, bind, mount_of, own_namespace, skipped, test_if};
 use rustix::fs::{CWD, RenameFlags, mkdirat, renameat_with};
 use rustix::io::Errno;
 use serde_json::json;
@@ -118,11 +118,8 @@ fn odd_names() -> Vec<OsString> {
     names
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_file_of_any_name_is_bound_anew() {
-    if !own_namespace() {
-        return;
-    }
     for name in odd_names() {
         for sub_path in [
             PathBuf::from(&name),
@@ -153,11 +150,8 @@ fn a_file_of_any_name_is_bound_anew() {
     }
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_path_as_long_as_paths_get_is_bound_anew() {
-    if !own_namespace() {
-        return;
-    }
     // 4095 bytes with the volume's own path: what the kubelet can name
     let scene = Scene::of(Path::new("file"));
     let room = 4095 - scene.volume().as_os_str().len() - "/file".len();
@@ -178,11 +172,8 @@ fn a_path_as_long_as_paths_get_is_bound_anew() {
 
 /// A container can move the bound file to a place that no path reaches. Then nothing is known of
 /// it, and nothing is done.
-#[test]
+#[test_if(own_namespace)]
 fn a_file_that_was_moved_deeper_than_paths_reach_is_left_alone() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::of(Path::new("folder/file"));
     let mut directory = rustix::fs::open(
         scene.volume(),
@@ -241,11 +232,8 @@ fn attack(scene: &Scene, outside: &Path, over: &AtomicBool) {
     }
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn names_that_change_all_the_time_lead_nowhere_else() {
-    if !own_namespace() {
-        return;
-    }
     let outside = tempfile::tempdir().unwrap();
     fs::write(outside.path().join("file"), SECRET).unwrap();
     let scene = Scene::of(Path::new("folder/file"));

@@ -3,16 +3,13 @@
 use std::fs;
 
 use bindguard_core::policy::{Alarm, FailedRepair, Policy};
-use bindguard_testing::own_namespace;
 use bindguard_testing::scene::{REBOUND, Scene, tmpfs};
+use bindguard_testing::{own_namespace, test_if};
 use nix::mount::{MntFlags, umount2};
 
 /// A sidecar mounts a folder of a shared volume: the subpath lies behind the sidecar's mount.
-#[test]
+#[test_if(own_namespace)]
 fn a_subpath_behind_a_mount_within_its_volume_belongs_to_that_mount() {
-    if !own_namespace() {
-        return;
-    }
     for scene in Scene::with_and_without_a_mount() {
         let volume = scene.volume.clone();
         let inner = scene.volume.join("s3");
@@ -46,11 +43,8 @@ fn a_subpath_behind_a_mount_within_its_volume_belongs_to_that_mount() {
 
 /// A tmpfs that a sidecar mounted within a volume of medium Memory, whose own mount has the same
 /// type and a root of the same name.
-#[test]
+#[test_if(own_namespace)]
 fn a_mount_within_the_volume_that_is_gone_is_not_taken_for_an_earlier_mount_of_the_volume() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::of_plugin("kubernetes.io~empty-dir");
     tmpfs(&scene.volume);
     let cache = scene.volume.join("cache");

@@ -11,7 +11,7 @@ use bindguard_core::policy::{Alarm, Policy};
 use bindguard_core::report::Outcome;
 use bindguard_guard::{Attempt, admit};
 use bindguard_testing::scene::Scene;
-use bindguard_testing::{Folder, bind, mount_of, own_namespace};
+use bindguard_testing::{Folder, bind, mount_of, own_namespace, test_if};
 use nix::mount::{MsFlags, mount};
 use serde_json::json;
 
@@ -35,11 +35,8 @@ fn write_spec(scene: &Scene, source: &Path) {
     fs::write(scene.bundle().join("config.json"), spec.to_string()).unwrap();
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_stale_subpath_is_repaired_under_each_of_them() {
-    if !own_namespace() {
-        return;
-    }
     for (spec_has_link, policy_has_link) in
         [(false, false), (false, true), (true, false), (true, true)]
     {
@@ -68,11 +65,8 @@ fn a_stale_subpath_is_repaired_under_each_of_them() {
     }
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn an_unmounted_volume_is_reported_under_each_of_them() {
-    if !own_namespace() {
-        return;
-    }
     let (scene, real, link) = scene();
     let volume = "pods/uid-1/volumes/kubernetes.io~nfs/share";
     fs::create_dir_all(real.join(volume)).unwrap();
@@ -97,11 +91,8 @@ fn an_unmounted_volume_is_reported_under_each_of_them() {
     }
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_bind_of_a_parent_of_a_runtimes_real_directory_is_made_rslave() {
-    if !own_namespace() {
-        return;
-    }
     let (scene, _, link) = scene();
     let above = scene.folder.path();
     write_spec(&scene, above);
@@ -130,11 +121,8 @@ fn a_bind_of_a_parent_of_a_runtimes_real_directory_is_made_rslave() {
 
 /// As on Container-Optimized OS: the kubelet's root is bound from a larger disk, and a mount shows
 /// at both names.
-#[test]
+#[test_if(own_namespace)]
 fn a_bind_of_the_folder_that_a_root_was_bound_from_is_made_rslave() {
-    if !own_namespace() {
-        return;
-    }
     let folder = Folder::new();
     let [disk, root, bundle] =
         ["disk/lib/kubelet", "kubelet", "bundle"].map(|name| folder.path().join(name));

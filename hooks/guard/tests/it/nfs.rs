@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use bindguard_core::policy::Policy;
 use bindguard_guard::check_bundle;
-use bindguard_testing::own_namespace;
 use bindguard_testing::scene::{REBOUND, Scene, tmpfs};
+use bindguard_testing::{own_namespace, test_if};
 use nix::mount::{MntFlags, umount2};
 
 use crate::nfs_server::{Server, forget};
@@ -52,11 +52,8 @@ fn verdicts(scene: &Scene, policy: &Policy) -> Vec<(&'static str, String)> {
         .collect()
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_healthy_share_is_current_warm_and_cold() {
-    if !own_namespace() {
-        return;
-    }
     let Some(server) = Server::start() else {
         return;
     };
@@ -84,11 +81,8 @@ fn a_healthy_share_is_current_warm_and_cold() {
     }
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_file_replaced_on_the_server_is_bound_anew() {
-    if !own_namespace() {
-        return;
-    }
     let Some(server) = Server::start() else {
         return;
     };
@@ -117,11 +111,8 @@ fn a_file_replaced_on_the_server_is_bound_anew() {
     }
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_file_removed_on_the_server_is_orphaned() {
-    if !own_namespace() {
-        return;
-    }
     let Some(server) = Server::start() else {
         return;
     };
@@ -141,11 +132,8 @@ fn a_file_removed_on_the_server_is_orphaned() {
     }
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_share_that_was_replaced_is_dead_until_it_is_mounted_again() {
-    if !own_namespace() {
-        return;
-    }
     let Some(server) = Server::start() else {
         return;
     };
@@ -173,11 +161,8 @@ fn a_share_that_was_replaced_is_dead_until_it_is_mounted_again() {
     assert_eq!(scene.mounts_at_subpath(), 1);
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_stopped_server_is_reported_in_time() {
-    if !own_namespace() {
-        return;
-    }
     let Some(server) = Server::start() else {
         return;
     };
@@ -243,11 +228,8 @@ fn a_stopped_server_is_reported_in_time() {
     }
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn an_nfs_volume_without_its_mount_or_with_another_is_unmounted() {
-    if !own_namespace() {
-        return;
-    }
     let Some(server) = Server::start() else {
         return;
     };
@@ -278,11 +260,8 @@ fn an_nfs_volume_without_its_mount_or_with_another_is_unmounted() {
 
 /// A container on the same node deletes or replaces the file: the client keeps a file in use under
 /// a hidden name.
-#[test]
+#[test_if(own_namespace)]
 fn a_file_that_was_deleted_or_replaced_on_this_node_is_not_taken_for_current() {
-    if !own_namespace() {
-        return;
-    }
     let Some(server) = Server::start() else {
         return;
     };
@@ -302,11 +281,8 @@ fn a_file_that_was_deleted_or_replaced_on_this_node_is_not_taken_for_current() {
 
 /// The kernel does not even open such a mount: open_tree(2) and open(2) with `O_PATH` return
 /// ESTALE.
-#[test]
+#[test_if(own_namespace)]
 fn a_directory_that_was_replaced_on_this_node_is_dead() {
-    if !own_namespace() {
-        return;
-    }
     let Some(server) = Server::start() else {
         return;
     };

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use bindguard_testing::scene::{REBOUND, Scene};
-use bindguard_testing::{own_namespace, skipped};
+use bindguard_testing::{own_namespace, skipped, test_if};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 /// A plugin whose volume may be of any filesystem.
@@ -69,11 +69,8 @@ fn replace(path: &Path) {
 }
 
 /// The client finds a bound file by its path.
-#[test]
+#[test_if(own_namespace)]
 fn a_healthy_share_and_one_whose_file_was_replaced_elsewhere_are_current() {
-    if !own_namespace() {
-        return;
-    }
     let Some(elsewhere) = Elsewhere::mount() else {
         return;
     };
@@ -92,11 +89,8 @@ fn a_healthy_share_and_one_whose_file_was_replaced_elsewhere_are_current() {
     }
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_file_removed_elsewhere_is_reported_and_not_repaired() {
-    if !own_namespace() {
-        return;
-    }
     let Some(elsewhere) = Elsewhere::mount() else {
         return;
     };
@@ -109,11 +103,8 @@ fn a_file_removed_elsewhere_is_reported_and_not_repaired() {
     assert_eq!(scene.mounts_at_subpath(), 1);
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_file_replaced_on_this_node_is_bound_anew() {
-    if !own_namespace() {
-        return;
-    }
     let Some(elsewhere) = Elsewhere::mount() else {
         return;
     };

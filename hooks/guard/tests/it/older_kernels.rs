@@ -11,7 +11,7 @@ use bindguard_guard::refresh::{
     PodVolumes, REPLACE_TIMEOUT, RefreshAct, VolumeOfPod, rebind_volume, refresh_container,
 };
 use bindguard_guard::{Attempt, admit};
-use bindguard_testing::{Pod, deny_call, helper, mount_of, own_namespace};
+use bindguard_testing::{Pod, deny_call, helper, mount_of, own_namespace, test_if};
 use nix::errno::Errno;
 use nix::libc::{self, c_long};
 
@@ -38,11 +38,8 @@ fn without<T: Send>((call, errno): (c_long, Errno), work: impl FnOnce() -> T + S
     thread::scope(|scope| scope.spawn(filtered).join().unwrap())
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_create_goes_on_unchanged_with_one_line() {
-    if !own_namespace() {
-        return;
-    }
     let pod = Pod::with_keys(3);
     pod.write_spec(&[mount_of(Path::new("/"), "/host", "rprivate")]);
     pod.update(1);
@@ -70,11 +67,8 @@ fn a_create_goes_on_unchanged_with_one_line() {
     assert_eq!(fs::read_to_string(pod.subpath(0)).unwrap(), "1");
 }
 
-#[test]
+#[test_if(can_run)]
 fn the_host_and_running_containers_are_left_as_they_are() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with_keys(1);
     let container = scene.start(1);
     scene.pod.update(1);

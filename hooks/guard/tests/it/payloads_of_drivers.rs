@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use bindguard_testing::scene::{REBOUND, Scene, tmpfs};
-use bindguard_testing::{Folder, own_namespace};
+use bindguard_testing::{Folder, own_namespace, test_if};
 
 /// As the kubelet's AtomicWriter does it, and as drivers do that write secrets, certificates and
 /// identities.
@@ -19,11 +19,8 @@ fn write_payload(volume: &Path, timestamp: &str, content: &str) -> PathBuf {
     payload
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_volume_that_its_driver_writes_as_the_kubelet_does_is_read_as_the_kubelets() {
-    if !own_namespace() {
-        return;
-    }
     for (plugin, below) in [("kubernetes.io~csi", "mount"), ("vendor~driver", "")] {
         let mut scene = Scene::of_plugin(plugin);
         scene.volume.push(below);
@@ -57,11 +54,8 @@ fn a_volume_that_its_driver_writes_as_the_kubelet_does_is_read_as_the_kubelets()
 }
 
 /// A container can write the names of a payload. The names never lead out of the volume.
-#[test]
+#[test_if(own_namespace)]
 fn a_payload_that_a_container_laid_out_leads_nowhere_else() {
-    if !own_namespace() {
-        return;
-    }
     let elsewhere = Folder::new();
     fs::write(elsewhere.path().join("tls.crt"), "of the host").unwrap();
     let scene = Scene::of_plugin("kubernetes.io~empty-dir");

@@ -11,7 +11,7 @@ use bindguard_core::policy::{Alarm, Policy};
 use bindguard_guard::{Admission, Attempt, Proved, admit, prove_container};
 use bindguard_sys::enter::HeldProcess;
 use bindguard_testing::live::{Container, Inside};
-use bindguard_testing::{Folder, Pod, mount_of, own_namespace};
+use bindguard_testing::{Folder, Pod, mount_of, own_namespace, test_if};
 
 /// A pod whose container has `file` of a folder of the host at `/etc/file`.
 struct Scene {
@@ -65,11 +65,8 @@ impl Scene {
 
 /// The file is moved aside between the runtime's mount and the comparison, as a log is rotated.
 /// The mount then shows the path of the moved file.
-#[test]
+#[test_if(own_namespace)]
 fn a_source_that_was_moved_since_the_mount_is_no_difference() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::new();
     assert!(scene.admit().is_provable);
     let container = scene.start();
@@ -89,11 +86,8 @@ fn a_source_that_was_moved_since_the_mount_is_no_difference() {
 /// A process with write access to the source's folder replaces the source by a symlink right before
 /// the runtime's mount, and leaves the symlink there. A file that is replaced at the same path is no
 /// difference.
-#[test]
+#[test_if(own_namespace)]
 fn a_source_that_became_a_symlink_is_wrong() {
-    if !own_namespace() {
-        return;
-    }
     for becomes_symlink in [false, true] {
         let scene = Scene::new();
         assert!(scene.admit().is_provable);
@@ -113,11 +107,8 @@ fn a_source_that_became_a_symlink_is_wrong() {
     }
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn policy_refuses_a_container_that_cannot_be_compared() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::new();
     assert!(scene.admit().is_provable);
     let container = scene.start();
@@ -138,11 +129,8 @@ fn policy_refuses_a_container_that_cannot_be_compared() {
 }
 
 /// As with the stock shim, the create of a container whose init was killed meanwhile succeeds.
-#[test]
+#[test_if(own_namespace)]
 fn a_container_that_has_ended_is_not_refused() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::new();
     assert!(scene.admit().is_provable);
     let mut child = Command::new("true").spawn().unwrap();
@@ -154,11 +142,8 @@ fn a_container_that_has_ended_is_not_refused() {
     assert!(is_nothing(scene.prove(child.id())));
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn policy_refuses_a_container_whose_record_cannot_be_written() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::new();
     fs::create_dir(scene.record()).unwrap();
     let admission = scene.admit();
@@ -179,11 +164,8 @@ fn waits() {
 }
 
 /// gVisor's sandbox has a `/proc`, and none of the container's binds.
-#[test]
+#[test_if(own_namespace)]
 fn a_sandbox_proves_nothing() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::new();
     assert!(scene.admit().is_provable);
     let [program, link] = ["runsc", "exe"].map(|name| scene.host.path().join(name));

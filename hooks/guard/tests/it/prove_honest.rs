@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 
 use bindguard_guard::Proved;
 use bindguard_testing::live::Inside;
-use bindguard_testing::{bind, mount_tmpfs, own_namespace};
+use bindguard_testing::{bind, mount_tmpfs, own_namespace, test_if};
 use nix::mount::{MsFlags, mount};
 use serde_json::json;
 
@@ -19,11 +19,8 @@ fn is_proven(proved: &Proved) {
     assert_eq!(proved.report.unproven, 0, "{proved:?}");
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_source_twice_and_a_destination_twice() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&[]);
     let pairs = [
         ("right", "a"),
@@ -38,11 +35,8 @@ fn a_source_twice_and_a_destination_twice() {
 }
 
 /// The outer bind that is mounted last covers the inner bind.
-#[test]
+#[test_if(own_namespace)]
 fn nested_destinations_in_both_orders() {
-    if !own_namespace() {
-        return;
-    }
     for pairs in [
         [("left", "data"), ("right", "data/sub")],
         [("right", "data/sub"), ("left", "data")],
@@ -53,11 +47,8 @@ fn nested_destinations_in_both_orders() {
     }
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_tmpfs_of_the_spec_over_an_earlier_bind() {
-    if !own_namespace() {
-        return;
-    }
     for tmpfs in ["/data/sub", "/data"] {
         let scene = Scene::with_image(&[]);
         scene.admit(&[scene.entry("right", "/data/sub"), tmpfs_entry(tmpfs)]);
@@ -66,11 +57,8 @@ fn a_tmpfs_of_the_spec_over_an_earlier_bind() {
     }
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn shared_memory_in_a_tmpfs_of_the_spec() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&[]);
     for folder in ["dev", "shm"] {
         fs::create_dir(scene.host(folder)).unwrap();
@@ -87,11 +75,8 @@ fn shared_memory_in_a_tmpfs_of_the_spec() {
 }
 
 /// The links of the image, the destination, and the place of the mount.
-#[test]
+#[test_if(own_namespace)]
 fn destinations_through_links_of_the_image() {
-    if !own_namespace() {
-        return;
-    }
     type Links = &'static [(&'static str, &'static str)];
     let cases: [(Links, &str, &'static str); 8] = [
         (&[("var/run", "/run")], "/var/run/x", "run/x"),
@@ -120,11 +105,8 @@ fn destinations_through_links_of_the_image() {
 }
 
 /// The same place by its name and through a link: the later bind covers the earlier bind.
-#[test]
+#[test_if(own_namespace)]
 fn a_destination_by_two_names() {
-    if !own_namespace() {
-        return;
-    }
     for names in [["/run/x", "/var/run/x"], ["/var/run/x", "/run/x"]] {
         let scene = Scene::with_image(&["var"]);
         symlink("/run", scene.image("var/run")).unwrap();
@@ -138,11 +120,8 @@ fn a_destination_by_two_names() {
 }
 
 /// The link is in a volume that the spec binds before.
-#[test]
+#[test_if(own_namespace)]
 fn a_destination_through_a_link_of_a_volume() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&["real"]);
     symlink("/real", scene.host("left/inner")).unwrap();
     symlink("sub", scene.host("left/beside")).unwrap();
@@ -161,11 +140,8 @@ fn a_destination_through_a_link_of_a_volume() {
 
 /// After the spec's mounts, runc binds each read-only path over itself, and mounts an empty tmpfs or
 /// /dev/null over each masked path.
-#[test]
+#[test_if(own_namespace)]
 fn masked_and_read_only_paths_over_binds() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&[]);
     scene.write_spec(&[
         scene.entry("right", "/masked"),
@@ -195,11 +171,8 @@ fn masked_and_read_only_paths_over_binds() {
 }
 
 /// A volume with mounts inside, and binds of the spec at the places of the inner mounts.
-#[test]
+#[test_if(own_namespace)]
 fn a_volume_with_mounts_inside() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&[]);
     fs::create_dir(scene.host("left/free")).unwrap();
     mount_tmpfs(&scene.host("left/sub"));
@@ -229,11 +202,8 @@ fn a_volume_with_mounts_inside() {
 }
 
 /// A hook, as nvidia-container-cli, mounts at places that are no destination and not above one.
-#[test]
+#[test_if(own_namespace)]
 fn mounts_of_hooks_beside_and_below_the_binds() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&["usr/lib"]);
     scene.admit(&[scene.entry("right", "/data")]);
     let right = [scene.mounted("right", "data")];
@@ -245,11 +215,8 @@ fn mounts_of_hooks_beside_and_below_the_binds() {
 
 /// The source of the later bind is made after the admission: the bind is not recorded, but its entry
 /// is in the spec.
-#[test]
+#[test_if(own_namespace)]
 fn an_unproven_bind_over_a_proven_bind() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&[]);
     scene.admit(&[
         scene.entry("right/file", "/etc/file"),
@@ -264,11 +231,8 @@ fn an_unproven_bind_over_a_proven_bind() {
 
 /// The host mounts over the source after the runtime's mount. The mount reaches a bind that is a
 /// slave: the container has both mounts.
-#[test]
+#[test_if(own_namespace)]
 fn a_mount_that_the_host_made_on_the_source_since() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&[]);
     let mut entry = scene.entry("right", "/data");
     entry["options"] = json!(["rbind", "rslave", "ro"]);
@@ -286,11 +250,8 @@ fn a_mount_that_the_host_made_on_the_source_since() {
 
 /// A log is rotated meanwhile, and a wrapper put its own bind before the bind of the log: the
 /// positions of the new spec are not those of the record.
-#[test]
+#[test_if(own_namespace)]
 fn a_moved_source_in_a_spec_with_an_added_bind() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&[]);
     let entry = scene.entry("right/file", "/etc/file");
     scene.admit(std::slice::from_ref(&entry));

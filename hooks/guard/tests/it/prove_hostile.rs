@@ -12,7 +12,7 @@ use std::process::Command;
 use bindguard_core::policy::{Alarm, Policy};
 use bindguard_guard::{Attempt, Proved, admit, prove_container};
 use bindguard_testing::live::{Container, Inside, change};
-use bindguard_testing::{Folder, Pod, mount_of, mount_tmpfs, own_namespace};
+use bindguard_testing::{Folder, Pod, mount_of, mount_tmpfs, own_namespace, test_if};
 use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
 
@@ -135,43 +135,31 @@ fn is_refused(proved: &Proved) {
     assert!(!proved.report.binds.is_empty(), "no finding: {proved:?}");
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_bind_at_another_place_without_a_link_is_wrong() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&["data", "other"]);
     scene.admit(&[scene.entry("right", "/data")]);
     is_refused(&scene.proved(&[scene.mounted("right", "other")]));
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_file_bind_at_another_place_without_a_link_is_wrong() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&["etc"]);
     fs::write(scene.image("etc/file"), "of the image").unwrap();
     scene.admit(&[scene.entry("right/file", "/etc/file")]);
     is_refused(&scene.proved(&[scene.mounted("right/file", "etc/file.new")]));
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_tmpfs_over_the_destination_is_wrong() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&[]);
     scene.admit(&[scene.entry("right", "/data")]);
     let right = [scene.mounted("right", "data")];
     is_refused(&scene.proved_with(&right, || mount_tmpfs("/data".as_ref())));
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn another_file_over_the_destination_is_wrong() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&[]);
     scene.admit(&[scene.entry("right/file", "/etc/file")]);
     let mounted = ["right/file", "left/file"].map(|file| scene.mounted(file, "etc/file"));
@@ -179,43 +167,31 @@ fn another_file_over_the_destination_is_wrong() {
 }
 
 /// The lower mount is read-only and private, as the spec says; the container sees the upper mount.
-#[test]
+#[test_if(own_namespace)]
 fn a_writable_mount_of_the_source_over_its_read_only_mount_is_wrong() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&[]);
     scene.admit(&[scene.entry("right", "/data")]);
     let writable = Inside::writable(scene.host("right"), "data");
     is_refused(&scene.proved(&[scene.mounted("right", "data"), writable]));
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_shared_mount_of_the_source_over_its_private_mount_is_wrong() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&[]);
     scene.admit(&[scene.entry("right", "/data")]);
     let mounted = [(); 2].map(|()| scene.mounted("right", "data"));
     is_refused(&scene.proved_with(&mounted, || change("/data".as_ref(), MsFlags::MS_SHARED)));
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn one_of_two_binds_of_the_same_source_left_out_is_wrong() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&["a", "b"]);
     scene.admit(&[scene.entry("right", "/a"), scene.entry("right", "/b")]);
     is_refused(&scene.proved(&[scene.mounted("right", "a")]));
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn two_binds_of_the_same_source_at_the_same_of_two_places_are_wrong() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&["a", "b"]);
     scene.admit(&[scene.entry("right", "/a"), scene.entry("right", "/b")]);
     let mounted = [(); 2].map(|()| scene.mounted("right", "a"));
@@ -224,11 +200,8 @@ fn two_binds_of_the_same_source_at_the_same_of_two_places_are_wrong() {
 
 /// `/link` of the image leads to `/a`: both destinations are the same place, and the runtime must
 /// mount twice.
-#[test]
+#[test_if(own_namespace)]
 fn a_mount_proves_only_one_of_two_binds_that_lead_to_its_place() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&["a/x"]);
     symlink("a", scene.image("link")).unwrap();
     scene.admit(&[
@@ -238,11 +211,8 @@ fn a_mount_proves_only_one_of_two_binds_that_lead_to_its_place() {
     is_refused(&scene.proved(&[scene.mounted("right", "a/x")]));
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_stack_in_another_order_than_the_spec_is_wrong() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&[]);
     scene.admit(&[scene.entry("left", "/data"), scene.entry("right", "/data")]);
     let mounted = ["right", "left"].map(|source| scene.mounted(source, "data"));
@@ -250,11 +220,8 @@ fn a_stack_in_another_order_than_the_spec_is_wrong() {
 }
 
 /// The spec mounts the tmpfs first; the runtime mounts the tmpfs last.
-#[test]
+#[test_if(own_namespace)]
 fn a_tmpfs_of_the_spec_over_a_later_bind_is_wrong() {
-    if !own_namespace() {
-        return;
-    }
     for (tmpfs, bind, place) in [
         ("/data", "/data", "data"),
         ("/data", "/data/sub", "data/sub"),
@@ -266,11 +233,8 @@ fn a_tmpfs_of_the_spec_over_a_later_bind_is_wrong() {
     }
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_bind_that_a_mount_above_covers_is_wrong() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&[]);
     scene.admit(&[scene.entry("right", "/data/sub")]);
     let right = [scene.mounted("right", "data/sub")];
@@ -278,11 +242,8 @@ fn a_bind_that_a_mount_above_covers_is_wrong() {
 }
 
 /// The spec mounts the outer bind first; the runtime mounts the outer bind last.
-#[test]
+#[test_if(own_namespace)]
 fn nested_binds_in_another_order_than_the_spec_are_wrong() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&[]);
     scene.admit(&[
         scene.entry("left", "/data"),
@@ -292,11 +253,8 @@ fn nested_binds_in_another_order_than_the_spec_are_wrong() {
     is_refused(&scene.proved(&[inner, scene.mounted("left", "data")]));
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_bind_that_was_moved_away_with_the_bind_above_is_wrong() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&["moved"]);
     scene.admit(&[
         scene.entry("left", "/data"),
@@ -311,11 +269,8 @@ fn a_bind_that_was_moved_away_with_the_bind_above_is_wrong() {
 
 /// A tree with another mount at `sub` is moved over the destination's parent. The table has two
 /// mounts at `/data/sub`.
-#[test]
+#[test_if(own_namespace)]
 fn a_bind_under_a_tree_that_was_moved_over_it_is_wrong() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&["tree"]);
     scene.admit(&[scene.entry("right", "/data/sub")]);
     let mounted = [
@@ -327,22 +282,16 @@ fn a_bind_under_a_tree_that_was_moved_over_it_is_wrong() {
 }
 
 /// The source is mounted somewhere, but not where the image's link leads.
-#[test]
+#[test_if(own_namespace)]
 fn a_bind_beside_the_target_of_a_link_is_wrong() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&["real", "other"]);
     symlink("real", scene.image("data")).unwrap();
     scene.admit(&[scene.entry("right", "/data")]);
     is_refused(&scene.proved(&[scene.mounted("right", "other")]));
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn another_source_at_the_target_of_a_link_is_wrong() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&["real", "other"]);
     symlink("/real", scene.image("data")).unwrap();
     scene.admit(&[scene.entry("right", "/data")]);
@@ -354,11 +303,8 @@ fn another_source_at_the_target_of_a_link_is_wrong() {
 }
 
 /// The link leads out of the container's root. The kernel, as the runtime, stays in the root.
-#[test]
+#[test_if(own_namespace)]
 fn a_link_of_the_image_does_not_lead_out_of_the_root() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&["etc", "other"]);
     symlink("../../../../etc", scene.image("data")).unwrap();
     scene.admit(&[scene.entry("right", "/data/x")]);
@@ -366,11 +312,8 @@ fn a_link_of_the_image_does_not_lead_out_of_the_root() {
 }
 
 /// At the create the destination was a folder, and no link led to the place of the mount.
-#[test]
+#[test_if(own_namespace)]
 fn a_link_that_the_container_made_after_the_create_excuses_nothing() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&["data", "other"]);
     scene.admit(&[scene.entry("right", "/data")]);
     let container = scene.start(&[scene.mounted("right", "other")], || {});
@@ -383,11 +326,8 @@ fn a_link_that_the_container_made_after_the_create_excuses_nothing() {
 
 /// The walk to the destination would have to wait for a FUSE daemon. The table alone shows the
 /// other source there.
-#[test]
+#[test_if(own_namespace)]
 fn another_source_below_a_volume_of_a_daemon_is_wrong() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&[]);
     fs::create_dir(scene.host("fuse")).unwrap();
     let mut daemon = Command::new("bindfs");
@@ -409,22 +349,16 @@ fn another_source_below_a_volume_of_a_daemon_is_wrong() {
 
 /// Neither the spec nor the container has a `/proc`. The process is in a mount namespace of its
 /// own, and is no sandbox of gVisor.
-#[test]
+#[test_if(own_namespace)]
 fn a_container_without_proc_and_without_its_bind_is_wrong() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&["data"]);
     scene.admit(&[scene.entry("right", "/data")]);
     is_refused(&scene.prove(&Container::start(&scene.image(""), &[])));
 }
 
 /// The spec says after the admission what the runtime mounts; the guard admitted another bind.
-#[test]
+#[test_if(own_namespace)]
 fn a_spec_that_changed_after_the_admission_is_no_excuse() {
-    if !own_namespace() {
-        return;
-    }
     let image = ["data", "other"];
     type Change = fn(&Scene) -> (Vec<Value>, Vec<Inside>);
     let changes: [(&str, Change); 5] = [
@@ -464,11 +398,8 @@ fn a_spec_that_changed_after_the_admission_is_no_excuse() {
 }
 
 /// The added bind has the position of the recorded bind, and is mounted as the new spec says.
-#[test]
+#[test_if(own_namespace)]
 fn an_added_bind_does_not_excuse_the_recorded_bind_at_its_position() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&[]);
     let entry = scene.entry("right", "/data");
     scene.admit(std::slice::from_ref(&entry));
@@ -484,11 +415,8 @@ fn an_added_bind_does_not_excuse_the_recorded_bind_at_its_position() {
 }
 
 /// The annotations of the admitted spec count, because the node lets pods choose a mode.
-#[test]
+#[test_if(own_namespace)]
 fn an_annotation_that_was_added_after_the_admission_is_not_followed() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::with_image(&[]);
     scene.admit(&[scene.entry("right", "/data")]);
     scene.edit_spec(|spec| spec["annotations"]["bindguard.io/mode"] = "off".into());
@@ -496,11 +424,8 @@ fn an_annotation_that_was_added_after_the_admission_is_not_followed() {
 }
 
 /// As nvidia-container-runtime: a wrapper below the guard adds binds to config.json.
-#[test]
+#[test_if(own_namespace)]
 fn binds_that_a_wrapper_added_are_counted_and_not_refused() {
-    if !own_namespace() {
-        return;
-    }
     for is_first in [false, true] {
         let scene = Scene::with_image(&[]);
         let entry = scene.entry("right", "/data");

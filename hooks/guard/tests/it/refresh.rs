@@ -8,16 +8,13 @@ use bindguard_core::refresh_request::{Notify, NotifySignal};
 use bindguard_core::report::MountResult;
 use bindguard_guard::refresh::RefreshAct;
 use bindguard_testing::live::{Container, Inside, change};
-use bindguard_testing::rounds;
+use bindguard_testing::{rounds, test_if};
 use nix::mount::MsFlags;
 
 use crate::refresh_scene::{Scene, can_run, container_free, method, methods};
 
-#[test]
+#[test_if(can_run)]
 fn a_running_container_gets_the_new_file_and_keeps_its_flags() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with_keys(2);
     let container = scene.start(2).reading();
     let (mounts, before) = (container.mounts(), container.mounts_at("/etc/app/0"));
@@ -45,11 +42,8 @@ fn a_running_container_gets_the_new_file_and_keeps_its_flags() {
     assert_eq!((container.stop().failed, container_free(&scene)), (0, true));
 }
 
-#[test]
+#[test_if(can_run)]
 fn readers_never_see_anything_bad_while_the_volume_changes_at_full_speed() {
-    if !can_run() {
-        return;
-    }
     let updates = rounds(150, 10_000);
     let scene = Scene::with_keys(3);
     let container = scene.start(3).reading();
@@ -69,11 +63,8 @@ fn readers_never_see_anything_bad_while_the_volume_changes_at_full_speed() {
     assert!(seen.reads > updates, "{seen:?}");
 }
 
-#[test]
+#[test_if(can_run)]
 fn updates_while_the_refresh_works_lose_nothing() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with_keys(1);
     let container = scene.start(1).reading();
     let mounts = container.mounts();
@@ -100,11 +91,8 @@ fn updates_while_the_refresh_works_lose_nothing() {
 
 /// The reader blocks the signal until the end; the test finds the signal in the reader's pending
 /// set.
-#[test]
+#[test_if(can_run)]
 fn a_signal_is_sent_once_and_only_after_a_replacement() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with_keys(2);
     let container = Container::start_with(scene.root.path(), &scene.binds(2), || {
         nix::sys::signal::SigSet::all().thread_block().unwrap();
@@ -132,11 +120,8 @@ fn a_signal_is_sent_once_and_only_after_a_replacement() {
     assert_eq!(pending(), 1 << (nix::sys::signal::SIGUSR1 as u64 - 1));
 }
 
-#[test]
+#[test_if(can_run)]
 fn looking_changes_nothing() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with_keys(1);
     let container = scene.start(1);
     scene.pod.update(1);
@@ -149,11 +134,8 @@ fn looking_changes_nothing() {
     assert_eq!(container.read("etc/app/0").as_deref(), Some("0"));
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_removed_key_keeps_its_old_content_and_the_others_are_refreshed() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with_keys(2);
     let container = scene.start(2);
     scene.pod.update(1);
@@ -188,11 +170,8 @@ fn a_removed_key_keeps_its_old_content_and_the_others_are_refreshed() {
 
 /// The parent is private, slave (as with `rootfsPropagation: rslave`) or shared; the mount itself
 /// may be a slave.
-#[test]
+#[test_if(can_run)]
 fn the_propagation_of_the_mount_and_of_its_parent_stay() {
-    if !can_run() {
-        return;
-    }
     for parent in [MsFlags::MS_PRIVATE, MsFlags::MS_SLAVE, MsFlags::MS_SHARED] {
         let scene = Scene::with_keys(1);
         let container = Container::start_with(scene.root.path(), &scene.binds(1), || {
@@ -218,11 +197,8 @@ fn the_propagation_of_the_mount_and_of_its_parent_stay() {
     }
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_folder_as_sub_path_is_refreshed_as_a_whole() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with_keys(1);
     // `subPath` of a nested path binds the folder below the payload.
     let folder = |number: u64| {
@@ -244,11 +220,8 @@ fn a_folder_as_sub_path_is_refreshed_as_a_whole() {
 }
 
 /// A container must not change a file of the host through the agent: its own mount is read-only.
-#[test]
+#[test_if(can_run)]
 fn a_file_beneath_a_read_only_mount_is_not_touched() {
-    if !can_run() {
-        return;
-    }
     for is_read_only in [false, true] {
         let scene = Scene::with_keys(1);
         let container = Container::start_with(scene.root.path(), &scene.binds(1), || {

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use bindguard_testing::live::{Container, Inside};
-use bindguard_testing::{fuse, unmount};
+use bindguard_testing::{fuse, test_if, unmount};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::refresh_scene::can_attach_beneath;
@@ -81,11 +81,8 @@ impl Disk {
 const FUSE_DESTROY: u32 = 38;
 
 /// The kernel waits for the answer to the last request of a `fuseblk` mount: fuse(4).
-#[test]
+#[test_if(can_attach_beneath)]
 fn a_refresh_does_not_wait_for_the_end_of_the_old_mount() {
-    if !can_attach_beneath() {
-        return;
-    }
     let scene = Scene::new();
     let data = [Inside::of(scene.volume(), "data")];
     unmount(&scene.volume());
@@ -108,11 +105,8 @@ fn a_refresh_does_not_wait_for_the_end_of_the_old_mount() {
 
 /// The old mounts have a copy of a mount below that the host has unmounted: the call that detaches
 /// them returns when the server of the copy answers.
-#[test]
+#[test_if(can_attach_beneath)]
 fn a_detach_without_an_answer_has_the_result_of_the_mount_table() {
-    if !can_attach_beneath() {
-        return;
-    }
     let scene = HostRootScene::new();
     unmount(&scene.disk());
     let image = scene.bundle().join("image");

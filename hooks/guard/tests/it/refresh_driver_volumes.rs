@@ -15,7 +15,7 @@ use bindguard_guard::refresh::{
 };
 use bindguard_testing::live::{Container, Inside};
 use bindguard_testing::scene::tmpfs;
-use bindguard_testing::{Folder, Fuse, bind, helper};
+use bindguard_testing::{Folder, Fuse, bind, helper, test_if};
 
 use crate::refresh_scene::can_run;
 
@@ -123,11 +123,8 @@ fn both(content: &str) -> [Option<String>; 2] {
     [Some(content.to_owned()), Some(content.to_owned())]
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_rotated_certificate_reaches_the_running_container() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start();
     let elsewhere = [scene.pod().join("volumes/kubernetes.io~empty-dir/tls")];
@@ -145,11 +142,8 @@ fn a_rotated_certificate_reaches_the_running_container() {
 }
 
 /// A container with a writable bind could have made `..data`, also an init container that ended.
-#[test]
+#[test_if(can_run)]
 fn a_volume_that_a_container_may_write_is_refused() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start();
     scene.update(2);
@@ -176,11 +170,8 @@ fn a_volume_that_a_container_may_write_is_refused() {
     }
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_volume_of_a_claim_or_of_a_daemon_is_left_alone() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start();
     scene.update(2);
@@ -203,11 +194,8 @@ fn a_volume_of_a_claim_or_of_a_daemon_is_left_alone() {
 }
 
 /// Links as a hostile process would make them if it could write the volume.
-#[test]
+#[test_if(can_run)]
 fn hostile_links_lead_out_of_no_volume() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start();
     let outside = scene.folder.path().join("outside");

@@ -14,7 +14,7 @@ use bindguard_guard::refresh::{
     BoundMounts, REPLACE_TIMEOUT, RefreshAct, Refreshed, TuckRecords, refresh_container,
 };
 use bindguard_testing::live::{self, Container, Inside};
-use bindguard_testing::{Folder, helper, mount_of};
+use bindguard_testing::{Folder, helper, mount_of, test_if};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::json;
 
@@ -114,11 +114,8 @@ fn mount_tmpfs(place: &Path) {
     mount(kind, place, kind, none, Some("mode=755")).unwrap();
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_share_that_the_host_mounted_anew_arrives() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start(None);
     let before = container.mounts_at("/data");
@@ -132,11 +129,8 @@ fn a_share_that_the_host_mounted_anew_arrives() {
     assert!(scene.refresh(&container).mounts.is_empty());
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_path_that_a_user_may_change_is_refused() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start(None);
     scene.mount_anew("2");
@@ -155,11 +149,8 @@ fn a_path_that_a_user_may_change_is_refused() {
 
 /// A container renames the folder of another mount to the path: a mount point of the host does not
 /// keep a container from that.
-#[test]
+#[test_if(can_run)]
 fn a_path_that_a_container_may_change_is_refused() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start(Some(Inside::writable("/mnt/p".into(), "parent")));
     fs::create_dir("/mnt/p/secret").unwrap();
@@ -181,11 +172,8 @@ fn a_path_that_a_container_may_change_is_refused() {
     assert_eq!(container.read("data/file").as_deref(), Some("1"));
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_link_on_the_way_is_not_followed() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     symlink("/mnt/p", "/mnt/link").unwrap();
     scene.bind("/mnt/link/share".as_ref());

@@ -29,7 +29,7 @@ use bindguard_sys::Handle;
 use bindguard_sys::replace::CloneSettings;
 use bindguard_testing::live::{self, Container, Inside};
 use bindguard_testing::{
-    Folder, Fuse, bind, deny_call, helper, mount_tmpfs, mounts_of_host, skipped,
+    Folder, Fuse, bind, deny_call, helper, mount_tmpfs, mounts_of_host, skipped, test_if,
 };
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -149,11 +149,8 @@ fn link_to_next(scene: &Scene, content: &str) {
     fs::rename(scene.at("next"), scene.at("app.conf")).unwrap();
 }
 
-#[test]
+#[test_if(can_run)]
 fn each_way_of_replacing_a_file_reaches_the_container() {
-    if !can_run() {
-        return;
-    }
     let ways: [Replace; 5] = [
         rename_over,
         rename_away,
@@ -209,11 +206,8 @@ fn each_way_of_replacing_a_file_reaches_the_container() {
     }
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_file_that_is_gone_keeps_its_old_content() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start();
     fs::remove_file(scene.at("app.conf")).unwrap();
@@ -259,11 +253,8 @@ impl CurrentFiles for Unlisted<'_> {
 }
 
 /// The journal had no line about the new mount, and the application got no signal.
-#[test]
+#[test_if(can_run)]
 fn a_refresh_that_cannot_look_again_reports_what_it_replaced() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start();
     rename_over(&scene, "1");
@@ -283,11 +274,8 @@ fn a_refresh_that_cannot_look_again_reports_what_it_replaced() {
 
 /// A container may write the directory through another bind: it must not get a file that it was not
 /// given.
-#[test]
+#[test_if(can_run)]
 fn a_symlink_out_of_the_directory_is_refused() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     fs::write(scene.folder.path().join("elsewhere/secret"), "9").unwrap();
     for target in [
@@ -307,11 +295,8 @@ fn a_symlink_out_of_the_directory_is_refused() {
 
 /// The directory's path leads elsewhere now, and anyone may have put it there: `/tmp` is writable
 /// for all.
-#[test]
+#[test_if(can_run)]
 fn a_file_of_another_directory_is_never_shown() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start();
     let (conf, moved) = (
@@ -334,11 +319,8 @@ fn a_file_of_another_directory_is_never_shown() {
 /// The filesystem of the file is mounted anew, as by LXCFS (lxc/lxcfs#701). A user of the host may
 /// have led the way there: `/tmp` is writable for all. A file of the container in the same place is
 /// none of the spec's.
-#[test]
+#[test_if(can_run)]
 fn a_file_of_another_filesystem_is_found_unless_the_container_mounted_it() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let conf = scene.folder.path().join("conf");
     let own = scene.folder.path().join("root/own");
@@ -386,11 +368,8 @@ fn a_file_of_a_silent_daemon_is_not_waited_for() {
 }
 
 /// The container may have remounted its mount, or have a file of its own with that name in place.
-#[test]
+#[test_if(can_run)]
 fn a_new_mount_of_a_file_denies_what_the_spec_denies() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let none = None::<&str>;
     let writable = MsFlags::MS_REMOUNT | MsFlags::MS_BIND;
@@ -411,11 +390,8 @@ fn a_new_mount_of_a_file_denies_what_the_spec_denies() {
 
 /// When the old file is removed, the kernel detaches what is mounted on it: here it stays as a
 /// backup.
-#[test]
+#[test_if(can_run)]
 fn a_mount_of_the_container_over_it_stays() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     fs::write(scene.folder.path().join("root/own"), "7").unwrap();
     let container = scene.start_with(|| {
@@ -444,11 +420,8 @@ fn a_mount_of_the_container_over_it_stays() {
     );
 }
 
-#[test]
+#[test_if(can_run)]
 fn binds_of_directories_are_left_out() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let (directory, gone) = (
         scene.folder.path().join("conf"),
@@ -486,11 +459,8 @@ fn waits() {
 
 /// The process that Kata names for a container is the virtual machine's, with the node's own
 /// mounts; gVisor's is its kernel.
-#[test]
+#[test_if(can_run)]
 fn a_sandbox_is_never_entered() {
-    if !can_run() {
-        return;
-    }
     let (files, _) = BoundFiles::open(Vec::new(), 1, &NO_OTHERS);
     let refused = |mut command: Command| {
         let mut program = command.spawn().unwrap();
@@ -538,11 +508,8 @@ fn a_sandbox_is_never_entered() {
 }
 
 /// A pod has the socket of a daemon that was restarted.
-#[test]
+#[test_if(can_run)]
 fn a_socket_that_was_made_anew_is_attached() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let listen = || {
         fs::remove_file(scene.at("app.conf")).unwrap();
@@ -583,11 +550,8 @@ fn only_sources_outside_of_the_kubelets_folders_are_files_of_the_host() {
 
 /// A new mount on a shared mount would reach the host, and other containers. No caller can forget
 /// the rule.
-#[test]
+#[test_if(can_run)]
 fn a_file_on_a_shared_mount_is_refused_by_default() {
-    if !can_run() {
-        return;
-    }
     for (place, reason) in [
         ("/", RefusedReason::ParentIsShared),
         (PLACE, RefusedReason::MountIsShared),
@@ -604,11 +568,8 @@ fn a_file_on_a_shared_mount_is_refused_by_default() {
 
 /// `-v /srv:/etc:rshared -v app.conf:/etc/app.conf`: a mount that is attached in the container
 /// appears on the host, and a detach removes the host's.
-#[test]
+#[test_if(can_run)]
 fn a_refresh_below_a_peer_of_a_mount_of_the_host_changes_no_mount_of_the_host() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let srv = scene.folder.path().join("elsewhere");
     mount_tmpfs(&srv);

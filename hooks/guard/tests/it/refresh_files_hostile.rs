@@ -20,7 +20,7 @@ use bindguard_guard::refresh::{
 };
 use bindguard_testing::hostile_process::{self, HostileProcess, Step, errno};
 use bindguard_testing::live::{Container, Inside};
-use bindguard_testing::{bind, helper, rounds};
+use bindguard_testing::{bind, helper, rounds, test_if};
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
@@ -148,11 +148,8 @@ fn shown(container: &Container) -> String {
     container.read("app/.env").unwrap()
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_link_of_the_container_never_leads_out_of_its_volume() {
-    if !can_run() {
-        return;
-    }
     // Links in the file's folder, and one and two levels above; by `..`, by the whole path, and
     // through a second link.
     for (link, target) in [
@@ -187,11 +184,8 @@ fn a_link_of_the_container_never_leads_out_of_its_volume() {
     }
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_link_of_another_container_is_refused() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let victim = Container::start(scene.root.path(), &[scene.file()]);
     let other_root = tempfile::tempdir().unwrap();
@@ -214,11 +208,8 @@ fn a_link_of_another_container_is_refused() {
 
 /// The tables are read in turn, and no longer than needed: some containers with large tables must
 /// not fill the agent's memory.
-#[test]
+#[test_if(can_run)]
 fn no_table_is_read_after_that_of_a_container_that_leads() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start();
     fs::rename(inside(&container, CONF), inside(&container, "data/a/old")).unwrap();
@@ -270,11 +261,8 @@ const HIDING: [Step; 2] = [
     },
 ];
 
-#[test]
+#[test_if(can_run)]
 fn a_container_that_hides_its_mounts_in_namespaces_of_its_own_leads_nowhere() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let victim = Container::start(scene.root.path(), &[scene.file()]);
     let other_root = tempfile::tempdir().unwrap();
@@ -309,11 +297,8 @@ impl Drop for Ends<'_> {
 
 /// renameat2(2) with RENAME_EXCHANGE, without a pause: the folder, a link to the secret, and a
 /// folder of the container's own.
-#[test]
+#[test_if(can_run)]
 fn an_exchange_in_a_loop_never_shows_a_file_from_outside() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start();
     symlink("../../secret", inside(&container, "data/a/link")).unwrap();
@@ -360,11 +345,8 @@ fn an_exchange_in_a_loop_never_shows_a_file_from_outside() {
 
 /// The container does not see a host mount in its volume, so the container can rename the mount
 /// point.
-#[test]
+#[test_if(can_run)]
 fn a_mount_point_that_the_container_renamed_is_refused() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start();
     fs::create_dir(scene.at("data/a/vault")).unwrap();
@@ -391,11 +373,8 @@ fn a_mount_point_that_the_container_renamed_is_refused() {
     });
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_file_mounted_on_the_name_is_refused() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start();
     scene.write("1");
@@ -411,11 +390,8 @@ fn a_file_mounted_on_the_name_is_refused() {
 
 /// A volume that the container may write contains the folder above the file's folder. A second
 /// volume hides a part of that folder.
-#[test]
+#[test_if(can_run)]
 fn a_hidden_part_of_a_volume_is_not_given() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     fs::create_dir(scene.at("data/hidden")).unwrap();
     fs::write(scene.at("data/hidden/.env"), "SECRET").unwrap();
@@ -448,11 +424,8 @@ fn a_hidden_part_of_a_volume_is_not_given() {
 }
 
 /// The way stays in the volume, or the container has the whole host: nothing new is given.
-#[test]
+#[test_if(can_run)]
 fn a_container_that_has_the_file_anyway_gets_it() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start();
     fs::rename(inside(&container, CONF), inside(&container, "data/a/v1")).unwrap();
@@ -484,11 +457,8 @@ fn a_container_that_has_the_file_anyway_gets_it() {
 }
 
 /// systemd removes a RuntimeDirectory= and makes it anew: only root may write the folders above.
-#[test]
+#[test_if(can_run)]
 fn a_folder_that_root_made_anew_is_followed() {
-    if !can_run() {
-        return;
-    }
     for is_renamed in [false, true] {
         let scene = Scene::new();
         let container = Container::start(scene.root.path(), &[scene.file()]);
@@ -508,11 +478,8 @@ fn a_folder_that_root_made_anew_is_followed() {
 
 /// A user other than root may have put the folder there: its owner, its group, or everyone, with or
 /// without a sticky bit.
-#[test]
+#[test_if(can_run)]
 fn a_folder_that_a_user_may_have_made_is_refused() {
-    if !can_run() {
-        return;
-    }
     for (owner, mode) in [(1000, 0o755), (0, 0o775), (0, 0o757), (0, 0o1777)] {
         for is_renamed in [false, true] {
             let scene = Scene::new();
@@ -542,11 +509,8 @@ fn a_folder_that_a_user_may_have_made_is_refused() {
     }
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_link_that_a_user_may_have_made_is_refused() {
-    if !can_run() {
-        return;
-    }
     for (owner, mode, link_owner, expected) in [
         (0, 0o755, 0, None),
         (0, 0o755, 1000, Some(RefusedReason::LinkOfUser)),
@@ -571,11 +535,8 @@ fn a_link_that_a_user_may_have_made_is_refused() {
     }
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_file_of_another_type_is_refused() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start();
     fs::remove_file(scene.at(CONF).join(".env")).unwrap();
@@ -591,11 +552,8 @@ fn a_file_of_another_type_is_refused() {
 
 /// link(2) works only within a mount: a container can link only files that its binds show. A hard
 /// link that root made is root's decision.
-#[test]
+#[test_if(can_run)]
 fn a_hard_link_needs_no_rule() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let binds = [
         scene.file(),

@@ -11,7 +11,7 @@ use bindguard_core::report::AttachMethod;
 use bindguard_core::report::MountResult;
 use bindguard_guard::refresh::RefreshAct;
 use bindguard_testing::live::{self, Container, Inside};
-use bindguard_testing::{mount_tmpfs, mounts_of_host, rounds, unmount};
+use bindguard_testing::{mount_tmpfs, mounts_of_host, rounds, test_if, unmount};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
@@ -19,11 +19,8 @@ use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 use crate::refresh_scene::host_root::{Scene, can_record};
 use crate::refresh_scene::{self, can_attach_beneath, can_run};
 
-#[test]
+#[test_if(can_run)]
 fn a_private_bind_releases_what_the_host_unmounted() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start();
     unmount(&scene.disk());
@@ -58,11 +55,8 @@ fn a_private_bind_releases_what_the_host_unmounted() {
 
 /// The create wrote rslave into the spec. The runtime bound a mount that it had made private before,
 /// because the container's root filesystem is a plain folder on that mount.
-#[test]
+#[test_if(can_run)]
 fn a_bind_that_the_runtime_made_private_is_refreshed() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     scene.write_spec(&["rslave"], &[]);
     let container = scene.start_with(|| {});
@@ -80,11 +74,8 @@ fn a_bind_that_the_runtime_made_private_is_refreshed() {
 }
 
 /// Such a bind keeps no mount of the host alive, and the mounts below are not its container's.
-#[test]
+#[test_if(can_run)]
 fn a_bind_that_is_not_recursive_is_not_refreshed() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     scene.write_spec(&["private"], &[]);
     let config = scene.bundle().join("config.json");
@@ -104,11 +95,8 @@ fn remount(place: &Path, flags: MsFlags) {
     mount(None::<&str>, place, None::<&str>, flags, None::<&str>).unwrap();
 }
 
-#[test]
+#[test_if(can_run)]
 fn the_new_mounts_are_as_restricted_as_the_old_ones() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     // The runtime's mount is nosuid, and has lost the `ro` of the spec.
     scene.write_spec(&["rprivate", "ro", "rnodev"], &[]);
@@ -136,11 +124,8 @@ fn the_new_mounts_are_as_restricted_as_the_old_ones() {
     assert!(container.mounts_at("/host/disk/nested").is_empty());
 }
 
-#[test]
+#[test_if(can_run)]
 fn mounts_of_the_container_stay() {
-    if !can_run() {
-        return;
-    }
     for place in ["/host/later", "/host/disk"] {
         let scene = Scene::new();
         scene.write_spec(&["rprivate"], &["CAP_SYS_ADMIN"]);
@@ -156,11 +141,8 @@ fn mounts_of_the_container_stay() {
 }
 
 /// A process with `CAP_SYS_ADMIN` could have mounted the disk itself.
-#[test]
+#[test_if(can_run)]
 fn a_copy_stays_if_the_container_may_have_mounted_it() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     scene.write_spec(&["rprivate"], &["CAP_SYS_ADMIN"]);
     let container = scene.start();
@@ -169,11 +151,8 @@ fn a_copy_stays_if_the_container_may_have_mounted_it() {
     assert_eq!(container.read("host/disk/file").as_deref(), Some("disk"));
 }
 
-#[test]
+#[test_if(can_run)]
 fn policy_and_the_spec_decide_as_at_a_create() {
-    if !can_run() {
-        return;
-    }
     let refused = |options: &[&str], policy: Policy, reason| {
         let mut scene = Scene::new();
         scene.write_spec(options, &[]);
@@ -206,33 +185,24 @@ fn policy_and_the_spec_decide_as_at_a_create() {
     assert!(scene.refresh(&scene.start()).mounts.is_empty(), "off");
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_source_that_is_private_on_the_host_is_refused() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     live::change(Path::new("/"), MsFlags::MS_PRIVATE | MsFlags::MS_REC);
     let container = scene.start();
     scene.is_refused(&container, RefusedReason::PrivateOnHost);
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_mount_that_would_reach_the_host_is_refused() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start_with(|| live::change(Path::new("/"), MsFlags::MS_SHARED));
     scene.is_refused(&container, RefusedReason::ParentIsShared);
 }
 
 /// The mounts of the host are locked there: the container sees nothing beneath them.
-#[test]
+#[test_if(can_run)]
 fn a_container_with_a_user_namespace_gets_the_mounts_of_now() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = Container::start_in_user_namespace(scene.root.path(), &[scene.bind()]);
     unmount(&scene.disk());
@@ -256,11 +226,8 @@ fn a_container_with_a_user_namespace_gets_the_mounts_of_now() {
 }
 
 /// Without a step that makes the old mounts private, their detach unmounts the host's.
-#[test]
+#[test_if(can_run)]
 fn mounts_below_that_are_peers_of_the_hosts_are_detached_alone() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let nested = scene.disk().join("nested");
     fs::create_dir(&nested).unwrap();
@@ -285,11 +252,8 @@ fn mounts_below_that_are_peers_of_the_hosts_are_detached_alone() {
 }
 
 /// A container with `CAP_SYS_ADMIN` mounts over the bind and in the bind while refreshes run.
-#[test]
+#[test_if(can_run)]
 fn a_container_that_mounts_all_the_time_reaches_nothing_of_the_host() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     scene.write_spec(&["rprivate"], &["CAP_SYS_ADMIN"]);
     let mount_for_ever = || {
@@ -323,11 +287,8 @@ fn a_container_that_mounts_all_the_time_reaches_nothing_of_the_host() {
 }
 
 /// As after a kill between the attach and the detach.
-#[test]
+#[test_if(can_attach_beneath)]
 fn a_refresh_that_was_interrupted_is_finished() {
-    if !can_attach_beneath() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start();
     unmount(&scene.disk());
@@ -357,11 +318,8 @@ fn a_refresh_that_was_interrupted_is_finished() {
 }
 
 /// The record distinguishes the copies of the create from mounts that a privileged container made.
-#[test]
+#[test_if(can_record)]
 fn a_privileged_container_is_refreshed_by_its_record() {
-    if !can_record() {
-        return;
-    }
     let (mut scene, container) = Scene::recorded(|| {});
     scene.policy.host_root = Mode::Repair;
     unmount(&scene.disk());

@@ -18,7 +18,7 @@ use bindguard_testing::held_memory::{
     Executing, Unwritable, blocks_readers, hold_memory, unless_it_hangs,
 };
 use bindguard_testing::live::{Container, Inside, change, kernel};
-use bindguard_testing::{bind, helper, mount_tmpfs, mounts_of_host, skipped};
+use bindguard_testing::{bind, helper, mount_tmpfs, mounts_of_host, skipped, test_if};
 use nix::fcntl::{OFlag, openat};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
@@ -30,11 +30,8 @@ use crate::refresh_scene::{Scene, can_run, method, methods, refusal};
 /// The container mounted its own file over the subpath, or over the folder that it is in. (When the
 /// kubelet removes the old file, the kernel detaches what is mounted on it: here the old payload is
 /// still there.)
-#[test]
+#[test_if(can_run)]
 fn a_mount_of_the_container_over_it_stays() {
-    if !can_run() {
-        return;
-    }
     for over in ["/etc/app/0", "/etc/app"] {
         let scene = Scene::with_keys(1);
         let own = scene.root.path().join("own");
@@ -68,11 +65,8 @@ fn a_mount_of_the_container_over_it_stays() {
 
 /// `mount --bind FILE FILE` and a remount change a file's flags: the mount of the container must
 /// stay, in front of the stale mount.
-#[test]
+#[test_if(can_run)]
 fn a_bind_of_the_file_over_itself_stays() {
-    if !can_run() {
-        return;
-    }
     for own in ["/etc/app/0", "/etc/app/1"] {
         let scene = Scene::with_keys(2);
         let container = Container::start_with(scene.root.path(), &scene.binds(2), || {
@@ -108,11 +102,8 @@ fn a_bind_of_the_file_over_itself_stays() {
 }
 
 /// The mount table names a path; by the time of the refresh a symlink has a name on that path.
-#[test]
+#[test_if(can_run)]
 fn a_symlink_on_the_way_is_never_followed() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with_keys(1);
     let container = scene.start(1);
     // The container replaces the parent folder of its mount by a symlink to another folder.
@@ -135,11 +126,8 @@ fn a_symlink_on_the_way_is_never_followed() {
 
 /// A thread of the container's init holds the init's mmap_lock: a reader of its command line or its
 /// memory would hang.
-#[test]
+#[test_if(can_run)]
 fn a_container_that_holds_its_memory_is_refreshed() {
-    if !can_run() {
-        return;
-    }
     let Some(files) = Unwritable::mounted() else {
         return;
     };
@@ -180,11 +168,8 @@ fn a_container_that_holds_its_memory_is_refreshed() {
     );
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_container_that_unmounted_its_subpath_is_left_alone() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with_keys(1);
     let container = Container::start_with(scene.root.path(), &scene.binds(1), || {
         umount2("/etc/app/0", MntFlags::MNT_DETACH).unwrap();
@@ -200,11 +185,8 @@ fn a_container_that_unmounted_its_subpath_is_left_alone() {
 
 /// The init executes a program, and the kernel closes a file of a FUSE daemon of the container that
 /// never answers: readers of most files of the init would hang.
-#[test]
+#[test_if(can_run)]
 fn an_init_that_hangs_in_execve_does_not_delay_the_refresh() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with_keys(1);
     let enter_own = || unshare(CloneFlags::CLONE_NEWNS).unwrap();
     let Some(executing) = Executing::start_after(enter_own) else {
@@ -238,11 +220,8 @@ fn an_init_that_hangs_in_execve_does_not_delay_the_refresh() {
 
 /// The new mount starts as a clone of a mount in the host's peer group. A container that makes its
 /// stale mount shared must not stay in that group: its next mount would appear on the host.
-#[test]
+#[test_if(can_run)]
 fn a_container_that_shares_its_mount_reaches_no_mount_of_the_host() {
-    if !can_run() {
-        return;
-    }
     for own_type in [MsFlags::MS_SHARED, MsFlags::MS_SLAVE] {
         let scene = Scene::with_keys(1);
         let container = scene.start(1);
@@ -275,11 +254,8 @@ fn a_container_that_shares_its_mount_reaches_no_mount_of_the_host() {
 
 /// `mountPropagation: Bidirectional` of a folder with a subPath in it: a mount that is attached in
 /// the container appears on the host.
-#[test]
+#[test_if(can_run)]
 fn a_refresh_below_a_peer_of_a_mount_of_the_host_changes_no_mount_of_the_host() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with_keys(1);
     let folder = tempfile::tempdir().unwrap();
     mount_tmpfs(folder.path());

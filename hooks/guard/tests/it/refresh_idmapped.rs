@@ -13,7 +13,7 @@ use bindguard_core::spec::SpecUsers;
 use bindguard_guard::refresh::{RefreshAct, Refreshed};
 use bindguard_testing::hostile_process::slow_fuse;
 use bindguard_testing::live::{self, Container, Inside};
-use bindguard_testing::mounts_of_host;
+use bindguard_testing::{mounts_of_host, test_if};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 
@@ -69,11 +69,8 @@ fn refresh(scene: &Scene, container: &Container, ids: &str) -> Refreshed {
 }
 
 /// As runc mounts a volume of a pod with `hostUsers: false`: `idmap` is for the top mount alone.
-#[test]
+#[test_if(can_run)]
 fn an_idmapped_volume_with_a_mount_in_it_arrives_by_propagation() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::of_an_unprivileged_container("rprivate");
     scene.mount_below("1");
     let Some(container) = start(&scene) else {
@@ -107,11 +104,8 @@ fn an_idmapped_volume_with_a_mount_in_it_arrives_by_propagation() {
     }
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_volume_with_other_ids_than_the_containers_is_refused() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::of_an_unprivileged_container("rprivate");
     let Some(container) = start(&scene) else {
         return;
@@ -137,11 +131,8 @@ fn a_volume_with_other_ids_than_the_containers_is_refused() {
 }
 
 /// fuse(4): a daemon that does not set `FUSE_ALLOW_IDMAP`.
-#[test]
+#[test_if(can_run)]
 fn a_new_filesystem_that_cannot_be_idmapped_is_refused() {
-    if !can_run() {
-        return;
-    }
     let Ok(device) = File::options().read(true).write(true).open("/dev/fuse") else {
         bindguard_testing::skipped("no /dev/fuse");
         return;

@@ -10,18 +10,15 @@ use bindguard_guard::refresh::{
 };
 use bindguard_testing::live;
 use bindguard_testing::live::Container;
-use bindguard_testing::{helper, rounds};
+use bindguard_testing::{helper, rounds, test_if};
 use nix::mount::MsFlags;
 
 use crate::refresh_scene::{Scene, can_run, supervised};
 
 /// The agent and an operator refresh at once: the later refresh waits for the lock. A container
 /// that locks its own namespace delays the refresh for a second, and loses only its own refresh.
-#[test]
+#[test_if(can_run)]
 fn a_container_that_locks_itself_is_told() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with_keys(1);
     let container = scene.start(1);
     let namespace = container.namespace();
@@ -48,11 +45,8 @@ fn a_container_that_locks_itself_is_told() {
 }
 
 /// The agent is killed with its child, as by a cgroup's end, at any moment.
-#[test]
+#[test_if(can_run)]
 fn killed_at_any_moment_leaves_whole_content_and_the_next_refresh_finishes() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with_keys(2);
     let container = scene.start(2).reading();
     let before = (container.mounts(), container.propagation_at("/"));
@@ -80,11 +74,8 @@ fn killed_at_any_moment_leaves_whole_content_and_the_next_refresh_finishes() {
 
 /// Killed with its child before each of its mount calls, as by a cgroup's end, on a kernel that
 /// tucks: for a moment the container's root is shared, and then the new mount.
-#[test]
+#[test_if(can_run)]
 fn killed_in_a_tuck_leaves_whole_content_and_the_next_refresh_restores_the_propagation() {
-    if !can_run() {
-        return;
-    }
     let (scene, mut version) = (Scene::with_keys(2), 0);
     for parent in [MsFlags::MS_PRIVATE, MsFlags::MS_SLAVE, MsFlags::MS_SHARED] {
         let container = Container::start_with(scene.root.path(), &scene.binds(2), || {
@@ -132,11 +123,8 @@ fn killed_in_a_tuck_leaves_whole_content_and_the_next_refresh_restores_the_propa
 
 /// The record has the mounts that a tuck changes, not the container's table: 2,000 mounts were 440
 /// kB in /run.
-#[test]
+#[test_if(can_run)]
 fn the_record_of_a_tuck_does_not_grow_with_the_mount_table() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with_keys(2);
     let container = Container::start_with(scene.root.path(), &scene.binds(2), || {
         live::make_mounts(2000)
@@ -165,11 +153,8 @@ fn the_record_of_a_tuck_does_not_grow_with_the_mount_table() {
 }
 
 /// The kubelet's clean-up detaches the stale mount in the next refresh's place.
-#[test]
+#[test_if(can_run)]
 fn killed_in_a_tuck_and_cleaned_up_by_the_kubelet_keeps_one_mount() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with_keys(1);
     let container = scene.start(1);
     let look = || {
@@ -193,11 +178,8 @@ fn killed_in_a_tuck_and_cleaned_up_by_the_kubelet_keeps_one_mount() {
 }
 
 /// A container that shares its own root has the pid of a container that ended.
-#[test]
+#[test_if(can_run)]
 fn a_record_changes_no_mount_that_the_refresh_did_not_share() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with_keys(1);
     let container = Container::start_with(scene.root.path(), &scene.binds(1), || {
         live::change("/".as_ref(), MsFlags::MS_SHARED);
@@ -240,11 +222,8 @@ fn without_peers(line: &str) -> String {
 }
 
 /// Containers that end at the very moment of their refresh.
-#[test]
+#[test_if(can_run)]
 fn a_container_that_ends_meanwhile_leaves_nothing() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with_keys(1);
     // Mounts of parallel tests on this machine come and go.
     let (pod, root) = (scene.pod.directory(), scene.root.path().to_owned());
@@ -289,11 +268,8 @@ fn a_container_that_ends_meanwhile_leaves_nothing() {
     assert_eq!(mounts(), before);
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_container_that_ended_is_an_error_and_nothing_more() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with_keys(1);
     let container = scene.start(1);
     scene.pod.update(1);

@@ -18,7 +18,7 @@ use bindguard_guard::refresh::{
     Refreshed, Release, TuckRecords, refresh_container, release_copies,
 };
 use bindguard_testing::live::{self, Container};
-use bindguard_testing::{mounts_of_host, unmount};
+use bindguard_testing::{mounts_of_host, test_if, unmount};
 use nix::libc;
 
 use crate::refresh_files::{self, NO_OTHERS, PLACE, spec};
@@ -93,11 +93,8 @@ fn releases() {
     release_copies(&helper, &process, Some(&spec), &roots, |_, _| true, extent).unwrap();
 }
 
-#[test]
+#[test_if(can_record)]
 fn a_release_that_is_killed_before_each_call_is_finished_by_the_next_one() {
-    if !can_record() {
-        return;
-    }
     let mut was_killed_before_umount = 0;
     for calls in 0..MAX_CALLS {
         let (scene, container) = host_root::Scene::recorded(|| {});
@@ -171,11 +168,8 @@ fn refreshes_a_file_without_a_detach() {
 }
 
 /// The old mount is still in the table.
-#[test]
+#[test_if(can_run)]
 fn a_detach_that_hangs_before_it_begins_is_a_failure_and_finished_later() {
-    if !can_run() {
-        return;
-    }
     let scene = refresh_files::Scene::new();
     let container = scene.start();
     let before = container.mounts();
@@ -192,11 +186,8 @@ fn a_detach_that_hangs_before_it_begins_is_a_failure_and_finished_later() {
     assert_eq!(container.mounts(), before);
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_refresh_of_a_file_that_is_killed_before_each_call_is_finished_by_the_next_one() {
-    if !can_run() {
-        return;
-    }
     for has_beneath in [false, true] {
         let scene = refresh_files::Scene::new();
         let container = scene.start().reading();
@@ -257,11 +248,8 @@ fn proves() {
 }
 
 /// The proof is repeated if the runtime's `start` is repeated.
-#[test]
+#[test_if(can_record)]
 fn a_proof_that_is_killed_before_each_call_leaves_a_whole_record() {
-    if !can_record() {
-        return;
-    }
     let mut without_record = 0;
     for calls in 0..MAX_CALLS {
         let scene = host_root::Scene::for_record();
@@ -320,11 +308,8 @@ fn refreshes_a_host_root() {
 }
 
 /// No record says which of two mounts of the host's root a refresh made.
-#[test]
+#[test_if(can_run)]
 fn a_refresh_of_a_host_root_that_is_killed_before_each_call_is_finished_by_the_next_one() {
-    if !can_run() {
-        return;
-    }
     let mut was_killed_between = 0;
     for calls in 0..MAX_CALLS {
         let scene = host_root::Scene::new();

@@ -8,18 +8,15 @@ use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{AttachMethod, MountResult};
 use bindguard_guard::refresh::{CurrentFiles, RefreshAct};
 use bindguard_testing::live::{self, Container};
-use bindguard_testing::{Fuse, bind, mount_tmpfs, mounts_of_host, unmount};
+use bindguard_testing::{Fuse, bind, mount_tmpfs, mounts_of_host, test_if, unmount};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::refresh_scene::host_root::can_record;
 use crate::refresh_scene::volume::Scene;
 use crate::refresh_scene::{can_run, failure, refusal};
 
-#[test]
+#[test_if(can_run)]
 fn each_new_mount_of_the_host_arrives_with_the_restrictions_of_the_old_one() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start().reading();
     let (mounts, before) = (container.mounts(), container.mounts_at("/data"));
@@ -40,11 +37,8 @@ fn each_new_mount_of_the_host_arrives_with_the_restrictions_of_the_old_one() {
 }
 
 /// The agent and the command line may refresh a container at the same time.
-#[test]
+#[test_if(can_run)]
 fn a_refresh_that_waited_for_another_one_knows_its_mount() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start();
     let waiting = scene.bound_mounts();
@@ -64,11 +58,8 @@ fn a_refresh_that_waited_for_another_one_knows_its_mount() {
     assert_eq!(container.read("data/0").as_deref(), Some("5"));
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_recursive_bind_gets_the_mounts_below_the_volume() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start();
     scene.mount_anew("2");
@@ -83,11 +74,8 @@ fn a_recursive_bind_gets_the_mounts_below_the_volume() {
     assert_eq!(container.read("data/nested/file").as_deref(), Some("below"));
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_recursive_bind_is_refreshed_again_with_mounts_below() {
-    if !can_run() {
-        return;
-    }
     for (option, by_propagation) in [
         ("rprivate", false),
         ("rslave", false),
@@ -136,11 +124,8 @@ fn a_recursive_bind_is_refreshed_again_with_mounts_below() {
     }
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_mount_below_that_a_privileged_container_may_have_made_is_not_lost() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     scene.mount_below("1");
     let container = scene.start_tree();
@@ -151,11 +136,8 @@ fn a_mount_below_that_a_privileged_container_may_have_made_is_not_lost() {
 }
 
 /// The record of the create shows which mounts in the volume are copies of mounts of the host.
-#[test]
+#[test_if(can_record)]
 fn a_mount_below_goes_with_the_volume_of_a_privileged_container_by_its_record() {
-    if !can_record() {
-        return;
-    }
     for is_mounted_by_container in [false, true] {
         let scene = Scene::with_options(&["rprivate"]);
         scene.mount_below("1");
@@ -165,11 +147,8 @@ fn a_mount_below_goes_with_the_volume_of_a_privileged_container_by_its_record() 
 }
 
 /// The mounts of a refresh are younger than the record of the create.
-#[test]
+#[test_if(can_record)]
 fn a_mount_below_that_a_refresh_attached_goes_with_the_next_volume() {
-    if !can_record() {
-        return;
-    }
     for is_mounted_by_container in [false, true] {
         let scene = Scene::with_options(&["rprivate"]);
         let container = scene.start_tree_recorded();
@@ -203,11 +182,8 @@ fn only_a_mount_of_the_host_goes(
 }
 
 /// A driver that renews a token mounts over the old mount, and may unmount the new mount again.
-#[test]
+#[test_if(can_run)]
 fn of_stacked_mounts_the_topmost_arrives() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start();
     let mounts = container.mounts();
@@ -228,11 +204,8 @@ fn of_stacked_mounts_the_topmost_arrives() {
     }
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_tree_of_64_mounts_arrives_whole_where_only_propagation_attaches() {
-    if !can_run() {
-        return;
-    }
     for option in ["rprivate", "rslave"] {
         let scene = Scene::of_an_unprivileged_container(option);
         let container = scene.start_where_only_propagation_attaches();
@@ -259,11 +232,8 @@ fn a_tree_of_64_mounts_arrives_whole_where_only_propagation_attaches() {
     }
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_volume_without_mounts_in_it_is_replaced_where_only_propagation_attaches() {
-    if !can_run() {
-        return;
-    }
     for options in [&["bind", "ro"][..], &["rbind", "rprivate", "ro"]] {
         let scene = Scene::with_bind(options);
         let container = scene.start_where_only_propagation_attaches();
@@ -284,11 +254,8 @@ fn a_volume_without_mounts_in_it_is_replaced_where_only_propagation_attaches() {
     }
 }
 
-#[test]
+#[test_if(can_run)]
 fn mounts_of_the_container_stay() {
-    if !can_run() {
-        return;
-    }
     for place in ["/data", "/data/cache"] {
         let scene = Scene::new();
         fs::create_dir(scene.volume().join("cache")).unwrap();
@@ -301,11 +268,8 @@ fn mounts_of_the_container_stay() {
     }
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_mount_that_would_reach_the_host_is_refused() {
-    if !can_run() {
-        return;
-    }
     for (place, reason) in [
         ("/", RefusedReason::ParentIsShared),
         ("/data", RefusedReason::MountIsShared),
@@ -319,11 +283,8 @@ fn a_mount_that_would_reach_the_host_is_refused() {
     }
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_new_mount_that_does_not_answer_is_refused() {
-    if !can_run() {
-        return;
-    }
     let Some(mut fuse) = Fuse::mounted() else {
         return;
     };
@@ -338,11 +299,8 @@ fn a_new_mount_that_does_not_answer_is_refused() {
     drop(fuse.device.take());
 }
 
-#[test]
+#[test_if(can_run)]
 fn without_a_mount_on_the_host_the_old_one_stays() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start();
     umount2(&scene.volume(), MntFlags::MNT_DETACH).unwrap();
@@ -351,11 +309,8 @@ fn without_a_mount_on_the_host_the_old_one_stays() {
 }
 
 /// `key-gone` is for a key that the kubelet removed from its volume.
-#[test]
+#[test_if(can_run)]
 fn a_source_that_vanishes_during_a_refresh_has_its_own_reason() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start();
     scene.mount_anew("2");
@@ -368,11 +323,8 @@ fn a_source_that_vanishes_during_a_refresh_has_its_own_reason() {
 }
 
 /// No rule refuses the mount: another refresh may read the table.
-#[test]
+#[test_if(can_run)]
 fn without_the_hosts_mount_table_a_volume_with_mounts_in_it_is_a_failure() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     scene.mount_below("1");
     let container = scene.start_tree();
@@ -391,11 +343,8 @@ fn without_the_hosts_mount_table_a_volume_with_mounts_in_it_is_a_failure() {
 }
 
 /// Otherwise the next refresh would take the new mount for the container's own.
-#[test]
+#[test_if(can_run)]
 fn a_mount_that_cannot_be_recorded_is_not_made() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start();
     scene.mount_anew("2");
@@ -418,11 +367,8 @@ fn a_mount_that_cannot_be_recorded_is_not_made() {
     }
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_container_that_mounted_its_own_volume_is_reported() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start_with(|| {
         umount2("/data", MntFlags::MNT_DETACH).unwrap();
@@ -445,11 +391,8 @@ fn a_container_that_mounted_its_own_volume_is_reported() {
 }
 
 /// As under a shim without a guard.
-#[test]
+#[test_if(can_run)]
 fn without_a_record_a_lone_mount_is_replaced() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     fs::remove_file(scene.pod.bundle().join("bindguard-binds.json")).unwrap();
     let container = scene.start();
@@ -459,11 +402,8 @@ fn without_a_record_a_lone_mount_is_replaced() {
 }
 
 /// The container could exchange a folder that it can write for a link.
-#[test]
+#[test_if(can_run)]
 fn a_link_in_the_place_of_the_volume_is_not_followed() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start();
     umount2(&scene.volume(), MntFlags::MNT_DETACH).unwrap();
@@ -478,11 +418,8 @@ fn a_link_in_the_place_of_the_volume_is_not_followed() {
 }
 
 /// Kubernetes' `recursiveReadOnly` also covers the mounts below the volume.
-#[test]
+#[test_if(can_run)]
 fn a_recursively_read_only_bind_is_read_only_below_the_volume() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with_options(&["rro", "rnosuid", "rnoexec"]);
     let container = scene.start();
     scene.mount_anew("2");
@@ -498,11 +435,8 @@ fn a_recursively_read_only_bind_is_read_only_below_the_volume() {
 
 /// The kernel makes a slave private when its master is unmounted, so the old mount does not show
 /// what the spec says.
-#[test]
+#[test_if(can_run)]
 fn a_bind_that_receives_mounts_of_the_host_still_does() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with_options(&["ro", "rslave"]);
     let container = scene.start();
     scene.mount_anew("2");
@@ -517,11 +451,8 @@ fn a_bind_that_receives_mounts_of_the_host_still_does() {
     assert_eq!((container.mounts(), mounts_of_host()), (mounts, host));
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_look_leaves_the_record_as_it_is() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start();
     scene.mount_anew("2");
@@ -534,11 +465,8 @@ fn a_look_leaves_the_record_as_it_is() {
 
 /// The container may have remounted its mount. Kubernetes 1.37 has mount options of a volumeMount
 /// (KEP-5855), such as noexec.
-#[test]
+#[test_if(can_run)]
 fn a_new_mount_denies_what_the_spec_denies() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with_options(&["ro", "nosuid", "noexec"]);
     let none = None::<&str>;
     let writable = MsFlags::MS_REMOUNT | MsFlags::MS_BIND;
@@ -552,11 +480,8 @@ fn a_new_mount_denies_what_the_spec_denies() {
 }
 
 /// runc clears the flags of the host's mount for the option `rw`, which is in every pod.
-#[test]
+#[test_if(can_run)]
 fn a_new_mount_allows_what_the_create_allowed() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with_options(&["rw"]);
     let none = None::<&str>;
     let strict = MsFlags::MS_REMOUNT
@@ -576,11 +501,8 @@ fn a_new_mount_allows_what_the_create_allowed() {
 }
 
 /// Otherwise the container would receive the mounts that the host makes in the volume later.
-#[test]
+#[test_if(can_run)]
 fn a_private_bind_stays_private_although_the_container_made_a_slave_of_its_mount() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let data = Path::new("/data");
     let container = scene.start_with(|| {

@@ -13,7 +13,7 @@ use bindguard_guard::refresh::{
 };
 use bindguard_testing::hostile_process::{HostileProcess, Step, errno};
 use bindguard_testing::live::{self, Container, Inside};
-use bindguard_testing::{bind, deny_call, helper, mount_tmpfs, mounts_of_host, rounds};
+use bindguard_testing::{bind, deny_call, helper, mount_tmpfs, mounts_of_host, rounds, test_if};
 use nix::errno::Errno;
 use nix::libc::{EINVAL, EPERM};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -23,11 +23,8 @@ use crate::refresh_scene::volume::Scene;
 use crate::refresh_scene::{can_run, refusal};
 
 /// The refresh checks, reads and enters the same namespace.
-#[test]
+#[test_if(can_run)]
 fn a_process_that_changes_namespaces_in_a_loop_gets_no_volume_in_the_other_one() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     fs::write(scene.root().join("copy"), "").unwrap();
     let binds = [
@@ -69,11 +66,8 @@ fn a_process_that_changes_namespaces_in_a_loop_gets_no_volume_in_the_other_one()
 }
 
 /// Copies of the volume that the container made keep the old volume.
-#[test]
+#[test_if(can_run)]
 fn a_container_with_thousands_of_mounts_gets_the_new_volume_in_time() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start_with(|| {
         live::make_mounts(2000);
@@ -98,11 +92,8 @@ fn a_container_with_thousands_of_mounts_gets_the_new_volume_in_time() {
     }
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_container_with_thousands_of_mounts_over_its_volume_keeps_them() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start_with(|| {
         for _ in 0..2000 {
@@ -121,11 +112,8 @@ fn a_container_with_thousands_of_mounts_over_its_volume_keeps_them() {
 
 /// The container mounts over the volume and in the volume, exchanges the folder beneath, moves the
 /// volume away and back, and shares its mounts, all while refreshes run.
-#[test]
+#[test_if(can_run)]
 fn a_container_that_mounts_all_the_time_reaches_nothing_of_the_host() {
-    if !can_run() {
-        return;
-    }
     let mount_for_ever = || {
         for folder in ["/away", "/copy", "/data/nested"] {
             fs::create_dir_all(folder).unwrap();
@@ -229,11 +217,8 @@ fn mount_evil(place: &str) -> i32 {
 }
 
 /// A new mount that was a peer of the host's passed the container's mounts and umounts to the host.
-#[test]
+#[test_if(can_run)]
 fn nothing_that_a_container_does_in_its_new_volume_reaches_the_host() {
-    if !can_run() {
-        return;
-    }
     for (option, users) in [
         ("rprivate", Some("0 0 1")),
         ("rslave", Some("0 0 1")),
@@ -276,11 +261,8 @@ fn nothing_that_a_container_does_in_its_new_volume_reaches_the_host() {
 
 /// In a user namespace, older kernels lock the old mount when the new one arrives beneath: umount2(2)
 /// answers EINVAL, as for a mount that is gone.
-#[test]
+#[test_if(can_run)]
 fn an_old_mount_that_stays_locked_is_a_failure() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with_options(&["rprivate"]);
     let container = scene.start_where_only_propagation_attaches();
     scene.mount_anew("2");

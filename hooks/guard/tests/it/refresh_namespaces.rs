@@ -16,7 +16,7 @@ use bindguard_guard::refresh::{
 use bindguard_testing::hostile_process;
 use bindguard_testing::hostile_process::{HostileProcess, Step, errno};
 use bindguard_testing::live;
-use bindguard_testing::{helper, rounds};
+use bindguard_testing::{helper, rounds, test_if};
 use nix::libc;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
@@ -196,11 +196,8 @@ fn refresh(
 
 /// The kernel locks the flags of mounts that it copies to another user namespace. A mount that is
 /// attached there later has no locked flags.
-#[test]
+#[test_if(can_run)]
 fn a_container_in_namespaces_of_its_own_gets_no_mount_that_it_can_make_writable() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with_keys(1);
     fs::write(scene.root.path().join("copy"), "").unwrap();
     let mut container = HostileProcess::start(scene.root.path(), &scene.binds(1), None, &STEPS);
@@ -227,11 +224,8 @@ fn a_container_in_namespaces_of_its_own_gets_no_mount_that_it_can_make_writable(
 
 /// Root of a user namespace may remount the runtime's mounts there. Flags that the kernel locked
 /// stay locked.
-#[test]
+#[test_if(can_run)]
 fn a_refreshed_mount_keeps_the_locked_flags_of_a_container_with_a_user_namespace() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with_keys(1);
     // The flags of the host's mount are those that the kernel locks.
     let locked = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | MsFlags::MS_NOSUID;
@@ -261,11 +255,8 @@ fn a_refreshed_mount_keeps_the_locked_flags_of_a_container_with_a_user_namespace
     assert_eq!(WIDEN.map(|step| container.does(step)), [libc::EPERM; 2]);
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_container_with_other_ids_than_its_spec_is_refused() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with_keys(1);
     let container = HostileProcess::start(scene.root.path(), &scene.binds(1), Some(IDS), &STEPS);
     scene.pod.update(1);
@@ -294,11 +285,8 @@ fn a_container_with_other_ids_than_its_spec_is_refused() {
 }
 
 /// The spec of a container in another container's user namespace names the namespace by a path.
-#[test]
+#[test_if(can_run)]
 fn a_user_namespace_at_a_path_is_compared() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with_keys(1);
     let containers = [1, 2]
         .map(|_| HostileProcess::start(scene.root.path(), &scene.binds(1), Some(IDS), &STEPS));
@@ -325,11 +313,8 @@ fn a_user_namespace_at_a_path_is_compared() {
 
 /// The process enters another namespace at any moment of a refresh: the refresh checks, reads and
 /// enters the same namespace.
-#[test]
+#[test_if(can_run)]
 fn a_process_that_changes_namespaces_in_a_loop_gets_no_mount_in_the_other_one() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with_keys(1);
     fs::write(scene.root.path().join("copy"), "").unwrap();
     let mut container = HostileProcess::start(scene.root.path(), &scene.binds(1), None, &STEPS);
@@ -366,11 +351,8 @@ const IDS: &str = "0 100000 65536";
 
 /// The process makes a user namespace that maps its own id to root. A mount with this mapping would
 /// show root's files as files of the process.
-#[test]
+#[test_if(can_run)]
 fn a_process_in_a_nested_user_namespace_gets_no_file_that_it_may_not_read() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with_keys(1);
     fs::write(scene.root.path().join("copy"), "").unwrap();
     let secret = || {
@@ -468,11 +450,8 @@ pub(crate) fn idmap(mount: &OwnedFd, users: &File) -> io::Result<()> {
 }
 
 /// The mount table is that of the namespace, not that of the process's root.
-#[test]
+#[test_if(can_run)]
 fn a_process_that_changed_its_root_is_refreshed() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with_keys(1);
     let mut container = HostileProcess::start(scene.root.path(), &scene.binds(1), None, &STEPS);
     assert_eq!(container.does(CHANGE_ROOT), 0);

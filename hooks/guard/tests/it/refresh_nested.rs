@@ -8,8 +8,8 @@ use bindguard_core::refresh_request::Notify;
 use bindguard_guard::refresh::{
     PodVolumes, REPLACE_TIMEOUT, RefreshAct, Refreshed, refresh_container,
 };
-use bindguard_testing::helper;
 use bindguard_testing::live::{Container, Inside};
+use bindguard_testing::{helper, test_if};
 
 use crate::refresh_scene::{Scene, can_run};
 
@@ -83,11 +83,8 @@ fn results(refreshed: &Refreshed) -> Vec<(&Path, &'static str)> {
 
 /// Since Linux 3.18 the kernel detaches a mount when its mount point is removed, in every mount
 /// namespace.
-#[test]
+#[test_if(can_run)]
 fn a_nested_bind_that_the_update_detached_is_reported() {
-    if !can_run() {
-        return;
-    }
     let nested = Nested::new();
     let container = nested.start();
     assert!(
@@ -118,11 +115,8 @@ fn a_nested_bind_that_the_update_detached_is_reported() {
 }
 
 /// The old directory is still there: to detach its mount would detach the nested mount.
-#[test]
+#[test_if(can_run)]
 fn a_directory_with_another_mount_in_it_is_not_detached() {
-    if !can_run() {
-        return;
-    }
     let nested = Nested::new();
     let container = nested.start();
     let mounts = container.mounts();

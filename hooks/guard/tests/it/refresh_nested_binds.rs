@@ -8,7 +8,7 @@ use bindguard_core::refresh::RefusedReason;
 use bindguard_core::report::MountResult;
 use bindguard_guard::refresh::RefreshAct;
 use bindguard_testing::live::{Container, Inside};
-use bindguard_testing::{Fuse, bind, mount_of, mount_tmpfs, mounts_of_host};
+use bindguard_testing::{Fuse, bind, mount_of, mount_tmpfs, mounts_of_host, test_if};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::refresh_scene::volume::Scene;
@@ -82,11 +82,8 @@ fn assert_complete(container: &Container, content: &str) {
     assert_eq!(settings.as_deref(), Some("of the host"));
 }
 
-#[test]
+#[test_if(can_run)]
 fn binds_within_a_volume_come_along_with_their_restrictions() {
-    if !can_run() {
-        return;
-    }
     let nested = Nested::new();
     let container = nested.start(|| {}).reading();
     assert_complete(&container, "1");
@@ -107,11 +104,8 @@ fn binds_within_a_volume_come_along_with_their_restrictions() {
 }
 
 /// A lookup in a dead FUSE volume makes the kernel detach the mounts in it.
-#[test]
+#[test_if(can_run)]
 fn a_bind_that_is_gone_is_attached_again() {
-    if !can_run() {
-        return;
-    }
     let lose = || umount2("/data/cache", MntFlags::MNT_DETACH).unwrap();
     let nested = Nested::new();
     let container = nested.start(lose);
@@ -136,11 +130,8 @@ fn a_bind_that_is_gone_is_attached_again() {
 }
 
 /// The volume may be a bucket of a user: no mount point is made in it.
-#[test]
+#[test_if(can_run)]
 fn a_new_volume_without_the_place_of_a_bind_is_refused() {
-    if !can_run() {
-        return;
-    }
     let links: [&dyn Fn(&Path); 3] = [&|_| {}, &|place| symlink("/", place).unwrap(), &|place| {
         fs::write(place, "a file").unwrap()
     }];
@@ -165,11 +156,8 @@ fn a_new_volume_without_the_place_of_a_bind_is_refused() {
 }
 
 /// A bind that is gone is no reason to leave the volume dead.
-#[test]
+#[test_if(can_run)]
 fn a_bind_that_is_gone_may_lack_its_place() {
-    if !can_run() {
-        return;
-    }
     let nested = Nested::new();
     let container = nested.start(|| umount2("/data/cache", MntFlags::MNT_DETACH).unwrap());
     nested.scene.mount_anew("2");
@@ -183,11 +171,8 @@ fn a_bind_that_is_gone_may_lack_its_place() {
     );
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_mount_of_the_container_within_the_volume_is_not_lost() {
-    if !can_run() {
-        return;
-    }
     for place in ["/data/cache", "/data/own", "/data/cache/own"] {
         let nested = Nested::new();
         for own in [
@@ -212,11 +197,8 @@ fn a_mount_of_the_container_within_the_volume_is_not_lost() {
 }
 
 /// The walk to a place in the new volume may wait for a daemon forever.
-#[test]
+#[test_if(can_run)]
 fn a_place_behind_a_daemon_that_hangs_is_refused_in_time() {
-    if !can_run() {
-        return;
-    }
     let Some(mut fuse) = Fuse::mounted() else {
         return;
     };
@@ -247,11 +229,8 @@ fn a_place_behind_a_daemon_that_hangs_is_refused_in_time() {
 }
 
 /// A user with access to the folder on the host could have put another file there.
-#[test]
+#[test_if(can_run)]
 fn a_bind_whose_source_was_replaced_outside_of_the_pod_is_refused() {
-    if !can_run() {
-        return;
-    }
     let nested = Nested::new();
     let container = nested.start(|| {});
     nested.mount_anew("2");
@@ -263,11 +242,8 @@ fn a_bind_whose_source_was_replaced_outside_of_the_pod_is_refused() {
 }
 
 /// A copy of a tree of mounts lacks the unbindable mounts.
-#[test]
+#[test_if(can_run)]
 fn an_unbindable_bind_is_not_lost() {
-    if !can_run() {
-        return;
-    }
     let nested = Nested::new();
     let none = None::<&str>;
     let make_unbindable = || {
@@ -282,11 +258,8 @@ fn an_unbindable_bind_is_not_lost() {
 }
 
 /// Otherwise each round would replace the volume, and none would help.
-#[test]
+#[test_if(can_run)]
 fn a_current_volume_stays_if_the_source_of_its_lost_bind_is_refused() {
-    if !can_run() {
-        return;
-    }
     let nested = Nested::new();
     let settings = "/data/cache/settings";
     let container = nested.start(|| umount2(settings, MntFlags::MNT_DETACH).unwrap());
@@ -300,11 +273,8 @@ fn a_current_volume_stays_if_the_source_of_its_lost_bind_is_refused() {
 }
 
 /// The kernel may attach a bind in a volume again, but the container may also have removed a bind.
-#[test]
+#[test_if(can_run)]
 fn a_lost_bind_comes_again_beside_one_that_is_refused() {
-    if !can_run() {
-        return;
-    }
     let nested = Nested::new();
     let container = nested.start(|| umount2("/data/cache", MntFlags::MNT_DETACH).unwrap());
     fs::write(nested.host.path().join("new"), "another").unwrap();

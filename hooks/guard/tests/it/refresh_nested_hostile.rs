@@ -13,7 +13,7 @@ use bindguard_guard::refresh::{
     BoundMounts, HelperProcess, RefreshAct, Refreshed, TuckRecords, refresh_container,
 };
 use bindguard_testing::live::{Container, Inside};
-use bindguard_testing::{Fuse, bind, helper, mount_of, mount_tmpfs, mounts_of_host};
+use bindguard_testing::{Fuse, bind, helper, mount_of, mount_tmpfs, mounts_of_host, test_if};
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
@@ -105,11 +105,8 @@ fn name(number: usize) -> String {
 const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
 
 /// None may be lost, and a refresh has its time limit.
-#[test]
+#[test_if(can_run)]
 fn hundreds_of_binds_come_along() {
-    if !can_run() {
-        return;
-    }
     let nested = Nested::new(EMPTY_DIR, 256);
     nested.scene.admit();
     let container = Container::start(nested.scene.root(), &nested.inside(EMPTY_DIR));
@@ -125,11 +122,8 @@ fn hundreds_of_binds_come_along() {
 }
 
 /// Each new mount is a descriptor of the agent.
-#[test]
+#[test_if(can_run)]
 fn a_volume_with_too_many_binds_stays() {
-    if !can_run() {
-        return;
-    }
     let nested = Nested::new(EMPTY_DIR, 257);
     nested.scene.admit();
     let container = Container::start(nested.scene.root(), &nested.inside(EMPTY_DIR));
@@ -143,11 +137,8 @@ fn a_volume_with_too_many_binds_stays() {
 }
 
 /// Each silent source takes the time of a probe.
-#[test]
+#[test_if(can_run)]
 fn silent_sources_do_not_delay_a_refresh_beyond_its_time() {
-    if !can_run() {
-        return;
-    }
     for (plugin, are_gone) in [(CSI, false), (EMPTY_DIR, true)] {
         let Some(mut fuse) = Fuse::mounted() else {
             return;
@@ -182,11 +173,8 @@ fn silent_sources_do_not_delay_a_refresh_beyond_its_time() {
 }
 
 /// The drivers of several volumes may hang at the same time.
-#[test]
+#[test_if(can_run)]
 fn silent_sources_do_not_keep_another_volume_from_its_refresh() {
-    if !can_run() {
-        return;
-    }
     let Some(mut fuse) = Fuse::mounted() else {
         return;
     };
@@ -214,11 +202,8 @@ fn silent_sources_do_not_keep_another_volume_from_its_refresh() {
 const CSI: &str = "kubernetes.io~csi";
 
 /// The driver of both was restarted.
-#[test]
+#[test_if(can_run)]
 fn a_volume_and_the_volumes_in_it_are_mounted_anew_together() {
-    if !can_run() {
-        return;
-    }
     let nested = Nested::new(CSI, 2);
     let publish = |content: &str| {
         for number in 0..2 {
@@ -254,11 +239,8 @@ fn a_volume_and_the_volumes_in_it_are_mounted_anew_together() {
 }
 
 /// The agent is killed with its children: the next refresh finishes.
-#[test]
+#[test_if(can_run)]
 fn a_refresh_that_is_killed_loses_no_bind() {
-    if !can_run() {
-        return;
-    }
     let nested = Nested::new(EMPTY_DIR, 8);
     nested.scene.admit();
     let container = Container::start(nested.scene.root(), &nested.inside(EMPTY_DIR));
@@ -295,11 +277,8 @@ fn a_refresh_that_is_killed_loses_no_bind() {
 }
 
 /// A container may write the volume while its mount is replaced.
-#[test]
+#[test_if(can_run)]
 fn places_that_change_during_a_refresh_reach_nothing_else() {
-    if !can_run() {
-        return;
-    }
     let nested = Nested::new(EMPTY_DIR, 4);
     nested.scene.admit();
     let container = Container::start(nested.scene.root(), &nested.inside(EMPTY_DIR));

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::path::Path;
 
 use bindguard_testing::live::{self, Container};
-use bindguard_testing::mounts_of_host;
+use bindguard_testing::{mounts_of_host, test_if};
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, umount2};
 
@@ -47,11 +47,8 @@ fn text_of(file: &File) -> String {
     std::io::read_to_string(file).unwrap()
 }
 
-#[test]
+#[test_if(can_run)]
 fn an_open_file_keeps_the_old_mounts_and_no_other_process_sees_them() {
-    if !can_run() {
-        return;
-    }
     for (option, by_propagation) in KINDS {
         let (scene, container) = started(option, by_propagation);
         let mounts = container.mounts();
@@ -82,11 +79,8 @@ fn an_open_file_keeps_the_old_mounts_and_no_other_process_sees_them() {
 
 /// With CVE-2026-98996 fixed, an umount of the host fails where a received copy is in use. Before, the
 /// copy is gone, too. Never is it gone on one side alone.
-#[test]
+#[test_if(can_run)]
 fn the_hosts_umount_of_a_mount_that_the_container_has_open_reaches_both_or_none() {
-    if !can_run() {
-        return;
-    }
     for (option, by_propagation) in KINDS {
         let (scene, container) = started(option, by_propagation);
         mount_anew(&scene, "2");

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use bindguard_core::refresh::{Refused, RefusedReason};
-use bindguard_testing::{mounts_of_host, skipped};
+use bindguard_testing::{mounts_of_host, skipped, test_if};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::refresh_scene::can_attach_beneath;
@@ -42,11 +42,8 @@ fn mount_anew(scene: &Scene, kind: &str) {
     fs::write(volume.join("0"), kind).unwrap();
 }
 
-#[test]
+#[test_if(has_policy)]
 fn a_volume_that_the_container_may_not_read_is_refused() {
-    if !has_policy() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start_with(become_container);
     mount_anew(&scene, "secret_t");
@@ -64,11 +61,8 @@ fn a_volume_that_the_container_may_not_read_is_refused() {
     assert_eq!(container.read("data/0").as_deref(), Some("readable_t"));
 }
 
-#[test]
+#[test_if(has_policy)]
 fn the_label_of_the_container_decides() {
-    if !has_policy() {
-        return;
-    }
     let scene = Scene::new();
     // The container has the label of the node.
     let container = scene.start_with(|| {});

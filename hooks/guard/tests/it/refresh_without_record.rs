@@ -19,7 +19,9 @@ use bindguard_guard::refresh::{
     Released, TuckRecords, refresh_container,
 };
 use bindguard_testing::live::{self, Container, Inside};
-use bindguard_testing::{Pod, bind, helper, mount_of, mount_tmpfs, mounts_of_host, unmount};
+use bindguard_testing::{
+    Pod, bind, helper, mount_of, mount_tmpfs, mounts_of_host, test_if, unmount,
+};
 use nix::mount::{MntFlags, MsFlags, umount2};
 
 use crate::refresh_scene::host_root::{self, can_record};
@@ -230,11 +232,8 @@ fn is_finished_with(content: &str, has_record: bool, has_beneath: bool) {
 
 /// A volume with a mount in it, where only propagation attaches. At each moment the container has the
 /// old or the new mounts, all of them, and none is a peer of another mount.
-#[test]
+#[test_if(can_run)]
 fn a_tuck_of_a_tree_that_is_killed_before_each_call_leaves_the_tree_whole() {
-    if !can_run() {
-        return;
-    }
     for (option, users) in [
         ("rprivate", None),
         ("rslave", None),
@@ -298,11 +297,8 @@ fn a_tuck_of_a_tree_that_is_killed_before_each_call_leaves_the_tree_whole() {
 }
 
 /// A refresh of `/a` records nothing about the mounts in `/b`, which the container made before.
-#[test]
+#[test_if(can_record)]
 fn mounts_that_the_container_made_before_the_first_refresh_are_never_lost() {
-    if !can_record() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start();
     container.run_inside(|| {
@@ -326,11 +322,8 @@ fn mounts_that_the_container_made_before_the_first_refresh_are_never_lost() {
 }
 
 /// The container mounts over the volume, or in it, between two refreshes.
-#[test]
+#[test_if(can_record)]
 fn mounts_that_the_container_made_after_a_refresh_are_never_lost() {
-    if !can_record() {
-        return;
-    }
     for place in ["/a", "/a/own"] {
         let scene = Scene::new();
         let container = scene.start();
@@ -354,11 +347,8 @@ fn mounts_that_the_container_made_after_a_refresh_are_never_lost() {
 
 /// The container removes the volume and mounts its own in its place: this lone mount is not the
 /// replaced mount that a refresh recorded.
-#[test]
+#[test_if(can_record)]
 fn a_mount_that_the_container_put_in_the_place_of_a_refreshed_volume_is_never_lost() {
-    if !can_record() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start();
     // A filesystem in use keeps its device number, so a later filesystem cannot get that number.
@@ -383,11 +373,8 @@ fn a_mount_that_the_container_put_in_the_place_of_a_refreshed_volume_is_never_lo
 }
 
 /// The place that a refresh replaced is no proof that a refresh made a mount of that place.
-#[test]
+#[test_if(can_record)]
 fn a_bind_of_the_replaced_volume_by_the_container_is_never_lost() {
-    if !can_record() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start();
     container.run_inside(|| {
@@ -409,11 +396,8 @@ fn a_bind_of_the_replaced_volume_by_the_container_is_never_lost() {
 }
 
 /// Podman keeps the bundle, and with it the record of the container's earlier mounts.
-#[test]
+#[test_if(can_record)]
 fn a_container_that_was_started_again_from_its_bundle_is_refreshed() {
-    if !can_record() {
-        return;
-    }
     let scene = Scene::new();
     for content in ["2", "3"] {
         let container = scene.start();
@@ -425,11 +409,8 @@ fn a_container_that_was_started_again_from_its_bundle_is_refreshed() {
 }
 
 /// The record that a refresh began does not say which mounts a create made: `release` unmounts none.
-#[test]
+#[test_if(can_record)]
 fn a_record_that_a_refresh_began_releases_no_copy() {
-    if !can_record() {
-        return;
-    }
     let scene = host_root::Scene::for_record();
     let (disk, bundle) = (scene.disk(), scene.bundle());
     // The pod's folder has the volume; the container also has the host's root.

@@ -6,7 +6,7 @@ use std::path::Path;
 use bindguard_core::report::ReleaseResult;
 use bindguard_guard::refresh::{Release, Released};
 use bindguard_testing::mount_tmpfs;
-use bindguard_testing::{live, unmount};
+use bindguard_testing::{live, test_if, unmount};
 use nix::mount::MsFlags;
 
 use crate::refresh_scene::can_attach_beneath;
@@ -27,11 +27,8 @@ fn is_refused(copy: &Released, why: &str) -> bool {
     copy.result == ReleaseResult::Refused && error.starts_with(why)
 }
 
-#[test]
+#[test_if(can_record)]
 fn recorded_copies_are_released_and_no_other_mount() {
-    if !can_record() {
-        return;
-    }
     let (scene, container) = Scene::recorded(|| mount_tmpfs(Path::new("/host/later")));
     unmount(&scene.disk());
     let looked = scene.release(&container, Release::Look);
@@ -54,11 +51,8 @@ fn recorded_copies_are_released_and_no_other_mount() {
 }
 
 /// A node with many network namespaces: a child replaces at most 256 mounts.
-#[test]
+#[test_if(can_record)]
 fn no_copy_is_left_out() {
-    if !can_record() {
-        return;
-    }
     const COPIES: usize = 600;
     let scene = Scene::for_record();
     let places: Vec<_> = (0..COPIES)
@@ -93,11 +87,8 @@ fn no_copy_is_left_out() {
 }
 
 /// The agent refreshes the container at the same moment.
-#[test]
+#[test_if(can_record)]
 fn a_release_waits_for_a_refresh() {
-    if !can_record() {
-        return;
-    }
     let (scene, container) = Scene::recorded(|| {});
     unmount(&scene.disk());
     let other = fs::File::open(format!("/proc/{}/ns/mnt", container.process.pid())).unwrap();
@@ -114,11 +105,8 @@ fn a_release_waits_for_a_refresh() {
 
 /// A runtime is called twice for the same start, or by hand: the container's own mounts of
 /// meanwhile are no copies.
-#[test]
+#[test_if(can_record)]
 fn a_second_proof_does_not_make_mounts_of_the_container_copies() {
-    if !can_record() {
-        return;
-    }
     let (scene, container) = Scene::recorded(|| mount_tmpfs(Path::new("/host/later")));
     scene.prove(&container);
     let released = scene.release(&container, Release::Unmount);
@@ -129,11 +117,8 @@ fn a_second_proof_does_not_make_mounts_of_the_container_copies() {
     assert_eq!(container.mounts_at("/host/later").len(), 1);
 }
 
-#[test]
+#[test_if(can_record)]
 fn a_copy_with_a_mount_of_the_container_on_it_is_busy() {
-    if !can_record() {
-        return;
-    }
     let (scene, container) = Scene::recorded(|| {
         fs::create_dir("/host/disk/own").unwrap();
         mount_tmpfs(Path::new("/host/disk/own"));
@@ -148,11 +133,8 @@ fn a_copy_with_a_mount_of_the_container_on_it_is_busy() {
 }
 
 /// A detach hides the open file: the device stays busy.
-#[test]
+#[test_if(can_record)]
 fn a_copy_in_use_is_busy_unless_it_is_detached() {
-    if !can_record() {
-        return;
-    }
     let (scene, container) = Scene::recorded(|| {});
     let file = fs::File::open(format!(
         "/proc/{}/root/host/disk/file",
@@ -174,11 +156,8 @@ fn a_copy_in_use_is_busy_unless_it_is_detached() {
     drop(file);
 }
 
-#[test]
+#[test_if(can_record)]
 fn a_copy_on_a_shared_mount_stays() {
-    if !can_record() {
-        return;
-    }
     let (scene, container) =
         Scene::recorded(|| live::change(Path::new("/host"), MsFlags::MS_SHARED));
     unmount(&scene.disk());
@@ -191,11 +170,8 @@ fn a_copy_on_a_shared_mount_stays() {
 }
 
 /// As under a shim without a guard.
-#[test]
+#[test_if(can_attach_beneath)]
 fn without_a_record_nothing_is_released() {
-    if !can_attach_beneath() {
-        return;
-    }
     let scene = Scene::new();
     let container = scene.start();
     unmount(&scene.disk());

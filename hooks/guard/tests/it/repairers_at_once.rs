@@ -14,7 +14,7 @@ use std::thread;
 use bindguard_core::report::{BindReport, Outcome};
 use bindguard_guard::{Attempt, admit};
 use bindguard_sys::kernel_features;
-use bindguard_testing::{Pod, own_namespace};
+use bindguard_testing::{Pod, own_namespace, test_if};
 use nix::mount::{MsFlags, mount};
 
 const REPAIRERS: usize = 4;
@@ -27,11 +27,8 @@ fn one_current_mount_is_left_where_mounts_propagate() {
     }
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn one_current_mount_is_left_where_mounts_are_private() {
-    if !own_namespace() {
-        return;
-    }
     if !kernel_features().beneath {
         println!(
             "SKIPPED: before Linux 6.5 nothing can be mounted below a mount with a private parent"

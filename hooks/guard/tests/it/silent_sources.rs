@@ -13,14 +13,11 @@ use bindguard_core::policy::{Alarm, Policy};
 use bindguard_core::report::{CreateLine, Outcome, Report};
 use bindguard_guard::{Attempt, admit, check_bundle, read_file, record};
 use bindguard_testing::Fuse;
-use bindguard_testing::{Pod, mount_of, own_namespace};
+use bindguard_testing::{Pod, mount_of, own_namespace, test_if};
 
 /// More than are probed side by side: there is no time for the last.
-#[test]
+#[test_if(own_namespace)]
 fn a_source_for_which_no_time_is_left_is_unknown() {
-    if !own_namespace() {
-        return;
-    }
     let Some(first) = Fuse::mounted() else { return };
     let silent: Vec<Fuse> = [first]
         .into_iter()
@@ -38,11 +35,8 @@ fn a_source_for_which_no_time_is_left_is_unknown() {
     assert!(reason.contains("not probed"), "{reason}");
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_source_that_never_answers_is_reported_in_time_and_the_others_are_repaired() {
-    if !own_namespace() {
-        return;
-    }
     let Some(mut fuse) = Fuse::mounted() else {
         return;
     };
@@ -93,11 +87,8 @@ fn a_source_that_never_answers_is_reported_in_time_and_the_others_are_repaired()
     assert_eq!(fs::read_to_string(pod.subpath(0)).unwrap(), "1");
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn after_a_source_that_never_answers_the_others_are_probed() {
-    if !own_namespace() {
-        return;
-    }
     let (Some(one), Some(other), Some(mut dead)) =
         (Fuse::mounted(), Fuse::mounted(), Fuse::mounted())
     else {
@@ -141,11 +132,8 @@ fn after_a_source_that_never_answers_the_others_are_probed() {
 }
 
 /// A kubelet whose directories lie on a server that hangs: the guard never walks there.
-#[test]
+#[test_if(own_namespace)]
 fn a_kubelet_root_that_never_answers_is_reported_in_time() {
-    if !own_namespace() {
-        return;
-    }
     let bundle = tempfile::tempdir().unwrap();
     let Some(mut fuse) = Fuse::mounted() else {
         return;
@@ -183,11 +171,8 @@ fn a_kubelet_root_that_never_answers_is_reported_in_time() {
     );
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_journal_that_never_answers_is_not_waited_for() {
-    if !own_namespace() {
-        return;
-    }
     let Some(mut fuse) = Fuse::mounted() else {
         return;
     };
@@ -222,11 +207,8 @@ fn a_journal_that_never_answers_is_not_waited_for() {
 }
 
 /// Every verb of a runtime reads the config: those of a running container, too.
-#[test]
+#[test_if(own_namespace)]
 fn a_config_that_never_answers_is_not_waited_for() {
-    if !own_namespace() {
-        return;
-    }
     if bindguard_testing::is_before_linux_6_8() {
         return bindguard_testing::skipped(
             "before Linux 6.8 it is read as it is: docs/decisions/0017",

@@ -11,7 +11,7 @@ use std::thread;
 use bindguard_core::places::Places;
 use bindguard_core::policy::{Alarm, Policy};
 use bindguard_guard::{Attempt, admit};
-use bindguard_testing::{Fuse, Pod, bind, mount_of, own_namespace, skipped};
+use bindguard_testing::{Fuse, Pod, bind, mount_of, own_namespace, skipped, test_if};
 
 /// The environment of the program.
 const BUNDLE: &str = "BINDGUARD_TEST_BUNDLE";
@@ -80,11 +80,8 @@ fn left_over() -> usize {
 }
 
 /// Each create left a process that not even SIGKILL ends.
-#[test]
+#[test_if(own_namespace)]
 fn creates_on_a_silent_volume_are_refused_and_leave_few_processes() {
-    if !own_namespace() {
-        return;
-    }
     let pod = Pod::with_keys(1);
     let Some((_fuse, _)) = silent_volume(&pod) else {
         return;

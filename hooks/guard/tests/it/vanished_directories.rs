@@ -7,13 +7,10 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use bindguard_core::policy::{Policy, Vanished};
 use bindguard_core::report::Outcome;
 use bindguard_testing::scene::{REBOUND, Scene};
-use bindguard_testing::{Folder, own_namespace};
+use bindguard_testing::{Folder, own_namespace, test_if};
 
-#[test]
+#[test_if(own_namespace)]
 fn a_directory_that_vanished_is_made_again_when_policy_says_so() {
-    if !own_namespace() {
-        return;
-    }
     for scene in [
         Scene::of_plugin("kubernetes.io~empty-dir"),
         Scene::of_host_path(),
@@ -53,11 +50,8 @@ fn a_directory_that_vanished_is_made_again_when_policy_says_so() {
 
 /// A deployment: `current` leads to the newest release, and the release that was bound is removed.
 /// The kubelet binds the target of `current`; no file of the node records what the pod requested.
-#[test]
+#[test_if(own_namespace)]
 fn a_release_that_was_bound_through_a_link_is_not_made_again() {
-    if !own_namespace() {
-        return;
-    }
     let volumes: [fn() -> Scene; 2] = [
         || Scene::of_plugin("kubernetes.io~empty-dir"),
         Scene::of_host_path,
@@ -97,11 +91,8 @@ fn a_release_that_was_bound_through_a_link_is_not_made_again() {
     }
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_directory_is_not_made_where_something_else_is_in_the_way() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::of_plugin("kubernetes.io~empty-dir");
     fs::create_dir_all(scene.volume.join("a/b")).unwrap();
     let scene = scene.bound("a/b");

@@ -5,14 +5,11 @@ use std::fs;
 
 use bindguard_core::policy::{Alarm, FailedRepair, Policy};
 use bindguard_testing::scene::{Daemon, REBOUND, Scene, tmpfs};
-use bindguard_testing::{Folder, bind, own_namespace};
+use bindguard_testing::{Folder, bind, own_namespace, test_if};
 use nix::mount::{MntFlags, umount2};
 
-#[test]
+#[test_if(own_namespace)]
 fn a_claim_that_was_mounted_anew_is_bound_from_its_new_mount() {
-    if !own_namespace() {
-        return;
-    }
     for plugin in [
         "kubernetes.io~local-volume",
         "kubernetes.io~empty-dir",
@@ -51,11 +48,8 @@ fn a_claim_that_was_mounted_anew_is_bound_from_its_new_mount() {
 
 /// A claim's volume has the name of its PersistentVolume. The kubelet does not check that the name
 /// is unique in the pod.
-#[test]
+#[test_if(own_namespace)]
 fn a_claim_is_distinguished_from_a_volume_of_the_same_name() {
-    if !own_namespace() {
-        return;
-    }
     for plugin in ["kubernetes.io~local-volume", "vendor~driver"] {
         let scene = Scene::of_plugin(plugin);
         let volumes = scene.volume.ancestors().nth(2).unwrap().to_owned();
@@ -94,11 +88,8 @@ fn a_claim_is_distinguished_from_a_volume_of_the_same_name() {
     }
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_subpath_of_a_daemon_that_died_is_bound_from_the_one_that_took_its_place() {
-    if !own_namespace() {
-        return;
-    }
     let (old, new) = (Folder::new(), Folder::new());
     fs::write(old.path().join("state"), "old").unwrap();
     fs::write(new.path().join("state"), "new").unwrap();
@@ -130,11 +121,8 @@ fn a_subpath_of_a_daemon_that_died_is_bound_from_the_one_that_took_its_place() {
 }
 
 /// The CSI driver unpublished it, and removed the directory that it had mounted on.
-#[test]
+#[test_if(own_namespace)]
 fn a_subpath_of_an_unpublished_csi_volume_is_unmounted() {
-    if !own_namespace() {
-        return;
-    }
     let mut scene = Scene::of_plugin("kubernetes.io~csi");
     fs::write(scene.volume.join("vol_data.json"), "{}").unwrap();
     let mount_point = scene.volume.join("mount");
@@ -156,11 +144,8 @@ fn a_subpath_of_an_unpublished_csi_volume_is_unmounted() {
 
 /// A driver bound its own directory, and the directory was removed: mount(2) returns ENOENT, as for
 /// a subpath.
-#[test]
+#[test_if(own_namespace)]
 fn a_volume_whose_own_source_was_deleted_is_stale() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::of_plugin("kubernetes.io~local-volume");
     let disk = scene.folder.path().join("disk");
     fs::create_dir(&disk).unwrap();

@@ -8,15 +8,12 @@ use bindguard_core::policy::{Alarm, FailedRepair, Policy, Vanished};
 use bindguard_core::report::{Outcome, PlannedAction};
 use bindguard_guard::check_bundle;
 use bindguard_testing::scene::{REBOUND, Scene, tmpfs};
-use bindguard_testing::{mount_of, own_namespace};
+use bindguard_testing::{mount_of, own_namespace, test_if};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::json;
 
-#[test]
+#[test_if(own_namespace)]
 fn a_file_that_was_replaced_is_bound_anew_wherever_the_volume_lies() {
-    if !own_namespace() {
-        return;
-    }
     for scene in [
         Scene::of_plugin("kubernetes.io~empty-dir"),
         Scene::of_host_path(),
@@ -42,11 +39,8 @@ fn a_file_that_was_replaced_is_bound_anew_wherever_the_volume_lies() {
     }
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_file_that_is_gone_or_became_a_link_is_left_alone() {
-    if !own_namespace() {
-        return;
-    }
     for scene in [
         Scene::of_plugin("kubernetes.io~empty-dir"),
         Scene::of_host_path(),
@@ -78,11 +72,8 @@ fn a_file_that_is_gone_or_became_a_link_is_left_alone() {
     }
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_repair_that_fails_refuses_the_container_when_policy_says_so() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::of_plugin("kubernetes.io~empty-dir");
     tmpfs(&scene.volume);
     let scene = scene.with_replaced("app.conf");
@@ -114,11 +105,8 @@ fn a_repair_that_fails_refuses_the_container_when_policy_says_so() {
     assert_eq!(scene.finding(&strict).2, REBOUND);
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_pods_mode_is_followed_where_the_node_allows_it() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::of_plugin("kubernetes.io~empty-dir").with_replaced("app.conf");
     let spec = json!({"mounts": [mount_of(&scene.subpath(), "/data", "rprivate")], "annotations": {"bindguard.io/mode": "report"}});
     fs::write(scene.bundle().join("config.json"), spec.to_string()).unwrap();
@@ -143,11 +131,8 @@ fn a_pods_mode_is_followed_where_the_node_allows_it() {
 }
 
 /// A container would see the empty file that the kubelet made to have something to bind over.
-#[test]
+#[test_if(own_namespace)]
 fn a_subpath_that_is_not_mounted_is_refused_when_policy_says_so() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::of_plugin("kubernetes.io~empty-dir").with_replaced("app.conf");
     umount2(&scene.subpath(), MntFlags::MNT_DETACH).unwrap();
     let (verdict, _, outcome) = scene.finding(&scene.policy());

@@ -4,14 +4,11 @@
 use bindguard_core::places::Places;
 use bindguard_core::policy::Policy;
 use bindguard_operator::{RepairAct, repair_node, survey_node};
-use bindguard_testing::Fuse;
 use bindguard_testing::own_namespace;
+use bindguard_testing::{Fuse, test_if};
 
-#[test]
+#[test_if(own_namespace)]
 fn a_root_that_never_answers_is_reported_in_time() {
-    if !own_namespace() {
-        return;
-    }
     let Some(mut fuse) = Fuse::mounted() else {
         return;
     };

@@ -10,17 +10,14 @@ use bindguard_core::places::Places;
 use bindguard_operator::doctor::{PointStatus, pinned};
 use bindguard_operator::namespaces::{Namespaces, Proc, UnreadTable};
 use bindguard_sys::enter::ProcessError;
-use bindguard_testing::live;
 use bindguard_testing::live::Container;
+use bindguard_testing::{live, test_if};
 use nix::sys::wait::WaitStatus;
 use nix::unistd::{ForkResult, fork};
 
 /// 3,000 binds are 78 MB of text, 10,000 are 260 MB. An agent has 64 MiB.
-#[test]
+#[test_if(is_root)]
 fn a_table_of_78_mb_is_unread_and_costs_less_than_16_mib() {
-    if !is_root() {
-        return;
-    }
     let root = tempfile::tempdir().unwrap();
     let container = Container::start_with(root.path(), &[], || live::make_long_mounts(3000));
     let proc = proc_with(&container);
@@ -146,11 +143,8 @@ impl Drop for MemoryLimit {
 }
 
 /// A container that binds the host's root has as many mounts as the host.
-#[test]
+#[test_if(is_root)]
 fn ten_thousand_mounts_are_read() {
-    if !is_root() {
-        return;
-    }
     let root = tempfile::tempdir().unwrap();
     let container = Container::start_with(root.path(), &[], || live::make_mounts(10_000));
     let proc = proc_with(&container);

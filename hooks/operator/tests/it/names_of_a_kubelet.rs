@@ -8,14 +8,11 @@ use bindguard_core::places::Places;
 use bindguard_core::policy::Policy;
 use bindguard_core::report::Outcome;
 use bindguard_operator::{RepairAct, named_subpath, repair_node, survey_node};
-use bindguard_testing::own_namespace;
 use bindguard_testing::scene::Scene;
+use bindguard_testing::{own_namespace, test_if};
 
-#[test]
+#[test_if(own_namespace)]
 fn a_node_is_surveyed_once_and_repaired_by_any_of_its_names() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::of_plugin("kubernetes.io~empty-dir").with_replaced("app.conf");
     let (real, link) = (
         scene.folder.path().join("kubelet"),
@@ -73,11 +70,8 @@ fn a_node_is_surveyed_once_and_repaired_by_any_of_its_names() {
 }
 
 /// minikube binds `/var/lib/kubelet` from its disk, and its mounts reach both names.
-#[test]
+#[test_if(own_namespace)]
 fn a_root_that_is_bound_from_another_folder_is_surveyed_once() {
-    if !own_namespace() {
-        return;
-    }
     let scene = Scene::of_plugin("kubernetes.io~empty-dir").with_replaced("app.conf");
     let (real, bound) = (
         scene.folder.path().join("kubelet"),

@@ -7,16 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use bindguard_sys::open_without_waiting;
-use bindguard_testing::own_namespace;
+use bindguard_testing::{own_namespace, test_if};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 /// Any mount and umount on the node ends the kernel's walk, which then looks as if a server had to
 /// answer.
-#[test]
+#[test_if(own_namespace)]
 fn a_mount_elsewhere_does_not_look_like_a_server() {
-    if !own_namespace() {
-        return;
-    }
     let folder = tempfile::tempdir().unwrap();
     let [volume, other] = ["volume", "other"].map(|name| folder.path().join(name));
     for place in [&volume, &other] {

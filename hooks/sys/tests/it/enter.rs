@@ -1,5 +1,6 @@
 //! Replacing a mount in a container's mount namespace, step by step, by both methods.
 
+use bindguard_testing::test_if;
 use std::path::Path;
 
 use bindguard_core::mount_table::{MountEntry, MountTable};
@@ -11,11 +12,8 @@ use nix::mount::MsFlags;
 
 use crate::enter_scene::{METHODS, PLACE, Scene, attached, can_run, enter, entered, stale_top};
 
-#[test]
+#[test_if(can_run)]
 fn both_ways_show_the_new_file_and_leave_one_mount_like_the_old_one() {
-    if !can_run() {
-        return;
-    }
     for attach in METHODS {
         for parent in [MsFlags::MS_PRIVATE, MsFlags::MS_SLAVE, MsFlags::MS_SHARED] {
             let scene = Scene::new();
@@ -53,11 +51,8 @@ fn both_ways_show_the_new_file_and_leave_one_mount_like_the_old_one() {
 }
 
 /// Its mount namespace belongs to its own user namespace.
-#[test]
+#[test_if(can_run)]
 fn a_container_in_a_user_namespace_of_its_own() {
-    if !can_run() {
-        return;
-    }
     for attach in METHODS {
         let scene = Scene::new();
         let container = Container::start_in_user_namespace(&scene.root(), &scene.binds()).reading();
@@ -86,11 +81,8 @@ fn a_container_in_a_user_namespace_of_its_own() {
 }
 
 /// An idmapped mount belongs to a user namespace: the new mount gets the same mapping.
-#[test]
+#[test_if(can_run)]
 fn an_idmapped_mount_stays_idmapped() {
-    if !can_run() {
-        return;
-    }
     for attach in METHODS {
         let scene = Scene::new();
         let container = Container::start_in_user_namespace(&scene.root(), &scene.binds()).reading();
@@ -159,11 +151,8 @@ fn stale_idmapped(container: &Container) -> (MountEntry, MountEntry) {
 }
 
 /// The agent is killed: the child ends, and the next child finishes the replacement.
-#[test]
+#[test_if(can_run)]
 fn killed_between_attach_and_detach_leaves_whole_content_and_the_next_one_finishes() {
-    if !can_run() {
-        return;
-    }
     for attach in METHODS {
         let scene = Scene::new();
         let container = Container::start(&scene.root(), &scene.binds());
@@ -197,11 +186,8 @@ fn killed_between_attach_and_detach_leaves_whole_content_and_the_next_one_finish
 
 /// The kubelet removes the new file as well, before the stale mount is detached: the kernel
 /// detaches it then.
-#[test]
+#[test_if(can_run)]
 fn a_stale_mount_that_the_kernel_detached_is_no_error() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = Container::start(&scene.root(), &scene.binds());
     scene.update(1);
@@ -225,11 +211,8 @@ fn a_stale_mount_that_the_kernel_detached_is_no_error() {
     );
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_file_removed_before_it_was_attached_is_an_error() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = Container::start(&scene.root(), &scene.binds());
     scene.update(1);

@@ -13,7 +13,7 @@ use bindguard_sys::enter::{
     Action, ContainerNamespace, EnterError, Entered, HeldProcess, HelperProcess, Replacement,
 };
 use bindguard_testing::live::Container;
-use bindguard_testing::{Cgroup, skipped};
+use bindguard_testing::{Cgroup, skipped, test_if};
 use nix::mount::{MntFlags, umount2};
 
 use crate::enter_hostile::{answer_init, with_silent_fuse};
@@ -122,12 +122,9 @@ fn children_that_hang_in_eight_pods_leave_room_for_a_ninth() {
     run("eight_pods_in_a_process_of_their_own");
 }
 
-#[test]
+#[test_if(can_run)]
 #[ignore = "another test starts it"]
 fn eight_pods_in_a_process_of_their_own() {
-    if !can_run() {
-        return;
-    }
     let (healthy, scene) = (Cgroup::make("pod-healthy"), Scene::new());
     let Some(healthy) = healthy else { return };
     let other = Container::start(&scene.root(), &scene.binds());
@@ -168,12 +165,9 @@ fn children_of_an_earlier_agent_count_for_their_pod() {
     run("two_agents_in_a_process_of_their_own");
 }
 
-#[test]
+#[test_if(can_run)]
 #[ignore = "another test starts it"]
 fn two_agents_in_a_process_of_their_own() {
-    if !can_run() {
-        return;
-    }
     let Some(mut pod) = HangingPod::start("pod-survivors") else {
         return;
     };
@@ -204,12 +198,9 @@ fn a_container_that_changes_its_cgroup_keeps_its_share() {
 }
 
 /// A container of Docker with a delegated cgroup: the cgroup of its init is no name of its own.
-#[test]
+#[test_if(can_run)]
 #[ignore = "another test starts it"]
 fn a_changing_cgroup_in_a_process_of_its_own() {
-    if !can_run() {
-        return;
-    }
     let Some(mut docker) = HangingPod::start("docker") else {
         return;
     };

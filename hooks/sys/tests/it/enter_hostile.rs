@@ -10,17 +10,14 @@ use std::time::{Duration, Instant};
 use bindguard_sys::enter::{Action, EnterError, Entered, ProcessError, Replacement};
 use bindguard_sys::replace::ReplaceError;
 use bindguard_testing::live::Container;
-use bindguard_testing::{Cgroup, helper};
+use bindguard_testing::{Cgroup, helper, test_if};
 use nix::mount::{MsFlags, mount};
 
 use crate::enter_scene::{METHODS, PLACE, Scene, attached, can_run, enter, entered, far, stale};
 
 /// The mount table named a mount that is no longer there: nothing is opened in its place.
-#[test]
+#[test_if(can_run)]
 fn another_mount_at_the_place_is_refused() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = Container::start_with(&scene.root(), &scene.binds(), || {
         mount(
@@ -54,11 +51,8 @@ fn another_mount_at_the_place_is_refused() {
     );
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_touch_is_an_event_of_the_folder_and_changes_no_content() {
-    if !can_run() {
-        return;
-    }
     use rustix::fs::inotify;
     let scene = Scene::new();
     let container = Container::start(&scene.root(), &scene.binds());
@@ -84,11 +78,8 @@ fn a_touch_is_an_event_of_the_folder_and_changes_no_content() {
 }
 
 /// A FUSE mount of the container above its mount point, whose daemon never answers.
-#[test]
+#[test_if(can_run)]
 fn a_walk_that_hangs_in_the_container_is_abandoned() {
-    if !can_run() {
-        return;
-    }
     let Ok(fuse) = File::options().read(true).write(true).open("/dev/fuse") else {
         return bindguard_testing::skipped("no /dev/fuse");
     };
@@ -151,12 +142,9 @@ fn a_child_that_was_given_up_leaves_no_zombie() {
     assert!(ended.status.success(), "{ended:?}");
 }
 
-#[test]
+#[test_if(can_run)]
 #[ignore = "another test starts it"]
 fn given_up_in_a_process_of_its_own() {
-    if !can_run() {
-        return;
-    }
     let Ok(fuse) = File::options().read(true).write(true).open("/dev/fuse") else {
         return bindguard_testing::skipped("no /dev/fuse");
     };
@@ -200,11 +188,8 @@ fn given_up_in_a_process_of_its_own() {
 }
 
 /// 32 children that hung in the containers of one pod stopped the refreshes of every other pod.
-#[test]
+#[test_if(can_run)]
 fn children_that_hang_in_one_pod_leave_room_for_others() {
-    if !can_run() {
-        return;
-    }
     let Ok(fuse) = File::options().read(true).write(true).open("/dev/fuse") else {
         return bindguard_testing::skipped("no /dev/fuse");
     };
@@ -290,11 +275,8 @@ pub(crate) fn with_silent_fuse(scene: &Scene, fuse: &File) -> Container {
     })
 }
 
-#[test]
+#[test_if(can_run)]
 fn the_child_holds_nothing_of_the_agent_open() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = Container::start(&scene.root(), &scene.binds());
     let (read, write) = nix::unistd::pipe().unwrap();
@@ -313,11 +295,8 @@ fn the_child_holds_nothing_of_the_agent_open() {
     entered.call(Action::Open, 0).unwrap();
 }
 
-#[test]
+#[test_if(can_run)]
 fn a_process_that_ended_is_not_entered() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = Container::start(&scene.root(), &scene.binds());
     nix::sys::signal::kill(

@@ -5,8 +5,8 @@ use std::env;
 use std::process::Command;
 
 use bindguard_sys::enter::Entered;
-use bindguard_testing::helper;
 use bindguard_testing::live::Container;
+use bindguard_testing::{helper, test_if};
 
 use crate::enter_scene::{ANSWER_TIMEOUT, Scene, can_run, far};
 
@@ -22,12 +22,9 @@ fn children_that_do_not_hang_are_not_limited() {
     assert!(ended.status.success(), "{ended:?}");
 }
 
-#[test]
+#[test_if(can_run)]
 #[ignore = "another test starts it"]
 fn in_a_process_of_its_own() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::new();
     let container = Container::start(&scene.root(), &scene.binds());
     let namespace = container.namespace();

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use bindguard_testing::{Pod, bind, own_namespace};
+use bindguard_testing::{Pod, bind, own_namespace, test_if};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::agent::{Agent, LAST_CHECK, until};
@@ -29,11 +29,8 @@ fn mounts_at(path: &Path) -> usize {
         .count()
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn an_update_is_followed_and_counted() {
-    if !own_namespace() {
-        return;
-    }
     let pod = Pod::with_keys(3);
     let folder = tempfile::tempdir().unwrap();
     let agent = Agent::start(folder.path(), &config(&pod));
@@ -59,11 +56,8 @@ fn an_update_is_followed_and_counted() {
 
 /// Each re-bind is a line of the journal. The agent reads the same journal, and counts the re-bind
 /// once.
-#[test]
+#[test_if(own_namespace)]
 fn a_rebind_is_journaled_once_and_counted_once() {
-    if !own_namespace() {
-        return;
-    }
     let pod = Pod::with_keys(1);
     let folder = tempfile::tempdir().unwrap();
     let agent = Agent::start(folder.path(), &config(&pod));
@@ -95,11 +89,8 @@ fn a_rebind_is_journaled_once_and_counted_once() {
 }
 
 /// A survey finds the same fault again: one line is enough.
-#[test]
+#[test_if(own_namespace)]
 fn a_fault_that_stays_is_journaled_once() {
-    if !own_namespace() {
-        return;
-    }
     let pod = Pod::with_keys(1);
     let folder = tempfile::tempdir().unwrap();
     let agent = Agent::start(
@@ -125,11 +116,8 @@ fn a_fault_that_stays_is_journaled_once() {
 }
 
 /// The agent was not there, or was killed: the survey at its start catches up.
-#[test]
+#[test_if(own_namespace)]
 fn updates_that_were_missed_are_caught_up() {
-    if !own_namespace() {
-        return;
-    }
     let pod = Pod::with_keys(1);
     let folder = tempfile::tempdir().unwrap();
     for number in 1..=5 {
@@ -143,11 +131,8 @@ fn updates_that_were_missed_are_caught_up() {
     }
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn killed_while_it_works_leaves_whole_content_and_one_mount() {
-    if !own_namespace() {
-        return;
-    }
     let pod = Pod::with_keys(1);
     let folder = tempfile::tempdir().unwrap();
     for number in 1..=30 {
@@ -162,11 +147,8 @@ fn killed_while_it_works_leaves_whole_content_and_one_mount() {
     until("one mount is left", || mounts_at(&pod.subpath(0)) == 1);
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn report_and_off_change_nothing() {
-    if !own_namespace() {
-        return;
-    }
     for mode in ["report", "off"] {
         let pod = Pod::with_keys(1);
         let folder = tempfile::tempdir().unwrap();
@@ -195,11 +177,8 @@ fn report_and_off_change_nothing() {
 }
 
 /// A pod that comes later, with a secret: its tmpfs hides a watch that is set too early.
-#[test]
+#[test_if(own_namespace)]
 fn a_new_pod_with_a_tmpfs_volume_is_followed() {
-    if !own_namespace() {
-        return;
-    }
     let pod = Pod::with_keys(1);
     let folder = tempfile::tempdir().unwrap();
     let _agent = Agent::start(folder.path(), &config(&pod));
@@ -250,11 +229,8 @@ fn a_new_pod_with_a_tmpfs_volume_is_followed() {
     }
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn it_serves_health_figures_and_the_report_and_nothing_else() {
-    if !own_namespace() {
-        return;
-    }
     let pod = Pod::with_keys(1);
     let folder = tempfile::tempdir().unwrap();
     let agent = Agent::start(
@@ -306,11 +282,8 @@ fn it_serves_health_figures_and_the_report_and_nothing_else() {
 }
 
 /// An agent without work does not wake up.
-#[test]
+#[test_if(own_namespace)]
 fn it_sleeps_while_nothing_happens() {
-    if !own_namespace() {
-        return;
-    }
     let pod = Pod::with_keys(1);
     let folder = tempfile::tempdir().unwrap();
     let agent = Agent::start(folder.path(), &config(&pod));

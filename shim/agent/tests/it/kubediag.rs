@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use bindguard_testing::{Pod, bind, own_namespace};
+use bindguard_testing::{Pod, bind, own_namespace, test_if};
 use nix::mount::{MntFlags, umount2};
 use serde_json::{Value, json};
 
@@ -58,11 +58,8 @@ fn recover(agent: &Agent, target: &str) -> (u16, String) {
     (status, text)
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn a_disabled_processor_answers_422_to_everything() {
-    if !own_namespace() {
-        return;
-    }
     let (pod, folder) = (Pod::with_keys(1), tempfile::tempdir().unwrap());
     let agent = agent(&pod, folder.path(), "");
     pod.update(1);
@@ -86,11 +83,8 @@ fn a_disabled_processor_answers_422_to_everything() {
     assert_eq!(fs::read_to_string(pod.subpath(0)).unwrap(), "0");
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn other_methods_are_405_and_bad_requests_500() {
-    if !own_namespace() {
-        return;
-    }
     let (pod, folder) = (Pod::with_keys(1), tempfile::tempdir().unwrap());
     let agent = agent(&pod, folder.path(), &enabled());
     for processor in PROCESSORS {
@@ -133,11 +127,8 @@ fn other_methods_are_405_and_bad_requests_500() {
     assert!(text.contains("no credentials for the API server"), "{text}");
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn the_chain_repairs_a_stale_subpath_by_a_rebind() {
-    if !own_namespace() {
-        return;
-    }
     let (pod, folder) = (Pod::with_keys(2), tempfile::tempdir().unwrap());
     let agent = agent(&pod, folder.path(), &enabled());
     pod.update(1);
@@ -211,11 +202,8 @@ fn the_chain_repairs_a_stale_subpath_by_a_rebind() {
 }
 
 /// Each path is an alias of the stale subpath, or is no stale subpath.
-#[test]
+#[test_if(own_namespace)]
 fn the_recoverer_refuses_every_other_path() {
-    if !own_namespace() {
-        return;
-    }
     let (pod, folder) = (Pod::with_keys(2), tempfile::tempdir().unwrap());
     let agent = agent(&pod, folder.path(), &enabled());
     pod.update(1);

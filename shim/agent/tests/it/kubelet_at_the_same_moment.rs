@@ -8,7 +8,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use bindguard_testing::{Pod, bind, own_namespace, rounds};
+use bindguard_testing::{Pod, bind, own_namespace, rounds, test_if};
 use nix::mount::{MntFlags, umount2};
 
 use crate::agent::{Agent, LAST_CHECK, until};
@@ -58,11 +58,8 @@ fn kubelet_restarts_a_container(pod: &Pod) -> bool {
     .is_ok()
 }
 
-#[test]
+#[test_if(own_namespace)]
 fn restarts_during_updates_leave_one_mount_each() {
-    if !own_namespace() {
-        return;
-    }
     let pod = Pod::with_keys(1);
     let folder = tempfile::tempdir().unwrap();
     let agent = Agent::start(folder.path(), &config(&pod));
@@ -81,11 +78,8 @@ fn restarts_during_updates_leave_one_mount_each() {
 
 /// The kubelet deletes a pod at the very moment of an update: nothing stays mounted, and nothing
 /// comes back.
-#[test]
+#[test_if(own_namespace)]
 fn pods_that_are_deleted_during_an_update_leave_nothing() {
-    if !own_namespace() {
-        return;
-    }
     let pod = Pod::with_keys(1);
     let folder = tempfile::tempdir().unwrap();
     let agent = Agent::start(folder.path(), &config(&pod));
