@@ -44,6 +44,7 @@ pub mod node;
 pub mod node_image;
 pub mod output;
 pub mod polling;
+pub mod prelude;
 pub mod privilege;
 pub mod process;
 pub mod programs;

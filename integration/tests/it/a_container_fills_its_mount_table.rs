@@ -2,16 +2,10 @@
 //! agent, limited to the memory that it is shipped with, reports them and goes on. Their neighbour
 //! gets its files.
 
-use std::fs;
-
-use anyhow::{Result, ensure};
-use bindguard_integration::cri::{Cri, Sandbox, mount};
 use bindguard_integration::foreign_mounts::make_long_mounts;
 use bindguard_integration::memory_limit::MemoryLimit;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Agent, Generation, Node, Setup, Volume, VolumeKind};
+use bindguard_integration::prelude::*;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
-use serde_json::Value;
 
 /// The limit of the unit and of the chart.
 const LIMIT: u64 = 64 << 20;

@@ -2,16 +2,9 @@
 //! programs to a container that starts again with the new file. The times are printed, and depend on
 //! the machine: no test limits them.
 
-use std::time::{Duration, Instant};
-
-use anyhow::{Result, ensure};
 use bindguard_integration::agent::Form;
-use bindguard_integration::cri::mount;
-use bindguard_integration::scenes::only_a_current_mount;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Agent, Generation, Node, Setup, VolumeKind};
+use bindguard_integration::prelude::*;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
-use nix::sys::signal::Signal;
 
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 

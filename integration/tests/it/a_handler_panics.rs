@@ -1,10 +1,8 @@
 //! A method of the shim panics for a container: the call answers INTERNAL, the container can be
 //! removed, and the shim still serves its other containers.
 
-use anyhow::{Result, ensure};
-use bindguard_integration::leftovers::Leftovers;
+use bindguard_integration::prelude::*;
 use bindguard_integration::shim::{Bundle, Shim, code};
-use bindguard_integration::{Generation, Node, Setup};
 use containerd_shim_protos::api::ExecProcessRequest;
 use containerd_shim_protos::shim::oci::Options;
 use ttrpc::Code;

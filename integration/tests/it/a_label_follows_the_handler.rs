@@ -1,16 +1,11 @@
 //! With `--node-label` a node has its label only while the running containerd has the handler, so
 //! that a RuntimeClass selects no node on which its pods fail. The label goes before a removal.
 
-use std::fs;
+use bindguard_integration::prelude::*;
 use std::os::unix::fs::symlink;
 
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::kube_api::{Conduct, KubeApi};
-use bindguard_integration::process::{Finished, run, write_program};
-use bindguard_integration::programs::{AGENT, CLI};
-use bindguard_integration::{Agent, Generation, Node, Setup};
-use nix::sys::signal::Signal;
-use serde_json::{Value, json};
+use bindguard_integration::programs::AGENT;
 
 const NODE: &str = "/api/v1/nodes/node-1";
 const LABEL: &str = "bindguard.io/active";

@@ -3,15 +3,8 @@
 //! mounts, and saves containerd from it, but for containerd 1.7, which reads the table before it
 //! removes a bundle whatever is there.
 
-use std::fs;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup, on_newest_and_older, privilege};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use bindguard_integration::prelude::*;
+use bindguard_integration::privilege;
 
 /// The names of the runtime's processes. runc executes itself again to prepare a container.
 const RUNTIME: [&str; 3] = ["runc", "exe", "true"];

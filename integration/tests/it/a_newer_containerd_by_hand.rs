@@ -4,16 +4,9 @@
 //! shim is killed (issue 14). Parameters that contradict the command line, and unknown input, are
 //! refused: containerd could not parse the plain address.
 
-use std::fs;
-
-use anyhow::{Result, ensure};
-use bindguard_integration::leftovers::Leftovers;
+use bindguard_integration::prelude::*;
 use bindguard_integration::shim::{Bundle, Shim};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup};
 use containerd_shim_protos::bootstrap_api::{BootstrapParams, Extension};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use protobuf::well_known_types::any::Any;
 use protobuf::{Message as _, MessageField};
 

@@ -2,16 +2,9 @@
 //! runs, and the start can be tried again. A kill that arrives during criu's work reaches the
 //! container.
 
-use std::fs;
-use std::path::Path;
-use std::thread;
-use std::time::Duration;
-
-use anyhow::{Context, Result, anyhow, ensure};
-use bindguard_integration::leftovers::Leftovers;
+use bindguard_integration::prelude::*;
 use bindguard_integration::runtime::Gate;
 use bindguard_integration::shim::{Bundle, Shim};
-use bindguard_integration::{Generation, Node, Setup};
 use containerd_shim_protos::api::CheckpointTaskRequest;
 use containerd_shim_protos::shim::oci::Options;
 use protobuf::well_known_types::any::Any;

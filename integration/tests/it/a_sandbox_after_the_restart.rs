@@ -2,17 +2,10 @@
 //! the handler, and is removed. If it does not start, the former default comes back: a node must not
 //! keep a default under which no pod starts.
 
-use std::fs;
+use bindguard_integration::prelude::*;
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::process::{run, write_program};
-use bindguard_integration::programs::{CLI, Matrix};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup, on_newest_and_older};
-use nix::sys::signal::Signal;
+use bindguard_integration::programs::Matrix;
 
 /// The text of each sandbox's create, and of each attempt that the story wants to hold or to break.
 const RUNTIME: &str = r#"#!/bin/sh

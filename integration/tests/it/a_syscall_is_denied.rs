@@ -2,15 +2,12 @@
 //! filter (LSM, seccomp) denies the call. For each call and each answer the runtime still runs,
 //! nothing panics, no reader sees the file underneath, and the next create repairs the rest.
 
-use std::fs;
+use bindguard_integration::prelude::*;
 use std::os::unix::process::ExitStatusExt;
 
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::image::busybox;
-use bindguard_integration::process::{Finished, run};
-use bindguard_integration::programs::GUARD;
+use bindguard_integration::privilege;
 use bindguard_integration::stale::StaleBundle;
-use bindguard_integration::{Generation, Node, Setup, privilege};
 use nix::libc;
 
 /// Linux 6.8's, on every architecture; the C library does not name it yet.

@@ -3,17 +3,11 @@
 //!
 //! The limits leave room for a busy machine; the figures are printed with `--nocapture`.
 
-use std::fs;
-use std::thread;
-use std::time::{Duration, Instant};
-
-use anyhow::{Result, ensure};
-use bindguard_integration::cri::mount;
 use bindguard_integration::footprint::{Footprint, context_switches};
 use bindguard_integration::kube_api::KubeApi;
 use bindguard_integration::kubelet::Subpath;
-use bindguard_integration::waiting::{LIMIT, until, until_within};
-use bindguard_integration::{Agent, Generation, Node, Setup, Volume, VolumeKind};
+use bindguard_integration::prelude::*;
+use bindguard_integration::waiting::{LIMIT, until_within};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 
 const PODS: usize = 110;

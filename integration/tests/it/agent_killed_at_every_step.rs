@@ -2,17 +2,11 @@
 //! sees the file underneath. The next agent leaves a single mount with the current content, on the
 //! host and in the opted-in container.
 
-use std::fs;
-use std::thread;
-use std::time::Duration;
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::cri::{Sandbox, mount};
-use bindguard_integration::journal::{self, JOURNAL, ROTATED, lines};
+use bindguard_integration::PollingReader;
+use bindguard_integration::journal::{self, ROTATED, lines};
 use bindguard_integration::kubelet::Subpath;
-use bindguard_integration::scenes::{delete_pod, only_a_current_mount};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Agent, Generation, Node, PollingReader, Setup, Volume, VolumeKind};
+use bindguard_integration::prelude::*;
+use bindguard_integration::scenes::delete_pod;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 
 /// The steps of a re-bind, and of the journal's line about it.

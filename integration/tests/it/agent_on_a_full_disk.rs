@@ -2,20 +2,14 @@
 //! journal, and the journal. Re-binds, refreshes and figures go on, and the log names what could
 //! not be written. With room again nothing is counted twice.
 
-use std::fs::{self, File};
+use bindguard_integration::prelude::*;
+use std::fs::File;
 use std::io::Write;
-use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::cri::{Sandbox, mount};
-use bindguard_integration::journal::{JOURNAL, lines};
+use bindguard_integration::journal::lines;
 use bindguard_integration::kubelet::Subpath;
-use bindguard_integration::mount_calls::{tmpfs, unmount};
-use bindguard_integration::process::run;
-use bindguard_integration::scenes::{delete_pod, only_a_current_mount};
+use bindguard_integration::scenes::delete_pod;
 use bindguard_integration::stale::StaleBundle;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Agent, Generation, Node, Setup, Volume, VolumeKind};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 
 const DISK: &str = "/run/bindguard";

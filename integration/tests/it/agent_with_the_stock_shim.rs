@@ -1,13 +1,8 @@
 //! kubernetes#68211 with the stock shim and the node agent: the container starts again and reads
 //! the new file, without any shim of bindguard.
 
-use anyhow::{Result, ensure};
 use bindguard_integration::agent::Form;
-use bindguard_integration::scenes::only_a_current_mount;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{
-    Agent, Bind, Generation, Node, Runtime, Setup, VolumeKind, on_newest_and_older,
-};
+use bindguard_integration::prelude::*;
 
 fn story(generation: Generation) {
     Setup::on(generation).story(|node| {

@@ -1,16 +1,9 @@
 //! The release image is an OCI archive, written without a container engine. containerd imports the
 //! archive and runs the programs. Equal programs give equal bytes.
 
-use std::fs;
-use std::path::Path;
-use std::process::Command;
-
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::doc_commands::repository;
-use bindguard_integration::process::run;
+use bindguard_integration::prelude::*;
 use bindguard_integration::programs::binaries_under_test;
-use bindguard_integration::{Generation, Setup};
-use serde_json::Value;
 
 const NAME: &str = concat!(
     "registry.example.com/bindguard-node:",

@@ -2,16 +2,13 @@
 //! agent, a container that opted in reads the new file; `bindguard refresh --container` refreshes
 //! any container once.
 
-use std::fs::{self, OpenOptions};
+use bindguard_integration::prelude::*;
+use std::fs::OpenOptions;
 use std::io::Write;
-use std::path::PathBuf;
 
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::doc_commands::{Rehearsal, repository};
 use bindguard_integration::engines::{ContainerEngine, Docker, Podman, missing};
-use bindguard_integration::programs::CLI;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Agent, Generation, Node, Setup, privilege};
+use bindguard_integration::privilege;
 
 const LABEL: &str = "bindguard.refresh=true";
 const NOTIFY: &str = "bindguard.refresh-notify=signal:SIGHUP";
@@ -114,7 +111,7 @@ impl File {
             .open(&self.0)?;
         for part in text.as_bytes() {
             file.write_all(&[*part])?;
-            std::thread::sleep(std::time::Duration::from_millis(20));
+            thread::sleep(Duration::from_millis(20));
         }
         drop(file);
         fs::remove_file(self.beside("app.conf~")).context("remove the backup")

@@ -2,13 +2,10 @@
 //! and the start fails. The wait is answered at once, with a status that no client takes for
 //! success; the exec has ended, and its name is free after its delete.
 
-use std::thread;
-use std::time::Duration;
-
-use anyhow::{Context as _, Result, anyhow, ensure};
+use anyhow::Context as _;
+use bindguard_integration::prelude::*;
 use bindguard_integration::runtime::{Fault, ObedientRuntime};
 use bindguard_integration::shim::{Client, Shim, code};
-use bindguard_integration::{Generation, Node, Runtime, Setup};
 use containerd_shim_protos::api::{ExecProcessRequest, Status, WaitRequest};
 use ttrpc::Code;
 

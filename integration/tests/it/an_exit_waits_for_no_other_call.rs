@@ -1,15 +1,12 @@
 //! An init's exit arrives while the output of an ended exec is drained, and while the runtime hangs
 //! killing the processes that the init left.
 
+use bindguard_integration::prelude::*;
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
-use std::thread;
 
-use anyhow::{Context, Result, anyhow, ensure};
-use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::runtime::Gate;
 use bindguard_integration::shim::{Bundle, Shim, spec};
-use bindguard_integration::{Generation, Node, Setup};
 use containerd_shim_protos::api::ExecProcessRequest;
 use containerd_shim_protos::shim::oci::Options;
 use nix::libc::O_NONBLOCK;

@@ -1,11 +1,7 @@
 //! Configuration management takes bindguard's entry out of containerd's file, or an
 //! operator deletes the shim. `status` and `doctor` say so, with the command, and change nothing.
 
-use std::fs;
-
-use anyhow::{Result, ensure};
-use bindguard_integration::{Generation, Node, Setup};
-use nix::sys::signal::Signal;
+use bindguard_integration::prelude::*;
 
 #[test]
 fn newest_containerd() {

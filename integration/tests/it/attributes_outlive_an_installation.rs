@@ -1,12 +1,10 @@
 //! Issues 25 and 26: an edited file keeps its mode, owner and extended attributes, and a file that
 //! was replaced comes back with its times, too.
 
-use std::fs::{self, Permissions};
+use bindguard_integration::prelude::*;
+use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
-use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::{Generation, Node, Setup};
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, XattrFlags, getxattr, setxattr, utimensat};
 
 const XATTR: &str = "user.origin";
@@ -95,7 +93,7 @@ fn with_attributes(path: &Path, text: &str, mode: u32) -> Result<()> {
     utimensat(CWD, path, &times, AtFlags::empty()).context("set the times")
 }
 
-fn install(node: &Node, config: &Path) -> Result<bindguard_integration::process::Finished> {
+fn install(node: &Node, config: &Path) -> Result<Finished> {
     node.bindguard([
         "install",
         "--containerd-config",

@@ -1,13 +1,10 @@
 //! Bad input: missing, empty, cut off, foreign, binary, too large, or unreadable. Each message is a
 //! single line with the mistake and the remedy, the exit code is 2, and the node is unchanged.
 
-use std::fs::{self, Permissions};
+use bindguard_integration::prelude::*;
+use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::process::{Finished, run};
-use bindguard_integration::{Generation, Node, Setup, VolumeKind};
 use nix::unistd::chown;
 
 #[test]
@@ -163,7 +160,7 @@ fn bundles(node: &Node, files: &BadFiles) -> Result<()> {
         refused(&ended, "BUNDLE is a folder with a container's config.json")
             .with_context(|| (*name).to_owned())?;
         let ended = node.bindguard(["check".as_ref(), bundle.as_os_str(), "--json".as_ref()])?;
-        let report: serde_json::Value = serde_json::from_str(&ended.stdout)?;
+        let report: Value = serde_json::from_str(&ended.stdout)?;
         ensure!(
             ended.code() == 2
                 && report["problems"]
@@ -330,9 +327,7 @@ fn readers_that_leave(node: &Node) -> Result<()> {
 
 /// The pid of a process that has ended and was waited for.
 fn gone_process() -> Result<u32> {
-    let mut child = std::process::Command::new("true")
-        .spawn()
-        .context("start true")?;
+    let mut child = Command::new("true").spawn().context("start true")?;
     let pid = child.id();
     child.wait().context("wait for true")?;
     Ok(pid)

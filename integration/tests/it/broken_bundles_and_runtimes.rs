@@ -1,14 +1,9 @@
 //! A spec is no JSON, a runtime is missing, or a runtime leaves half a line in its log. The error
 //! is clear, nothing is left, and the name can be used again.
 
-use std::fs;
-use std::path::Path;
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::leftovers::Leftovers;
+use bindguard_integration::prelude::*;
 use bindguard_integration::runtime::{Fault, ObedientRuntime};
 use bindguard_integration::shim::{Bundle, Shim, code, options_any};
-use bindguard_integration::{Generation, Node, Setup, on_newest_and_older};
 use containerd_shim_protos::shim::oci::Options;
 use ttrpc::Code;
 

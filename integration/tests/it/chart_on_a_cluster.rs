@@ -5,19 +5,12 @@
 //! the node's root mounted. The story plays systemd: it restarts containerd whenever a pod has
 //! requested that.
 
+use bindguard_integration::prelude::*;
 use std::cell::Cell;
-use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::cluster::{Cluster, Helm, Network, PodManifest};
-use bindguard_integration::programs::{AGENT, CLI, GUARD, SHIM, binaries_under_test};
-use bindguard_integration::{Generation, Node, Setup};
-use nix::sys::signal::Signal;
-use serde_json::{Value, json};
+use bindguard_integration::programs::{AGENT, SHIM, binaries_under_test};
 
 const NAMESPACE: &str = "kube-system";
 const RELEASE: &str = "bindguard";

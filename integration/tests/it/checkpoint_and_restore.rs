@@ -1,9 +1,7 @@
 //! A container is written down by criu and goes on from there, on the same node.
 
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::criu::{COUNTER, wait_for_count};
-use bindguard_integration::process::run;
-use bindguard_integration::{Generation, Node, Runtime, Setup, on_newest_and_older};
+use bindguard_integration::prelude::*;
 
 fn works(generation: Generation) {
     Setup::on(generation).story_with_criu(|node| {
@@ -60,8 +58,7 @@ fn criu_log(node: &Node) -> String {
         "/run/containerd/io.containerd.runtime.v2.task/{}/first/criu-dump.log",
         node.name()
     );
-    let text =
-        std::fs::read_to_string(log).unwrap_or_else(|error| format!("no log of criu: {error}"));
+    let text = fs::read_to_string(log).unwrap_or_else(|error| format!("no log of criu: {error}"));
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(12)..].join("\n")
 }

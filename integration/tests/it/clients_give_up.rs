@@ -2,14 +2,11 @@
 //! the next client finds the result, and nothing is lost. If containerd itself gives a create up and
 //! removes the bundle, no container and no shim is left.
 
-use std::time::Duration;
-
-use anyhow::{Context as _, Result, ensure};
-use bindguard_integration::leftovers::Leftovers;
+use anyhow::Context as _;
+use bindguard_integration::prelude::*;
 use bindguard_integration::runtime::Gate;
 use bindguard_integration::shim::{Bundle, Client, Shim, code};
-use bindguard_integration::waiting::{stays, until};
-use bindguard_integration::{Generation, Node, Setup};
+use bindguard_integration::waiting::stays;
 use containerd_shim_protos::api::{DeleteRequest, ExecProcessRequest, StartRequest, Status};
 use containerd_shim_protos::shim::oci::Options;
 use containerd_shim_protos::shim_async::TaskClient;
@@ -209,7 +206,7 @@ fn abandon(node: &Node, shim: &Shim, bundle: &Bundle, how: Abandoned) -> Result<
         }
     }
     let _ = umount2(&bundle.path().join("rootfs"), MntFlags::MNT_DETACH);
-    std::fs::remove_dir_all(bundle.path()).context("remove the bundle")
+    fs::remove_dir_all(bundle.path()).context("remove the bundle")
 }
 
 /// The other container of the pod lives on, and the shim ends with it.

@@ -1,12 +1,8 @@
 //! A process hangs in execve(2), or holds its mmap_lock: readers of most of its files in `/proc`
 //! would wait without end. The commands of an operator do not wait, and a neighbour is refreshed.
 
-use anyhow::{Result, ensure};
-use bindguard_integration::cri::mount;
-use bindguard_integration::process::run;
-use bindguard_integration::programs::CLI;
+use bindguard_integration::prelude::*;
 use bindguard_integration::scenes::delete_pod;
-use bindguard_integration::{Generation, Node, Setup, VolumeKind};
 use bindguard_testing::held_memory::{Executing, Holder, blocks_readers};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 use nix::sched::{CloneFlags, unshare};

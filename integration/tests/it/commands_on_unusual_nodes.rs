@@ -1,15 +1,13 @@
 //! Nodes that are hard to check: a file server that does not answer, more subpaths than a shell may
 //! open files, a user without permission. Also the output on a terminal.
 
-use std::fs::{self, Permissions};
+use bindguard_integration::prelude::*;
+use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
 
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::privilege;
-use bindguard_integration::process::{Finished, run, run_on_a_terminal};
-use bindguard_integration::{Generation, Node, Pod, Setup, SilentServer, VolumeKind};
-use serde_json::Value;
+use bindguard_integration::process::run_on_a_terminal;
+use bindguard_integration::{Pod, SilentServer};
 
 #[test]
 fn says_what_it_can() {

@@ -2,11 +2,8 @@
 //! unknown fields, numbers that no float can hold, odd escapes, keys that come twice. A spec that
 //! cannot be read goes to the runtime untouched.
 
-use anyhow::{Result, ensure};
 use bindguard_integration::bundle::Bundle;
-use bindguard_integration::process::{Finished, run};
-use bindguard_integration::scenes::only_a_current_mount;
-use bindguard_integration::{Generation, Node, Setup, VolumeKind};
+use bindguard_integration::prelude::*;
 
 const ODD: &str = r#"{ "ociVersion":"1.0.2",
   "futureField": {"big": 123456789012345678901234567890, "float": 1.0e+400, "odd": "a\u002fb\/c\ud83d\ude00\u0000"},

@@ -1,15 +1,10 @@
 //! The config of a fleet becomes the config of each node. A mistake changes no node, and
 //! a file that was edited on a node is replaced only on request.
 
-use std::fs;
-use std::path::Path;
-use std::time::{Duration, UNIX_EPOCH};
+use bindguard_integration::prelude::*;
+use std::time::UNIX_EPOCH;
 
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::agent::{Agent, Form};
-use bindguard_integration::process::Finished;
-use bindguard_integration::{Generation, Node, Setup};
-use nix::sys::signal::Signal;
 
 const CONFIG: &str = "/etc/bindguard/config.toml";
 const REPORT: &str = "[checks]\nstale-subpaths = \"report\"\n";

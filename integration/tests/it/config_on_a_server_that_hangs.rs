@@ -1,14 +1,11 @@
 //! bindguard's own config lies on a server that does not answer: the pod's shim answers anyway, and
 //! its next container is made without a repair.
 
-use std::fs;
+use bindguard_integration::prelude::*;
 use std::os::unix::fs::symlink;
-use std::thread;
 
-use anyhow::{Result, ensure};
+use bindguard_integration::SilentServer;
 use bindguard_integration::privilege::skipped;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup, SilentServer};
 
 #[test]
 fn newest_containerd() {

@@ -4,11 +4,8 @@
 //! lets the create fail with the runtime's own error, says beside it and in the log why, and never
 //! makes a directory appear.
 
-use std::fs;
-
-use anyhow::{Context, Result, ensure};
+use bindguard_integration::prelude::*;
 use bindguard_integration::scenes::says_no_such_file;
-use bindguard_integration::{Bind, Generation, Node, Oci, Setup, VolumeKind, on_newest_and_older};
 
 const REASON: &str = "bindguard: the subPath of volume conf at /etc/app.conf is orphaned: the file it was bound from is \
                       deleted, and app.conf is no longer in its volume: put it back, or remove the subPath from the pod";

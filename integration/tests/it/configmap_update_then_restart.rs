@@ -1,13 +1,10 @@
 //! kubernetes#68211 with bindguard: the container starts again and reads the new configMap, through
 //! every door.
 
-use anyhow::Result;
 use bindguard_integration::node::HostRoot;
+use bindguard_integration::prelude::*;
 use bindguard_integration::scenes::{Shape, UpdateThenRestart};
-use bindguard_integration::{
-    Generation, Node, Runtime, Setup, VolumeKind, on_every_generation,
-    on_every_generation_with_systemd,
-};
+use bindguard_integration::{on_every_generation, on_every_generation_with_systemd};
 
 fn story(generation: Generation) {
     let runtimes = [

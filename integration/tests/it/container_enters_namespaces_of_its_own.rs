@@ -2,14 +2,8 @@
 //! file to a second path there. bindguard refuses a refresh: the container could make a new mount
 //! writable there, and then write the pod's volume.
 
-use std::fs;
-use std::process::Command;
-
-use anyhow::{Result, ensure};
-use bindguard_integration::process::{Finished, run};
+use bindguard_integration::prelude::*;
 use bindguard_integration::scenes::delete_pod;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Bind, Generation, Node, Setup, VolumeKind};
 
 const UID: &str = "uid-1";
 

@@ -2,11 +2,10 @@
 //! terminal, a restart of containerd. The test runs with every entry of the guard, so that the
 //! guard breaks nothing.
 
-use anyhow::{Result, ensure};
+use bindguard_integration::on_every_generation;
 use bindguard_integration::output::read_all_output;
+use bindguard_integration::prelude::*;
 use bindguard_integration::process::on_a_terminal;
-use bindguard_integration::{Generation, Node, Oci, Runtime, Setup, on_every_generation};
-use nix::sys::signal::Signal;
 
 const RUNTIMES: [Runtime; 3] = [
     Runtime::Bindguard,

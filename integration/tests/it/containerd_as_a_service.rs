@@ -2,16 +2,10 @@
 //! restarts containerd, also after a crash, and ends neither a shim nor a container. A container
 //! that ends meanwhile is reported afterwards.
 
-use std::fs;
-
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::footprint::parent_of;
-use bindguard_integration::leftovers::Leftovers;
+use bindguard_integration::on_every_generation_with_systemd;
+use bindguard_integration::prelude::*;
 use bindguard_integration::systemd::Service;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Node, Runtime, Setup, on_every_generation_with_systemd};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 
 on_every_generation_with_systemd!(|setup: Setup| setup.story(story));
 

@@ -3,14 +3,7 @@
 //!
 //! A lost exit would leave a dead container "running" for ever.
 
-use std::fs;
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::leftovers::Leftovers;
-use bindguard_integration::process::run;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Bind, Node, Setup, on_newest_and_older};
-use nix::sys::signal::Signal;
+use bindguard_integration::prelude::*;
 
 /// Ends on SIGTERM.
 const ENDING: [&str; 3] = [

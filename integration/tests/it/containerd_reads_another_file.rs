@@ -1,14 +1,7 @@
 //! Issue 16: `install` edits the file that the running containerd reads, and refuses to choose
 //! between two of them. A command of containerd's program, such as `config dump`, is none of them.
 
-use std::fs;
-use std::path::Path;
-use std::process::{Child, Stdio};
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup};
-use nix::sys::signal::Signal;
+use bindguard_integration::prelude::*;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 

@@ -1,17 +1,8 @@
 //! containerd is SIGKILLed while the shim creates, starts, executes, pauses or deletes for it, and
 //! comes back: what the call made is there for the next client, or is gone without a trace.
 
-use std::process::{Child, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result};
-use bindguard_integration::leftovers::Leftovers;
-use bindguard_integration::process::run;
+use bindguard_integration::prelude::*;
 use bindguard_integration::runtime::Gate;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup};
-use nix::sys::signal::Signal;
 
 /// For a client to notice that its containerd is gone.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);

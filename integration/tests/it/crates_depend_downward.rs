@@ -1,11 +1,7 @@
 //! The dependency rules of docs/architecture.md, as cargo resolves them.
 
+use bindguard_integration::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::Path;
-use std::process::Command;
-
-use anyhow::{Context, Result, ensure};
 
 const PROGRAMS: [&str; 4] = [
     "containerd-shim-bindguard-v2",

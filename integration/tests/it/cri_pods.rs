@@ -1,16 +1,11 @@
 //! Pods as a kubelet runs them, through the CRI: two containers in a shim, a configMap that
 //! changes, a container that restarts, a containerd that restarts in between.
 
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::cri::{Cri, Sandbox, mount};
-use bindguard_integration::leftovers::Leftovers;
-use bindguard_integration::scenes::{only_a_current_mount, says_no_such_file};
-use bindguard_integration::{
-    Node, Setup, VolumeKind, on_every_generation, on_every_generation_with_systemd,
-};
+use bindguard_integration::prelude::*;
+use bindguard_integration::scenes::says_no_such_file;
+use bindguard_integration::{on_every_generation, on_every_generation_with_systemd};
 use k8s_cri::v1::Mount;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
-use nix::sys::signal::Signal;
 
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 

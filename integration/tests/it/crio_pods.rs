@@ -2,16 +2,10 @@
 //! `bindguard` survive a configMap's update, and its socket names them. Without CRI-O the drop-in
 //! is held against what crio.conf(5) says.
 
-use std::fs;
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::cri::mount;
 use bindguard_integration::crio::{Crio, missing};
-use bindguard_integration::scenes::only_a_current_mount;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup, VolumeKind, privilege};
+use bindguard_integration::prelude::*;
+use bindguard_integration::privilege;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
-use serde_json::{Value, json};
 
 const DROP_IN: &str = "/etc/crio/crio.conf.d/zz-bindguard.conf";
 const GUARD: &str = "/usr/local/bin/bindguard-runtime";

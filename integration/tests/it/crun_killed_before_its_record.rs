@@ -2,19 +2,12 @@
 //! crun has recorded the container: the shim ends the init, and the name can be used again. crun's
 //! own `delete --force` does not find such an init, and the stock shim leaves it.
 
-use std::fs;
-use std::path::Path;
-use std::thread::{self, JoinHandle};
+use bindguard_integration::prelude::*;
+use std::thread::JoinHandle;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
 use bindguard_integration::footprint::parent_of;
-use bindguard_integration::leftovers::Leftovers;
-use bindguard_integration::process::Finished;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Oci, Runtime, Setup, on_newest_and_older};
-use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
-use nix::unistd::{Pid, mkfifo};
+use nix::unistd::mkfifo;
 
 const TRIES: u32 = 20;
 

@@ -1,18 +1,13 @@
 //! A CSI driver that rotates a secret as the kubelet does (secrets-store, cert-manager): a running
 //! container gets the new files of its subPaths, if no container of its pod may write the volume.
 
-use std::time::Duration;
-
-use anyhow::{Result, ensure};
-use bindguard_integration::cri::mount;
-use bindguard_integration::journal::{self, JOURNAL};
+use bindguard_integration::journal;
 use bindguard_integration::kubelet::{Subpath, Volume};
+use bindguard_integration::prelude::*;
 use bindguard_integration::scenes::delete_pod;
-use bindguard_integration::waiting::{stays, until};
-use bindguard_integration::{Agent, Generation, Node, Setup, VolumeKind, on_newest_and_older};
+use bindguard_integration::waiting::stays;
 use k8s_cri::v1::Mount;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
-use serde_json::Value;
 
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 const OPTED_IN: [(&str, &str); 1] = [("bindguard.io/refresh", "true")];

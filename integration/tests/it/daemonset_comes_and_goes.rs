@@ -4,19 +4,11 @@
 //! As in the image, the programs are in `/usr/local/bin`, which is also the node's prefix, and
 //! `PATH` has nothing else.
 
-use std::fs;
+use bindguard_integration::prelude::*;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
 
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::process::host;
-use bindguard_integration::programs::{CLI, GUARD, SHIM};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use bindguard_integration::programs::SHIM;
 
 const PROGRAM: &str = "/usr/local/bin/bindguard-runtime";
 

@@ -2,20 +2,11 @@
 //! to report: the answer has status 0, as with the stock shim, and no TaskExit arrives. The stock
 //! shim's events are not compared: at a shutdown the stock shim drops unsent events.
 
-use std::fs;
-use std::process::Command;
-use std::thread;
-use std::time::Duration;
-
-use anyhow::{Context, Result, anyhow, ensure};
-use bindguard_integration::leftovers::Leftovers;
+use bindguard_integration::prelude::*;
 use bindguard_integration::runtime::Gate;
 use bindguard_integration::shim::{Bundle, Shim};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Runtime, Setup, events, privilege};
+use bindguard_integration::{events, privilege};
 use containerd_shim_protos::shim::oci::Options;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 
 /// Many times what a delete takes that waits for nothing.
 const FOR_A_DELETE: Duration = Duration::from_millis(700);

@@ -1,18 +1,9 @@
 //! `make demo` shows what it says, and leaves nothing on the machine: not after its last line, not
 //! after Ctrl-C, and not after a SIGKILL.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::thread;
-use std::time::Duration;
-
-use anyhow::{Context, Result, ensure};
+use bindguard_integration::prelude::*;
 use bindguard_integration::privilege;
-use bindguard_integration::process::run;
-use bindguard_integration::waiting::until;
 use bindguard_testing::rounds;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 
 #[test]
 fn as_it_says() -> Result<()> {
@@ -86,8 +77,7 @@ fn left_behind(pid: u32) -> Result<Vec<PathBuf>> {
         .read_dir()
         .context("list the block devices")?;
     for device in devices.flatten() {
-        let file =
-            std::fs::read_to_string(device.path().join("loop/backing_file")).unwrap_or_default();
+        let file = fs::read_to_string(device.path().join("loop/backing_file")).unwrap_or_default();
         if file.contains(&name) {
             left.push(device.path());
         }

@@ -1,14 +1,8 @@
 //! A pod by the name that `kubectl` knows it by: `diagnose` and `repair` take it, and report the
 //! container's state, with the CRI's help, and without it from the bundles.
 
-use std::path::Path;
-
-use anyhow::{Result, ensure};
-use bindguard_integration::cri::mount;
-use bindguard_integration::process::host;
-use bindguard_integration::{Node, Setup, VolumeKind, on_newest_and_older};
+use bindguard_integration::prelude::*;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
-use serde_json::Value;
 
 on_newest_and_older!(|generation| Setup::on(generation).cri().story(story));
 

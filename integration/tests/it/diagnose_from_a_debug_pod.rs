@@ -1,14 +1,8 @@
 //! A debug pod on a node without a login: the node's mountinfo and its root directory give the
 //! verdicts of the node's own `diagnose`, in JSON and as kubediag's processors print.
 
+use bindguard_integration::prelude::*;
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::Path;
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::process::{Finished, run};
-use bindguard_integration::{Generation, Node, Setup, VolumeKind};
-use serde_json::Value;
 
 #[test]
 fn as_on_the_node() {

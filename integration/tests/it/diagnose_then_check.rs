@@ -1,9 +1,8 @@
 //! An operator's commands on a node with a stale subpath: `diagnose` and `check` find it, `check`
 //! changes nothing, and after a restart of the container there are no problems.
 
-use anyhow::{Result, ensure};
 use bindguard_integration::bundle::Bundle;
-use bindguard_integration::{Bind, Generation, Node, Setup, VolumeKind};
+use bindguard_integration::prelude::*;
 
 #[test]
 fn finds_and_repairs_the_same_binds() {

@@ -2,15 +2,11 @@
 //! what cannot be done is refused with a reason and leaves nothing, what runs can be killed, and
 //! when there is room again it can be deleted.
 
-use std::fs::{self, File};
+use bindguard_integration::prelude::*;
+use std::fs::File;
 use std::io::Write;
-use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
-use bindguard_integration::leftovers::Leftovers;
-use bindguard_integration::mount_calls::tmpfs;
 use bindguard_integration::shim::{Bundle, Client, Shim, spec};
-use bindguard_integration::{Bind, Generation, Node, Runtime, Setup};
 use containerd_shim_protos::api::{CreateTaskRequest, ExecProcessRequest};
 use containerd_shim_protos::shim::oci::Options;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};

@@ -2,13 +2,11 @@
 //! distribution's files. It changes the file that lasts, or prints what the operator has to do; it
 //! never edits a generated file.
 
-use std::fs::{self, Permissions};
+use bindguard_integration::prelude::*;
+use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::node_image::NodeImage;
-use bindguard_integration::{Generation, Setup};
 
 const K3S: &str = "/var/lib/rancher/k3s/agent/etc/containerd";
 const RKE2: &str = "/var/lib/rancher/rke2/agent/etc/containerd";

@@ -1,14 +1,8 @@
 //! README's "Do you need it?": on a node with nothing of bindguard's, one command from the folder of
 //! the unpacked programs finds each of the four faults, with the pod's name.
 
-use std::fs;
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::cri::{Sandbox, mount};
 use bindguard_integration::kubelet::Behaviour;
-use bindguard_integration::mount_calls::{tmpfs, unmount};
-use bindguard_integration::process::{Finished, run};
-use bindguard_integration::{Generation, Node, Setup, VolumeKind, on_newest_and_older};
+use bindguard_integration::prelude::*;
 use k8s_cri::v1::Mount;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 

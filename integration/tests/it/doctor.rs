@@ -1,23 +1,12 @@
 //! `doctor` finds nothing on a good node. It finds each fault that is then made, and names the
 //! command against the fault.
 
-use std::fs;
-use std::path::Path;
-use std::process::{Child, Stdio};
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::cri::mount;
 use bindguard_integration::node::HostRoot;
+use bindguard_integration::prelude::*;
 use bindguard_integration::privilege::{has_program, skipped};
-use bindguard_integration::process::{Finished, host, run};
 use bindguard_integration::programs::Matrix;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{
-    Bind, Generation, Node, Runtime, Setup, VolumeKind, on_newest_and_older,
-};
 use k8s_cri::v1::Mount;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
-use serde_json::Value;
 
 fn containerd_alone(generation: Generation) {
     Setup::on(generation).cri().story(|node| {

@@ -1,25 +1,17 @@
 //! Every command that a document shows is run by a story: an operator will copy it at night.
 
-use std::fs;
+use bindguard_integration::prelude::*;
 use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::cri::{Sandbox, mount};
 use bindguard_integration::doc_commands::{
     NOT_RUN, NotRun, Rehearsal, all_documents, commands_of, commands_outside_of_sh,
     documents_with_commands, repository,
 };
 use bindguard_integration::engines;
 use bindguard_integration::kube_api::KubeApi;
-use bindguard_integration::mount_calls::{tmpfs, unmount};
-use bindguard_integration::process::run;
-use bindguard_integration::programs::CLI;
-use bindguard_integration::{Generation, Node, Pod, Setup, VolumeKind, privilege};
+use bindguard_integration::{Pod, privilege};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
-use nix::sys::signal::Signal;
-use serde_json::json;
 
 const KUBECONFIG: &str = "/run/kubeconfig";
 

@@ -2,29 +2,20 @@
 //! a pod that opted in get the new mount, without a restart. Without an opt-in, containers keep the
 //! old mount.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::cri::{Cri, Sandbox, mount};
+use bindguard_integration::KubeletRoot;
 use bindguard_integration::fuse_daemon::FuseDaemon;
-use bindguard_integration::journal::{self, JOURNAL};
+use bindguard_integration::journal;
 use bindguard_integration::kubelet::Pod;
-use bindguard_integration::mount_calls::{bind, tmpfs, unmount};
+use bindguard_integration::mount_calls::bind;
 use bindguard_integration::mounts;
+use bindguard_integration::prelude::*;
 use bindguard_integration::privilege::{has_program, skipped};
-use bindguard_integration::process::host;
 use bindguard_integration::s3_server::S3Server;
 use bindguard_integration::scenes::delete_pod;
 use bindguard_integration::stopped::is_stopped;
-use bindguard_integration::waiting::{stays, until};
-use bindguard_integration::{
-    Agent, Generation, KubeletRoot, Node, Setup, VolumeKind, on_newest_and_older,
-};
+use bindguard_integration::waiting::stays;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 use nix::errno::Errno;
-use nix::sys::signal::Signal;
 
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 const OPTED_IN: [(&str, &str); 1] = [("bindguard.io/refresh-binds", "volumes")];

@@ -3,9 +3,8 @@
 //!
 //! Exception: the stock shim of 2.1 sometimes ends before sending the container's delete event.
 
-use anyhow::{Result, ensure};
-use bindguard_integration::process::run;
-use bindguard_integration::{Generation, Node, Runtime, Setup, events, on_newest_and_older};
+use bindguard_integration::events;
+use bindguard_integration::prelude::*;
 
 const WANTED: [&str; 16] = [
     "create quick",

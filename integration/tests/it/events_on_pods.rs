@@ -1,20 +1,11 @@
 //! `kubectl describe pod` shows the agent's events on bindguard's work. With an API server that is
 //! down, slow or refuses, everything else works as before.
 
-use std::fs;
-use std::path::Path;
-use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::agent::TOKEN;
-use bindguard_integration::cri::mount;
 use bindguard_integration::kube_api::{Conduct, KubeApi};
-use bindguard_integration::mount_calls::{tmpfs, unmount};
-use bindguard_integration::scenes::{delete_pod, only_a_current_mount};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Agent, Generation, Node, Setup, VolumeKind, on_newest_and_older};
+use bindguard_integration::prelude::*;
+use bindguard_integration::scenes::delete_pod;
 use k8s_cri::v1::MountPropagation::{PropagationHostToContainer, PropagationPrivate};
-use serde_json::Value;
 
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 const FAST: &str = "agent.events = { mode = 'all', requests-per-minute = 600 }\n";

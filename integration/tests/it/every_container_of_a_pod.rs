@@ -3,16 +3,9 @@
 //! including mounts without a `subPath`: the repair affects only the created container's subpath.
 //! The API forbids a `subPath` in an ephemeral container, which gets the whole volume.
 
-use std::fs;
-use std::path::Path;
-
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::kubelet::Subpath;
 use bindguard_integration::mounts::Mount;
-use bindguard_integration::scenes::only_a_current_mount;
-use bindguard_integration::{
-    Bind, Generation, Node, Runtime, Setup, Volume, VolumeKind, on_newest_and_older,
-};
+use bindguard_integration::prelude::*;
 
 /// Container, index and sub path. `init` mounts something else first; `app` does so in between.
 const MOUNTS: [(&str, u32, &str); 5] = [

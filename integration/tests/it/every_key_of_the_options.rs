@@ -2,13 +2,9 @@
 //! a pod has the same fate as under the stock shim. `CriuImagePath` once made each create a
 //! restore.
 
-use std::fs::{self, File};
+use bindguard_integration::prelude::*;
+use std::fs::File;
 use std::io::Write as _;
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup};
-use nix::sys::signal::Signal;
 
 const STOCK: &str = "io.containerd.runc.v2";
 const OWN: &str = "io.containerd.bindguard.v2";

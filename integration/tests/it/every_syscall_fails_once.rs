@@ -5,15 +5,12 @@
 //! strace(1) injects the failures, see its `--inject`. strace detaches from the process when the
 //! runtime begins.
 
+use bindguard_integration::prelude::*;
 use std::collections::BTreeMap;
-use std::fs;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::process::{Finished, run};
+use bindguard_integration::privilege;
 use bindguard_integration::stale::StaleBundle;
-use bindguard_integration::{Generation, Node, Setup, privilege};
 use bindguard_testing::rounds;
 
 /// The errors of a machine in trouble.

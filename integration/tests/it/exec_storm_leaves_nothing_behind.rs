@@ -1,12 +1,8 @@
 //! Two hundred execs in a container: the shim has as many descriptors, threads, children and
 //! private memory as before.
 
-use std::fs;
-use std::process::Command;
-
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::footprint::Footprint;
-use bindguard_integration::{Generation, Node, Setup};
+use bindguard_integration::prelude::*;
 
 const WARM_UP: usize = 50;
 const EXECS: usize = 200;
@@ -58,7 +54,7 @@ fn story(node: &Node) -> Result<()> {
 
 fn execs(node: &Node, round: &str, count: usize) -> Result<()> {
     for batch in 0..count / AT_ONCE {
-        let one = |number: usize| -> Result<std::process::Child> {
+        let one = |number: usize| -> Result<Child> {
             let (id, code) = (
                 format!("e-{round}-{batch}-{number}"),
                 format!("exit {number}"),

@@ -1,12 +1,8 @@
 //! A create that fails, for the program, the runtime or the spec: the words are those of the stock
 //! shim, and no process, mount, socket or state is left, so that the name can be used again.
 
-use std::fs;
-
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::footprint::{parent_of, pipes_of};
-use bindguard_integration::leftovers::Leftovers;
-use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, on_newest_and_older};
+use bindguard_integration::prelude::*;
 
 fn story(generation: Generation) {
     Setup::on(generation).story(|node| {
@@ -40,10 +36,7 @@ fn story(generation: Generation) {
         fs::rename(&runc, node.programs().join("runc-away")).context("take the runtime away")?;
         fs::write(&runc, "#!/bin/sh\necho broken >&2; exit 3\n")
             .context("put a broken runtime in its place")?;
-        std::process::Command::new("chmod")
-            .arg("755")
-            .arg(&runc)
-            .status()?;
+        Command::new("chmod").arg("755").arg(&runc).status()?;
         fails(
             node,
             Runtime::Bindguard,

@@ -2,13 +2,8 @@
 //! run, and each exit has the right status. Afterwards nothing is left, and the pod's shim has
 //! returned the memory.
 
-use std::process::Child;
-
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::footprint::Footprint;
-use bindguard_integration::leftovers::Leftovers;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup};
+use bindguard_integration::prelude::*;
 
 const CONTAINERS: usize = 50;
 

@@ -1,16 +1,11 @@
 //! The agent's figures distinguish a guarded node from a node without a guard: what is installed, whether
 //! the running containerd has it, what is missing, what other tools changed, and mistakes in the config.
 
-use std::fs::{self, File};
-use std::process::Child;
-use std::time::{Duration, SystemTime};
+use bindguard_integration::prelude::*;
+use std::fs::File;
+use std::time::SystemTime;
 
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::programs::CLI;
-use bindguard_integration::waiting::{until, until_within};
-use bindguard_integration::{Agent, Generation, Node, Setup};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use bindguard_integration::waiting::until_within;
 
 const FIGURES: [&str; 5] = [
     concat!(

@@ -3,15 +3,8 @@
 //!
 //! The pod's image has bindguard's programs and no other.
 
-use std::fs;
-use std::path::PathBuf;
-use std::process::{Child, Stdio};
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::process::{Finished, host, run};
-use bindguard_integration::programs::{CLI, GUARD, Matrix, SHIM};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup, VolumeKind};
+use bindguard_integration::prelude::*;
+use bindguard_integration::programs::{Matrix, SHIM};
 
 /// The argument: a folder of more programs.
 const FIRST_PROCESS: &str = r#"

@@ -1,13 +1,10 @@
 //! A root filesystem that a program serves, as lazy-pulling snapshotters have: `fuse3.NAME`, by way
 //! of mount.fuse3. It runs as long as the container, and ends with it.
 
-use std::path::Path;
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::leftovers::Leftovers;
+use bindguard_integration::mounts;
+use bindguard_integration::prelude::*;
 use bindguard_integration::privilege::{has_program, skipped};
 use bindguard_integration::shim::{Bundle, Shim};
-use bindguard_integration::{Generation, Node, Setup, mounts};
 use containerd_shim_protos::shim::oci::Options;
 
 #[test]

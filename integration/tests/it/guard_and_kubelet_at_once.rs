@@ -2,14 +2,9 @@
 //! topmost mount and binds anew, at any step of the guard. The next create ends with a single
 //! current mount.
 
-use std::process::Stdio;
-use std::thread;
-use std::time::Duration;
-
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::kubelet::Behaviour;
+use bindguard_integration::prelude::*;
 use bindguard_integration::stale::StaleBundle;
-use bindguard_integration::{Generation, Node, Setup};
 
 const MEETINGS: u32 = 100;
 

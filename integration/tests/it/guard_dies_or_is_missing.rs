@@ -1,13 +1,7 @@
 //! No guard at all: it is killed before its first check, or was never installed. Containers start
 //! anyway.
 
-use std::fs;
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::programs::GUARD;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Bind, Generation, Node, Setup};
-use serde_json::Value;
+use bindguard_integration::prelude::*;
 
 #[test]
 fn killed_at_its_start() {

@@ -2,13 +2,12 @@
 //! single mount at the path, current content, an edited spec, and no leftovers. No reader ever saw
 //! the file underneath.
 
+use bindguard_integration::prelude::*;
 use std::os::unix::process::ExitStatusExt;
 
-use anyhow::{Context, Result, ensure};
+use bindguard_integration::PollingReader;
 use bindguard_integration::journal;
-use bindguard_integration::process::run;
 use bindguard_integration::stale::StaleBundle;
-use bindguard_integration::{Generation, Node, PollingReader, Setup};
 
 /// Steps only of the repair on kernels before 6.5.
 const TUCK: [&str; 3] = ["namespace-unshared", "copy-attached", "tucked"];

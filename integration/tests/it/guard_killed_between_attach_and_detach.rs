@@ -3,13 +3,11 @@
 //!
 //! The next create finishes the work: a single current mount, nothing underneath.
 
+use bindguard_integration::prelude::*;
 use std::os::unix::process::ExitStatusExt;
 
-use anyhow::{Result, ensure};
+use bindguard_integration::PollingReader;
 use bindguard_integration::bundle::Bundle;
-use bindguard_integration::process::run;
-use bindguard_integration::scenes::only_a_current_mount;
-use bindguard_integration::{Bind, Generation, Node, PollingReader, Setup, VolumeKind};
 
 #[test]
 fn next_create_finishes_the_work() {

@@ -2,18 +2,13 @@
 //! deadline. That create may fail or get a stale file, and the next create repairs the source. No
 //! guard stays behind.
 
-use std::fs;
+use bindguard_integration::prelude::*;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
-use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::bundle::Bundle;
-use bindguard_integration::process::{run, write_program};
-use bindguard_integration::programs::GUARD;
-use bindguard_integration::scenes::{only_a_current_mount, says_no_such_file};
-use bindguard_integration::waiting::{LIMIT, until};
-use bindguard_integration::{Bind, Generation, Node, Setup, VolumeKind, mounts};
+use bindguard_integration::mounts;
+use bindguard_integration::scenes::says_no_such_file;
+use bindguard_integration::waiting::LIMIT;
 
 /// A stopped guard has a short deadline. A running guard has a long deadline, for a busy machine.
 const OF_A_STOPPED_ONE: &str = "[guard]\ndeadline-ms = 400\n";

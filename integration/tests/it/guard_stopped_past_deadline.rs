@@ -3,11 +3,8 @@
 //!
 //! A guard that breaks creates is worse than the fault it guards against.
 
-use std::time::{Duration, Instant};
-
-use anyhow::{Result, ensure};
-use bindguard_integration::waiting::{LIMIT, until};
-use bindguard_integration::{Agent, Generation, Node, Setup, on_newest_and_older};
+use bindguard_integration::prelude::*;
+use bindguard_integration::waiting::LIMIT;
 
 on_newest_and_older!(|generation| Setup::on(generation).fault("stop:start").story(story));
 
@@ -20,7 +17,7 @@ fn deadline_changes_under_a_running_pod() {
             let ctr = node.ctr();
             for (id, deadline) in [("first", "150"), ("second", "75")] {
                 let config = node.disk().join("bindguard.toml");
-                std::fs::write(config, format!("[guard]\ndeadline-ms = {deadline}\n"))?;
+                fs::write(config, format!("[guard]\ndeadline-ms = {deadline}\n"))?;
                 ctr.container(id)
                     .annotation("io.containerd.runc.v2.group", "pod")
                     .start()?

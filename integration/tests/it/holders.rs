@@ -2,20 +2,9 @@
 //! host has unmounted. A namespace without processes does, too. `holders` names both, and the
 //! printed commands release the disk.
 
-use std::fs;
-use std::path::Path;
-use std::process::{Child, Command};
-use std::thread;
-
-use anyhow::{Context, Result, bail, ensure};
-use bindguard_integration::cri::mount;
-use bindguard_integration::mount_calls::{tmpfs, unmount};
-use bindguard_integration::process::host;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Bind, Generation, Node, Runtime, Setup};
+use bindguard_integration::prelude::*;
 use k8s_cri::v1::Mount;
 use k8s_cri::v1::MountPropagation::{PropagationHostToContainer, PropagationPrivate};
-use serde_json::Value;
 
 #[test]
 fn of_a_disk_that_was_unmounted() {

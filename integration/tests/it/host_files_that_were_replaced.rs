@@ -2,25 +2,17 @@
 //! socket: the running container keeps the old file and socket, until a refresh by hand or by the
 //! agent.
 
-use std::fs;
+use bindguard_integration::prelude::*;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::cri::{Cri, Sandbox, mount};
 use bindguard_integration::fuse_daemon::FuseDaemon;
-use bindguard_integration::mount_calls::unmount;
 use bindguard_integration::mounts;
 use bindguard_integration::node::AGENT_LOG;
 use bindguard_integration::privilege::skipped;
-use bindguard_integration::process::host;
-use bindguard_integration::waiting::{stays, until};
-use bindguard_integration::{Agent, Generation, Node, Setup};
+use bindguard_integration::waiting::stays;
 use k8s_cri::v1::Mount;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
-use nix::sys::signal::Signal;
 use rustix::param::clock_ticks_per_second;
 
 const SLEEP: [&str; 2] = ["sleep", "1000000"];

@@ -6,21 +6,13 @@
 //! alone would not have made at its create. On a host whose `/` is private nothing can
 //! reach it: bindguard says so, and the container starts.
 
+use bindguard_integration::prelude::*;
 use std::collections::BTreeSet;
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::fs::File;
 
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::image;
-use bindguard_integration::mount_calls::{tmpfs, unmount};
 use bindguard_integration::node::HostRoot;
-use bindguard_integration::programs::GUARD;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{
-    Bind, Generation, Node, Oci, Runtime, Setup, mounts, on_every_generation,
-};
-use serde_json::json;
+use bindguard_integration::{mounts, on_every_generation};
 
 const PROPAGATIONS: [Option<&str>; 5] = [
     Some("rprivate"),

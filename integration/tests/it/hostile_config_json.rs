@@ -2,16 +2,13 @@
 //! guard's memory and its work are bounded; then the runtime decides, on the bytes that it would
 //! have seen without a guard.
 
-use std::fs::{self, File};
+use bindguard_integration::prelude::*;
+use std::fs::File;
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::bundle::Bundle;
-use bindguard_integration::process::run;
 use bindguard_integration::stale::StaleBundle;
-use bindguard_integration::{Generation, Node, Setup};
 
 /// The guard's limits: address space, and seconds of a processor, enough for a machine of half the
 /// speed.
@@ -116,8 +113,7 @@ fn journal_is_not_forged() -> Result<()> {
         .context("read the journal")?
         .lines()
     {
-        let line: serde_json::Value =
-            serde_json::from_str(line).context("parse a line of the journal")?;
+        let line: Value = serde_json::from_str(line).context("parse a line of the journal")?;
         ensure!(line["id"] == "c1", "a line of another container: {line}");
     }
     Ok(())

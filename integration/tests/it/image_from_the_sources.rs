@@ -2,17 +2,13 @@
 //! compiler from Debian's packages and without a network. The image has the four programs, static
 //! and of the right architecture, and nothing else.
 
+use bindguard_integration::prelude::*;
 use std::collections::BTreeSet;
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::doc_commands::repository;
 use bindguard_integration::engines::{self, Docker, Storage};
 use bindguard_integration::image::busybox;
-use bindguard_integration::programs::{AGENT, CLI, GUARD, SHIM};
-use bindguard_integration::{Generation, Node, Setup};
+use bindguard_integration::programs::{AGENT, SHIM};
 
 const COMPILER: &str = "bindguard.test/compiler:1";
 

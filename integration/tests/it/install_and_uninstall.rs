@@ -2,18 +2,12 @@
 //! off again: nothing that runs is harmed, containerd's own view of its files says what changed,
 //! and afterwards every byte is as it was.
 
-use std::fs;
+use bindguard_integration::prelude::*;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::cri::{Sandbox, mount};
-use bindguard_integration::process::run;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup, VolumeKind, on_every_generation};
+use bindguard_integration::on_every_generation;
 use k8s_cri::v1::Mount;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
-use nix::sys::signal::Signal;
 
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 const PREFIX: &str = "/usr/local/bin";
@@ -168,7 +162,7 @@ fn uninstall_at_last(node: &Node) -> Result<String> {
 /// A pod with a container that reads a subPath of a configMap.
 struct Pod {
     pod: bindguard_integration::Pod,
-    volume: bindguard_integration::Volume,
+    volume: Volume,
     mounts: Vec<Mount>,
     sandbox: Sandbox,
     container: String,

@@ -2,13 +2,10 @@
 //! install left. A fleet is rolled out with `--default`, and the mind is changed; the kubelet's
 //! cgroup driver changes; the files are as a fresh install makes them.
 
-use std::fs;
+use bindguard_integration::prelude::*;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::process::{Finished, write_program};
-use bindguard_integration::{Generation, Node, Setup, on_every_config_version};
+use bindguard_integration::on_every_config_version;
 
 const V2: &str = r#"version = 2 # of containerd's files
 [plugins."io.containerd.grpc.v1.cri".containerd]
@@ -209,7 +206,7 @@ fn install(node: &Node, file: &Path, words: &[&str]) -> Result<Finished> {
 fn dump(node: &Node, file: &Path) -> Result<String> {
     let mut command = node.command("containerd")?;
     command.arg("--config").arg(file).args(["config", "dump"]);
-    bindguard_integration::process::run(command)
+    run(command)
         .context("run containerd config dump")?
         .success()
 }

@@ -2,21 +2,15 @@
 //! yet: with a containerd that is restarted where the page says so, a dockerd that is reloaded and
 //! builds the image, and a kubectl that applies the manifests.
 
-use std::fs;
+use bindguard_integration::prelude::*;
 use std::os::unix::fs::symlink;
-use std::path::Path;
-use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::cluster::Helm;
 use bindguard_integration::doc_commands::{Rehearsal, repository};
 use bindguard_integration::engines::{self, Docker};
 use bindguard_integration::kube_api::KubeApi;
-use bindguard_integration::process::{host, run};
-use bindguard_integration::programs::{CLI, binaries_under_test};
-use bindguard_integration::{Generation, Setup, privilege};
-use nix::sys::signal::Signal;
-use serde_json::json;
+use bindguard_integration::privilege;
+use bindguard_integration::programs::binaries_under_test;
 
 const KUBECONFIG: &str = "/run/kubeconfig";
 const MANIFESTS: [&str; 4] = [

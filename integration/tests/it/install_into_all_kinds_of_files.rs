@@ -1,12 +1,8 @@
 //! Typical config files of containerd: each file gets the handler without losing anything, and gets
 //! its bytes back. Invalid files are refused in a single line, and nothing is changed.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::process::{run, write_program};
-use bindguard_integration::{Generation, Node, Setup, on_every_config_version};
+use bindguard_integration::on_every_config_version;
+use bindguard_integration::prelude::*;
 
 const RUNC: &str = r#"version = 2 # of containerd's files
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
@@ -323,11 +319,7 @@ fn file(node: &Node, text: &str) -> Result<PathBuf> {
     Ok(file)
 }
 
-fn install(
-    node: &Node,
-    file: &Path,
-    words: &[&str],
-) -> Result<bindguard_integration::process::Finished> {
+fn install(node: &Node, file: &Path, words: &[&str]) -> Result<Finished> {
     let file = file.display().to_string();
     node.bindguard([&["install", "--containerd-config", &file], words].concat())
 }

@@ -1,14 +1,7 @@
 //! `bindguard install --agent` brings the node agent with its program, unit and
 //! enablement, and `uninstall` removes all of it.
 
-use std::fs;
-use std::path::Path;
-use std::process::Command;
-
-use anyhow::{Result, ensure};
-use bindguard_integration::process::{run, write_program};
-use bindguard_integration::programs::{CLI, GUARD};
-use bindguard_integration::{Generation, Node, Setup};
+use bindguard_integration::prelude::*;
 
 const UNIT: &str = "/etc/systemd/system/bindguard-agent.service";
 const ENABLED: &str = "/etc/systemd/system/multi-user.target.wants/bindguard-agent.service";

@@ -1,16 +1,10 @@
 //! A bad file stops neither `install` nor `uninstall` for ever: what cannot be read is named, and the
 //! rest is done.
 
-use std::fs;
-use std::path::Path;
-use std::time::Duration;
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::process::{Finished, run_with_input};
-use bindguard_integration::{Generation, Node, Setup};
+use bindguard_integration::prelude::*;
+use bindguard_integration::process::run_with_input;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
-use serde_json::{Value, json};
 
 const RECORD: &str = "/var/lib/bindguard/install.json";
 const PODMAN: &str = "/etc/containers/containers.conf.d/zz-bindguard.conf";

@@ -5,19 +5,13 @@
 //! strace(1) kills the process as it enters the call. Files are written beside their places, so
 //! renames are the changes.
 
+use bindguard_integration::prelude::*;
 use std::ffi::OsString;
-use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use anyhow::{Result, ensure};
-use bindguard_integration::process::run;
-use bindguard_integration::programs::{AGENT, CLI, GUARD, SHIM};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup, privilege};
+use bindguard_integration::privilege;
+use bindguard_integration::programs::{AGENT, SHIM};
 use bindguard_testing::rounds;
-use nix::sys::signal::Signal;
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
 
 const CHANGES: &str = "rename,renameat,renameat2,unlink,unlinkat,symlink,symlinkat,mkdir,rmdir";

@@ -1,14 +1,8 @@
 //! The journal's directory is read-only, or its disk is full: the container starts, the stale
 //! subpath is repaired, and the log says that the journal is without this line.
 
-use std::fs;
-use std::path::Path;
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::mount_calls::{tmpfs, unmount};
-use bindguard_integration::process::run;
+use bindguard_integration::prelude::*;
 use bindguard_integration::stale::StaleBundle;
-use bindguard_integration::{Generation, Node, Setup};
 
 const DIRECTORY: &str = "/run/bindguard";
 

@@ -1,18 +1,12 @@
 //! `bindguard journal` prints admissions by time, by pod, through a rotation, and while a guard is
 //! writing. Also the effective config and the manual.
 
-use std::fs::{self, OpenOptions};
+use bindguard_integration::prelude::*;
+use std::fs::OpenOptions;
 use std::io::Write;
-use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::bundle::Bundle;
-use bindguard_integration::cri::mount;
-use bindguard_integration::process::run;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Agent, Generation, Node, Setup, VolumeKind};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
-use serde_json::{Value, json};
 
 const JOURNAL: &str = "/run/bindguard/journal.jsonl";
 

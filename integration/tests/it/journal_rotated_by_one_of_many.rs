@@ -1,12 +1,10 @@
 //! Two guards see a full journal, and each guard is stopped at the moment of the possible race. The
 //! full file is rotated once, and no line of the last two files is lost.
 
-use anyhow::{Result, ensure};
 use bindguard_integration::bundle::Bundle;
-use bindguard_integration::journal::{JOURNAL, ROTATED, fill, lines};
-use bindguard_integration::process::run;
+use bindguard_integration::journal::{ROTATED, fill, lines};
+use bindguard_integration::prelude::*;
 use bindguard_integration::stopped::StoppedGuard;
-use bindguard_integration::{Generation, Setup};
 
 #[test]
 fn a_guard_that_comes_late_to_a_full_journal_leaves_the_new_one_alone() {

@@ -4,19 +4,13 @@
 //! The steps are those of kubediag's executor, which posts all earlier results to each processor
 //! and merges the answer.
 
-use std::fs;
+use bindguard_integration::prelude::*;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::agent::Form;
-use bindguard_integration::cri::mount;
 use bindguard_integration::kube_api::KubeApi;
-use bindguard_integration::scenes::only_a_current_mount;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Agent, Generation, Node, Setup, VolumeKind, on_newest_and_older};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
-use serde_json::{Value, json};
 
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 const OPERATIONS: &str = include_str!("../../../config/kubediag/operations.yaml");

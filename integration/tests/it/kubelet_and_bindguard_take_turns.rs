@@ -1,10 +1,8 @@
 //! A kubelet since 1.19 repairs stale subpaths itself when it restarts a container. Sometimes the
 //! kubelet is first, sometimes bindguard: the leftovers of the first disturb no later repair.
 
-use anyhow::{Result, ensure};
 use bindguard_integration::kubelet::Behaviour;
-use bindguard_integration::scenes::only_a_current_mount;
-use bindguard_integration::{Bind, Generation, Node, Setup, VolumeKind};
+use bindguard_integration::prelude::*;
 
 #[test]
 fn either_may_be_first() {

@@ -2,12 +2,9 @@
 //! came from outside is locked. A subpath that went stale there is re-bound there, and the
 //! machine's mounts stay as they are.
 
-use std::fs;
-
-use anyhow::{Context, ensure};
 use bindguard_integration::bundle::Bundle;
-use bindguard_integration::process::{host, run};
-use bindguard_integration::{Generation, Setup, mounts, privilege};
+use bindguard_integration::prelude::*;
+use bindguard_integration::{mounts, privilege};
 
 /// The steps of such a kubelet until its container is created, and the result.
 const KUBELET: &str = r#"

@@ -2,8 +2,9 @@
 //! is a container (kind): the mount table shows the same volume differently each time
 //! (kubernetes#93691, #103836).
 
+use bindguard_integration::KubeletRoot;
+use bindguard_integration::prelude::*;
 use bindguard_integration::scenes::{Shape, UpdateThenRestart};
-use bindguard_integration::{Generation, KubeletRoot, Runtime, Setup, VolumeKind};
 
 fn story(root: KubeletRoot) {
     Setup::on(Generation::NEWEST)

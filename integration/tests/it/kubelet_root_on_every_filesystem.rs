@@ -2,12 +2,10 @@
 //! link counts and device numbers look different on each filesystem, but the verdict and the repair
 //! are equal.
 
-use std::fs;
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::scenes::{Shape, UpdateThenRestart, only_a_current_mount};
+use bindguard_integration::KubeletRoot;
+use bindguard_integration::prelude::*;
+use bindguard_integration::scenes::{Shape, UpdateThenRestart};
 use bindguard_integration::stale::StaleBundle;
-use bindguard_integration::{Bind, Generation, KubeletRoot, Node, Runtime, Setup, VolumeKind};
 
 fn story(root: KubeletRoot) {
     Setup::on(Generation::NEWEST)

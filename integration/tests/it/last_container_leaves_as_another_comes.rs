@@ -5,14 +5,10 @@
 //! Meanwhile a process holds flock(2) on the directory of the shims' sockets, as every container
 //! with a read-only hostPath of `/run` can do (issue 14).
 
-use std::fs::{self, File, Permissions};
+use bindguard_integration::prelude::*;
+use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-use std::process::Child;
 
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::leftovers::Leftovers;
-use bindguard_integration::{Node, Setup, on_newest_and_older};
 use nix::fcntl::{Flock, FlockArg};
 
 const SOCKETS: &str = "/run/containerd/s";

@@ -2,12 +2,7 @@
 //! a runtime reads after a file `50-bindguard`. bindguard's file is read last; where a still later
 //! file names the default, `install --default` fails.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::process::{Finished, run, write_program};
-use bindguard_integration::{Generation, Node, Setup};
+use bindguard_integration::prelude::*;
 
 const SECTION: &str = "plugins.\"io.containerd.cri.v1.runtime\".containerd";
 const CRIO: &str = "/etc/crio/crio.conf.d";

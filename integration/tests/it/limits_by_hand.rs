@@ -1,13 +1,9 @@
 //! `Update`, sent to the shim itself, because `ctr` has no such command: the limits of a running
 //! container are what the resources say, in whichever hierarchy of cgroups the node has.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
-use anyhow::{Context, Result, ensure};
+use bindguard_integration::on_every_generation_with_systemd;
+use bindguard_integration::prelude::*;
 use bindguard_integration::shim::Shim;
-use bindguard_integration::{Node, Setup, on_every_generation_with_systemd, on_newest_and_older};
-use serde_json::json;
 
 const MEMORY: u64 = 96 << 20;
 

@@ -1,21 +1,13 @@
 //! A running container gets the new file of its subPath (kubernetes#50345): only where its pod
 //! opted in, and with the flags of the old mount.
 
-use std::fs;
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::cri::{Cri, mount};
-use bindguard_integration::journal::{self, JOURNAL};
+use bindguard_integration::journal;
 use bindguard_integration::kubelet::Subpath;
+use bindguard_integration::prelude::*;
 use bindguard_integration::scenes::delete_pod;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{
-    Agent, Generation, Node, Oci, PollingReader, Setup, VolumeKind, on_every_generation,
-    on_newest_and_older,
-};
+use bindguard_integration::{PollingReader, on_every_generation};
 use k8s_cri::v1::Mount;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
-use serde_json::{Value, json};
 
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 const REFRESHED: &str = "bindguard_refreshes_total{outcome=\"replaced\"}";

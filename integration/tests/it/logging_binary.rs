@@ -4,14 +4,8 @@
 //! After the answer of the delete every line is written and the program has ended. The test also
 //! runs with the stock shim, for which clients are written.
 
-use std::fs;
+use bindguard_integration::prelude::*;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::process::{run, write_program};
-use bindguard_integration::{Generation, Node, Runtime, Setup, on_newest_and_older};
 
 const RUNTIMES: [Runtime; 2] = [Runtime::Stock, Runtime::Bindguard];
 /// Writes its arguments and its input, and reports on descriptor 5 last, so that the container

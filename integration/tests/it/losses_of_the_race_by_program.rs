@@ -5,14 +5,10 @@
 //! The moments are spread over a whole create, so a loss is likelier than on a node. A lost create
 //! fails, or its container reads content that was old before the create began.
 
+use bindguard_integration::prelude::*;
 use std::fmt;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
-use bindguard_integration::cri::{Cri, mount};
 use bindguard_integration::kubelet::Behaviour;
-use bindguard_integration::{Agent, Generation, Node, Setup, Volume, VolumeKind};
 use bindguard_testing::rounds;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 

@@ -1,16 +1,13 @@
 //! A mistake in `config.toml` changes only the key that has it, or keeps bindguard from repairs. A
 //! key of a newer version, after a rollback, loses no policy; a broken file loses no runtime.
 
-use std::fs::{self, Permissions};
+use bindguard_integration::prelude::*;
+use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::journal::{self, JOURNAL};
-use bindguard_integration::process::{Finished, run};
+use bindguard_integration::journal;
+use bindguard_integration::mounts;
 use bindguard_integration::scenes::says_no_such_file;
-use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, VolumeKind, mounts};
-use serde_json::Value;
 
 const CONFIG: &str = "/etc/bindguard/config.toml";
 

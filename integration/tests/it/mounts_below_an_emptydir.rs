@@ -2,19 +2,9 @@
 //! files of that folder (kubernetes#129550). With `mounts-below-emptydir = "detach"` the mount goes
 //! with the pod's sandbox, also if the shim is killed.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::cri::Sandbox;
-use bindguard_integration::journal::JOURNAL;
 use bindguard_integration::kube_api::KubeApi;
-use bindguard_integration::process::host;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Agent, Generation, Node, Setup, mounts, on_newest_and_older};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use serde_json::Value;
+use bindguard_integration::mounts;
+use bindguard_integration::prelude::*;
 
 const UID: &str = "d3ddcaaf-0088-4d72-b57b-f31f05314446";
 const DETACH: &str = "[checks]\nmounts-below-emptydir = \"detach\"\n";
@@ -104,7 +94,7 @@ impl<'n> Scene<'n> {
 
     fn sandbox_starts_and_ends(
         &self,
-        end: impl FnOnce(&bindguard_integration::cri::Cri, &Sandbox) -> Result<()>,
+        end: impl FnOnce(&Cri, &Sandbox) -> Result<()>,
     ) -> Result<()> {
         let cri = self.node.cri()?;
         let pod = cri.run_pod("bindguard", "web", UID)?;

@@ -5,27 +5,15 @@
 //! here, and the pods request a repair by annotation: the watcher follows the node's policy, the
 //! plugin the pod's.
 
-use std::fs;
+use bindguard_integration::prelude::*;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
-use std::process::{Child, Stdio};
-use std::thread;
-use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::agent::Form;
-use bindguard_integration::cri::{Cri, Sandbox, mount};
 use bindguard_integration::doc_commands::repository;
-use bindguard_integration::journal::JOURNAL;
 use bindguard_integration::memory_limit::MemoryLimit;
 use bindguard_integration::node::HostRoot;
-use bindguard_integration::scenes::only_a_current_mount;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Agent, Generation, Node, Setup, VolumeKind};
 use k8s_cri::v1::Mount;
 use k8s_cri::v1::MountPropagation::{PropagationHostToContainer, PropagationPrivate};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 const STOCK: &str = "runc";

@@ -5,10 +5,10 @@
 //! mount. With a private parent mount the stale mount stays, and the container's spec names the
 //! volume's path.
 
-use anyhow::{Result, ensure};
+use bindguard_integration::PollingReader;
 use bindguard_integration::node::HostRoot;
+use bindguard_integration::prelude::*;
 use bindguard_integration::scenes::{Shape, UpdateThenRestart};
-use bindguard_integration::{Bind, Generation, Node, PollingReader, Runtime, Setup, VolumeKind};
 
 #[test]
 fn shared_parent() {

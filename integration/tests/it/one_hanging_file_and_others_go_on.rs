@@ -2,20 +2,14 @@
 //! containers of the same shim answer, start and end. A fifo without a process at its other end
 //! hangs like a file on a dead server.
 
-use std::fs::{self, File, OpenOptions};
-use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::Duration;
+use bindguard_integration::prelude::*;
+use std::fs::{File, OpenOptions};
 
-use anyhow::{Context as _, Result, anyhow, ensure};
-use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::shim::{Bundle, Client, Shim, options_any};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup, SilentServer, privilege};
+use bindguard_integration::{SilentServer, privilege};
 use containerd_shim_protos::api::{ExecProcessRequest, KillRequest, StateRequest};
 use containerd_shim_protos::shim::oci::Options;
 use nix::libc;
-use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use protobuf::well_known_types::any::Any;

@@ -6,12 +6,11 @@
 //! `every_syscall_fails_once.rs` tests the other calls; strace(1) is usually older than
 //! statmount(2).
 
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::image::busybox;
-use bindguard_integration::journal::{JOURNAL, lines};
-use bindguard_integration::process::{Finished, run};
+use bindguard_integration::journal::lines;
+use bindguard_integration::prelude::*;
+use bindguard_integration::privilege;
 use bindguard_integration::stale::StaleBundle;
-use bindguard_integration::{Generation, Node, Setup, privilege};
 use nix::libc;
 
 /// Linux 6.8's, on every architecture; the C library does not name it yet.

@@ -1,10 +1,8 @@
 //! The kernel kills a process of a container for lack of memory: exactly one TaskOOM comes, before
 //! the TaskExit.
 
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::{
-    Node, Setup, events, on_every_generation_with_systemd, on_newest_and_older,
-};
+use bindguard_integration::prelude::*;
+use bindguard_integration::{events, on_every_generation_with_systemd};
 
 on_newest_and_older!(|generation| Setup::on(generation).story(story));
 

@@ -1,13 +1,7 @@
 //! Issue 16: `bindguard status` on a screen, before and after an installation, with pods from
 //! before the installation; and the node's state read from a pod through `--root`.
 
-use std::fs;
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::process::host;
-use bindguard_integration::{Generation, Node, Setup, on_newest_and_older};
-use nix::sys::signal::Signal;
-use serde_json::{Value, json};
+use bindguard_integration::prelude::*;
 
 fn story(generation: Generation) {
     Setup::on(generation).cri().bare().story(|node| {

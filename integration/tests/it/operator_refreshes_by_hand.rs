@@ -1,19 +1,9 @@
 //! `bindguard refresh`: an operator shows a running container the current files, without the agent
 //! and without an annotation.
 
-use std::fs;
-use std::path::Path;
-use std::process::{Child, Command};
-
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::cgroup_hierarchy::tracking_hierarchy;
-use bindguard_integration::cri::mount;
-use bindguard_integration::mount_calls::tmpfs;
 use bindguard_integration::mounts;
-use bindguard_integration::process::{host, run};
-use bindguard_integration::programs::CLI;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup, VolumeKind};
+use bindguard_integration::prelude::*;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
@@ -129,7 +119,7 @@ fn story(node: &Node) -> Result<()> {
 
     volume.update(&[("app.conf", "three")])?;
     let json = refresh(&["--json"])?;
-    let report: serde_json::Value = serde_json::from_str(&json.stdout)?;
+    let report: Value = serde_json::from_str(&json.stdout)?;
     let outcomes: Vec<_> = report["files"]
         .as_array()
         .into_iter()

@@ -1,19 +1,10 @@
 //! `bindguard status` and `doctor` show the node agent: absent, running, ended in order, and
 //! killed. And the agent's own report is that of `bindguard diagnose`.
 
-use std::fs;
+use bindguard_integration::prelude::*;
 use std::net::{TcpListener, TcpStream};
-use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::cri::mount;
-use bindguard_integration::scenes::only_a_current_mount;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Agent, Generation, Node, Setup, VolumeKind};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use serde_json::Value;
 
 const SOCKET: &str = "/run/bindguard-agent.sock";
 

@@ -4,16 +4,10 @@
 //! Of systemd as cgroup manager this story shows that runc gets the option;
 //! systemd_makes_the_scopes has the rest.
 
-use std::fs;
-
-use anyhow::{Result, ensure};
-use bindguard_integration::leftovers::Leftovers;
+use bindguard_integration::prelude::*;
 use bindguard_integration::runtime::{Fault, ObedientRuntime};
 use bindguard_integration::shim::{Bundle, Shim, options_any, spec};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup};
 use containerd_shim_protos::shim::oci::Options;
-use serde_json::json;
 
 #[test]
 fn newest_containerd() {

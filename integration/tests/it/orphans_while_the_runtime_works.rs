@@ -3,22 +3,14 @@
 //! the container's pids limit. A process that ends before the runtime reports its pid keeps the
 //! exit code.
 
+use bindguard_integration::prelude::*;
 use std::collections::BTreeSet;
-use std::fs;
-use std::path::Path;
-use std::process::{self, Child, Stdio};
-use std::thread;
+use std::process;
 
-use anyhow::{Context, Result, anyhow, ensure};
 use bindguard_integration::footprint::parent_of;
-use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::runtime::Gate;
 use bindguard_integration::shim::{Bundle, Shim};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Runtime, Setup, on_newest_and_older};
 use containerd_shim_protos::shim::oci::Options;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 
 /// A daemon's way to start a child: the parent ends first.
 const ORPHANS: &str = "while :; do (sleep 0.1 &); sleep 0.05; done";

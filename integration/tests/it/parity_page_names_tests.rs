@@ -1,9 +1,6 @@
 //! The tests in docs/parity.md exist: stories in this folder, or unit tests of the shim.
 
-use std::fs;
-use std::path::Path;
-
-use anyhow::{Context, Result, ensure};
+use bindguard_integration::prelude::*;
 
 /// The names of the sources and of the tests in a cell: `a::b` in backticks, and stories without.
 fn names(cell: &str) -> (Vec<&str>, Vec<&str>) {

@@ -4,11 +4,7 @@
 //! containerd 2.1 to 2.3 requests the end of a sandbox's shim after the delete of the pause
 //! container alone.
 
-use anyhow::ensure;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Setup};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use bindguard_integration::prelude::*;
 
 #[test]
 fn its_shim_ends_with_the_pod() {

@@ -1,13 +1,9 @@
 //! States and options that `ctr` does not show or send: PAUSING while the runtime freezes, the
 //! parent of a checkpoint, criu's log in the error.
 
-use std::thread;
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::leftovers::Leftovers;
+use bindguard_integration::prelude::*;
 use bindguard_integration::runtime::{Fault, Gate, ObedientRuntime};
 use bindguard_integration::shim::{Bundle, Shim};
-use bindguard_integration::{Generation, Node, Setup};
 use containerd_shim_protos::api::{CheckpointTaskRequest, ExecProcessRequest, Status};
 use containerd_shim_protos::shim::oci::Options;
 use protobuf::well_known_types::any::Any;

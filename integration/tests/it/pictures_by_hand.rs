@@ -1,15 +1,10 @@
 //! `make pictures`: the terminal pictures of the README, from the output of the real programs on a
 //! node with a stale subPath.
 
+use bindguard_integration::prelude::*;
 use std::env;
 use std::ffi::OsString;
-use std::fs;
-use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::cri::mount;
-use bindguard_integration::process::run;
-use bindguard_integration::{Generation, Node, Setup, VolumeKind};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 
 /// As an operator uses them: the fault, the repair, and the running container.

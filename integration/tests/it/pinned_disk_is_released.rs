@@ -2,22 +2,15 @@
 //! keeps a disk and a network namespace that the host has given up. A refresh of the bind releases
 //! both while the pod runs on.
 
+use bindguard_integration::prelude::*;
 use bindguard_testing::test_if;
 use std::cell::Cell;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::cri::{Cri, Sandbox, mount};
-use bindguard_integration::journal::{self, JOURNAL};
-use bindguard_integration::mount_calls::{tmpfs, unmount};
+use bindguard_integration::journal;
 use bindguard_integration::mounts;
 use bindguard_integration::privilege::{has_program, skipped};
-use bindguard_integration::process::{Finished, host, run};
-use bindguard_integration::programs::CLI;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Agent, Bind, Generation, Node, Runtime, Setup};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 use nix::libc;
 

@@ -1,16 +1,11 @@
 //! Both faults and both repairs under Podman and Docker, with runc and with crun. The guard runs
 //! through the runtime of `bindguard install`, and under Podman also through the precreate hook.
 
-use std::fs;
+use bindguard_integration::prelude::*;
 use std::os::unix::fs::symlink;
-use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::engines::{Docker, Podman, Storage, missing, program};
-use bindguard_integration::process::{Finished, run};
-use bindguard_integration::scenes::only_a_current_mount;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup, VolumeKind, privilege};
+use bindguard_integration::privilege;
 
 #[test]
 fn podman() {

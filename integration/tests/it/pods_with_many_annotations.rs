@@ -2,11 +2,8 @@
 //! limit of the unit and the chart, and keeps only bindguard's annotations. A pod beside these pods
 //! gets its files.
 
-use anyhow::{Result, ensure};
-use bindguard_integration::cri::mount;
 use bindguard_integration::memory_limit::MemoryLimit;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Agent, Generation, Setup, VolumeKind};
+use bindguard_integration::prelude::*;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 
 /// The limit of the unit and of the chart.

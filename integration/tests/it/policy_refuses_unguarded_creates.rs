@@ -7,21 +7,15 @@
 //! A pod whose annotation may set the policy, and sets no `refuse`, starts anyway. So does every
 //! pod where policy refuses nothing (guard_dies_or_is_missing, guard_stopped_past_deadline).
 
-use std::fs::{self, File};
+use bindguard_integration::prelude::*;
+use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::symlink;
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::image;
-use bindguard_integration::process::{Finished, LIMIT, run_with_input};
-use bindguard_integration::programs::{CLI, GUARD};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Oci, Runtime, Setup};
+use bindguard_integration::process::{LIMIT, run_with_input};
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
-use serde_json::{Value, json};
 
 /// The deadline is never reached on a busy machine, except by a guard that hangs.
 const POLICY: &str = "[guard]\ndeadline-ms = 20000\n[checks]\ndead-sources = \"refuse\"\n[annotations]\nmode = true\n";

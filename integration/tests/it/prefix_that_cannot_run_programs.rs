@@ -1,13 +1,7 @@
 //! Issue 16: a folder from which nothing can be run, or to which nothing can be written, is refused
 //! before any file is changed, with the option that helps.
 
-use std::fs;
-use std::path::Path;
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::mount_calls::tmpfs;
-use bindguard_integration::process::host;
-use bindguard_integration::{Generation, Node, Setup};
+use bindguard_integration::prelude::*;
 
 #[test]
 fn story() {

@@ -1,10 +1,7 @@
 //! A process can block some reads of its `/proc` files. Only a separate process reads such files.
 //! Each new place is a conscious choice: `hooks/sys/src/process_files.rs` has the locks.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
-use anyhow::{Context, Result, ensure};
+use bindguard_integration::prelude::*;
 
 /// Readers of these wait for the mmap_lock or the exec_update_lock of the process.
 const LOCKED: [&str; 21] = [

@@ -2,13 +2,7 @@
 //! changed for such programs, and `doctor`, `status` and the readiness of the installer report a
 //! program that is damaged later: each create would fail.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::process::{Finished, run};
-use bindguard_integration::{Generation, Node, Setup};
+use bindguard_integration::prelude::*;
 
 const CONFIG: &str = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n  runtime_type = \"io.containerd.runc.v2\"\n";
 const NAMES: [&str; 2] = ["containerd-shim-bindguard-v2", "bindguard-runtime"];

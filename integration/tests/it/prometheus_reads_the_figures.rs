@@ -1,13 +1,10 @@
 //! Prometheus' own tool reads the alert rules, runs their tests, and finds nothing to criticize in
 //! the agent's figures.
 
-use std::path::PathBuf;
-use std::process::Command;
-
-use anyhow::{Result, ensure};
 use bindguard_integration::doc_commands::repository;
-use bindguard_integration::process::{LIMIT, run, run_with_input};
-use bindguard_integration::{Agent, Generation, Setup, privilege};
+use bindguard_integration::prelude::*;
+use bindguard_integration::privilege;
+use bindguard_integration::process::{LIMIT, run_with_input};
 
 /// `$BINDGUARD_PROMTOOL`, else the first on `PATH`; Debian has it in the package prometheus.
 fn promtool() -> Option<PathBuf> {

@@ -6,16 +6,15 @@
 //! names what the proof does not find. A failing case is shrunk. `BINDGUARD_SEED` repeats a run;
 //! `BINDGUARD_SPECS_OUT` names a folder for the specs, which `make differential SPECS=` reads.
 
-use std::fs::{self, Permissions};
+use bindguard_integration::prelude::*;
+use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
 
 use bindguard_core::places::Places;
 use bindguard_core::policy::{Alarm, Policy};
 use bindguard_guard::{Attempt, Proved, admit, prove_container};
 use bindguard_integration::programs::{Generation, Matrix, Oci};
-use bindguard_integration::{Node, Setup};
 use bindguard_testing::live::change;
 use bindguard_testing::{bind, rounds};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -23,7 +22,6 @@ use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
-use serde_json::{Value, json};
 
 /// The type of a bind's source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -498,7 +496,7 @@ impl<'n> Scene<'n> {
         command.args(["create", "--bundle", bundle, "--pid-file", pid, &self.id]);
         // The init keeps the streams: a pipe would never end.
         let log = fs::File::create(self.folder.join("log")).unwrap();
-        command.stdin(std::process::Stdio::null());
+        command.stdin(Stdio::null());
         command.stdout(log.try_clone().unwrap()).stderr(log);
         let created = command.status().unwrap();
         let pid = fs::read_to_string(pid_file).ok()?;

@@ -2,16 +2,13 @@
 //! nothing to judge, and nothing to break. The spec stays as it is, the container reads the device,
 //! `diagnose` has nothing to say, and the nothing blocks the kubelet's clean-up.
 
-use std::fs::{self, File};
+use bindguard_integration::prelude::*;
+use std::fs::File;
 use std::io::Write;
-use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::bundle::Bundle;
-use bindguard_integration::journal::{JOURNAL, lines};
-use bindguard_integration::process::{host, run};
-use bindguard_integration::{Generation, Node, Runtime, Setup, privilege};
-use serde_json::json;
+use bindguard_integration::journal::lines;
+use bindguard_integration::privilege;
 
 const CONTENT: &str = "what the claim holds";
 

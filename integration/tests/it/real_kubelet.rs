@@ -7,15 +7,11 @@
 //! stock shim, and loses no pod under bindguard. With the node agent, running containers read
 //! updates.
 
-use std::fs;
+use bindguard_integration::prelude::*;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
 use bindguard_integration::cluster::{Cluster, Network, PodManifest, RealKubelet};
 use bindguard_integration::mounts;
-use bindguard_integration::{Agent, Generation, Node, Setup};
-use serde_json::{Value, json};
 
 pub(crate) const FILE: &str = "/etc/app/app.conf";
 const RACES: usize = 8;

@@ -1,10 +1,8 @@
 //! `make kubelet`: the volume of a CSI driver that is restarted, under a real kubelet. The running
 //! container reads the new volume; it restarts and its pod is deleted as if nothing had happened.
 
-use anyhow::{Result, ensure};
 use bindguard_integration::cluster::{CSI_FILE, Cluster, CsiDriver, PodManifest, RealKubelet};
-use bindguard_integration::{Agent, Generation, Node, Setup};
-use serde_json::json;
+use bindguard_integration::prelude::*;
 
 use crate::real_kubelet::{Change, FILE, Started, all_pods_go, content_after_a_restart};
 

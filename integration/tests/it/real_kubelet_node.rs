@@ -1,12 +1,8 @@
 //! `make kubelet`: a node that restarts, and three hundred creates of many kinds with `proof =
 //! "refuse"`, under a real kubelet.
 
-use std::fs;
-
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::cluster::{Cluster, Network, PodManifest, RealKubelet};
-use bindguard_integration::{Generation, Node, Setup};
-use serde_json::{Value, json};
+use bindguard_integration::prelude::*;
 
 use crate::real_kubelet::{
     BY_PATH, Case, Change, Started, all_pods_go, cases, content_after_a_restart,
@@ -155,7 +151,7 @@ fn no_create_is_refused(node: &Node, network: &Network) -> Result<()> {
     Ok(())
 }
 
-fn volumes(folder: &std::path::Path) -> Value {
+fn volumes(folder: &Path) -> Value {
     let nested = json!([{"key": "app.conf", "path": "folder/app.conf"}]);
     json!([
         {"name": "config-map", "configMap": {"name": "conf"}},

@@ -4,17 +4,10 @@
 //! Each program runs in separate pods, a pod for each notification. The program prints the content
 //! that it reads at an event; nginx serves the content.
 
-use std::fs;
+use bindguard_integration::prelude::*;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::cri::{Cri, Sandbox, mount};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Agent, Generation, Node, Setup, Volume, VolumeKind};
 use k8s_cri::v1::Mount;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 

@@ -4,17 +4,11 @@
 //! `make test` refreshes all files of ten pods. `make bench` measures 110 pods, as many as a
 //! kubelet admits, and prints the figures.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use bindguard_integration::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::cri::{Cri, Sandbox, mount};
 use bindguard_integration::footprint::processor_ticks;
-use bindguard_integration::waiting::{LIMIT, until};
-use bindguard_integration::{Agent, Generation, Node, Setup, Volume, VolumeKind};
+use bindguard_integration::waiting::LIMIT;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 
 const KEYS: [&str; 5] = ["0", "1", "2", "3", "4"];

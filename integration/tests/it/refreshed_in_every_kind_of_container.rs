@@ -5,18 +5,9 @@
 //! The containers are those of `ctr`, with the annotations of a pod: CRI clients cannot make all of
 //! them on every containerd.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::mount_calls::{tmpfs, unmount};
 use bindguard_integration::mounts;
-use bindguard_integration::process::{host, run};
+use bindguard_integration::prelude::*;
 use bindguard_integration::scenes::delete_pod;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{
-    Bind, Generation, Node, Oci, Setup, Volume, VolumeKind, on_newest_and_older,
-};
 
 const UID: &str = "uid-1";
 const FILE: &str = "/etc/app.conf";

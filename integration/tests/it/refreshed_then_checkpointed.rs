@@ -3,11 +3,8 @@
 //!
 //! The containers are those of `ctr`, with the annotations of a pod.
 
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::criu::{COUNTER, wait_for_count};
-use bindguard_integration::process::run;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, VolumeKind};
+use bindguard_integration::prelude::*;
 
 const ID: &str = "app-of-web";
 const FILE: &str = "/etc/app.conf";

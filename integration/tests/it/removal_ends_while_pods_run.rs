@@ -2,19 +2,12 @@
 //! step of the removal ends: the default goes back, then the handler goes with its last pod, then
 //! the programs. The pods' containers restart all the while.
 
-use std::fs;
+use bindguard_integration::prelude::*;
 use std::os::unix::fs::symlink;
-use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::agent::Agent;
-use bindguard_integration::cri::{Cri, Sandbox, mount};
-use bindguard_integration::programs::{CLI, GUARD, SHIM};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup, on_newest_and_older};
+use bindguard_integration::programs::SHIM;
 use k8s_cri::v1::MountPropagation::{PropagationHostToContainer, PropagationPrivate};
-use nix::sys::signal::Signal;
-use serde_json::{Value, json};
 
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 const PROGRAM: &str = "/usr/local/bin/bindguard-runtime";

@@ -6,18 +6,11 @@
 //! the engine has it. Rootless users of Podman have databases of their own, so Podman's name stays
 //! until `uninstall --forget-name`.
 
-use std::fs;
+use bindguard_integration::prelude::*;
 use std::os::unix::fs::symlink;
-use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::engines::{ContainerEngine, Docker, Podman, missing, program};
-use bindguard_integration::process::Finished;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup, privilege};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use serde_json::{Value, json};
+use bindguard_integration::privilege;
 
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 const GUARD: &str = "/usr/local/bin/bindguard-runtime";

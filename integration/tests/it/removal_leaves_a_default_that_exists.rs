@@ -6,16 +6,11 @@
 //! program exists. runc takes the place of a default that is gone. Without runc nothing is written,
 //! and the exit status says so.
 
-use std::fs;
+use bindguard_integration::prelude::*;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::engines::{Docker, Podman, missing};
-use bindguard_integration::process::{Finished, run, write_program};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup, on_every_config_version, privilege};
-use nix::sys::signal::Signal;
+use bindguard_integration::{on_every_config_version, privilege};
 use toml::{Table, Value};
 
 const SLEEP: [&str; 2] = ["sleep", "1000000"];

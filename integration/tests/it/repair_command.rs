@@ -1,11 +1,8 @@
 //! A pod crash-loops under a runtime without bindguard: the operator repairs its subpath by hand,
 //! and it starts.
 
+use bindguard_integration::prelude::*;
 use std::ffi::OsStr;
-
-use anyhow::{Result, ensure};
-use bindguard_integration::scenes::only_a_current_mount;
-use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, VolumeKind};
 
 #[test]
 fn stock_shim_starts_it_again() {
@@ -72,7 +69,7 @@ fn story(node: &Node) -> Result<()> {
         subpath.mounts()?
     );
     ensure!(
-        std::fs::read(source)?.is_empty(),
+        fs::read(source)?.is_empty(),
         "the kubelet's own empty file is not what is left"
     );
     nothing_but_stale_subpaths(node, source.as_os_str())?;
@@ -96,7 +93,7 @@ fn story(node: &Node) -> Result<()> {
 
 /// Anything except a stale subpath is refused in a single line, and stays unchanged.
 fn nothing_but_stale_subpaths(node: &Node, detached: &OsStr) -> Result<()> {
-    let passwd = std::fs::read("/etc/passwd")?;
+    let passwd = fs::read("/etc/passwd")?;
     let gone = format!("{}x", detached.to_string_lossy().trim_end_matches('0'));
     let mistyped = gone.replace("/app/x", "/app/7");
     // a finding that remains is exit status 1, by its path as with --all
@@ -139,7 +136,7 @@ fn nothing_but_stale_subpaths(node: &Node, detached: &OsStr) -> Result<()> {
             ended.code()
         );
     }
-    ensure!(std::fs::read("/etc/passwd")? == passwd);
+    ensure!(fs::read("/etc/passwd")? == passwd);
     let good = node.bindguard(["config", "check"])?;
     ensure!(
         good.code() == 0 && good.stdout.contains("has no mistake"),

@@ -2,14 +2,9 @@
 //! then shows a deleted file, and every restart fails, whether the volume is an emptyDir or a
 //! folder of the host.
 
-use std::fs;
-
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::kubelet::{Pod, Volume};
-use bindguard_integration::scenes::only_a_current_mount;
-use bindguard_integration::{
-    Bind, Generation, Node, Runtime, Setup, VolumeKind, mounts, on_newest_and_older,
-};
+use bindguard_integration::mounts;
+use bindguard_integration::prelude::*;
 
 fn story(generation: Generation) {
     Setup::on(generation).story(|node| {

@@ -1,9 +1,9 @@
 //! An operator who wants to look first sets the checks to `report`: everything fails as it did
 //! without bindguard, nothing is touched, and the log says what would have been done.
 
-use anyhow::{Result, ensure};
+use bindguard_integration::mounts;
+use bindguard_integration::prelude::*;
 use bindguard_integration::scenes::says_no_such_file;
-use bindguard_integration::{Bind, Generation, Node, Setup, VolumeKind, mounts};
 
 #[test]
 fn log_only() {

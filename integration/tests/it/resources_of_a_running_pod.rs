@@ -1,9 +1,8 @@
 //! The kubelet queries a container's figures all the time, and resizes it in place: both go through
 //! the shim.
 
-use anyhow::{Result, ensure};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Node, Setup, on_every_generation_with_systemd, on_newest_and_older};
+use bindguard_integration::on_every_generation_with_systemd;
+use bindguard_integration::prelude::*;
 
 const BUSY: [&str; 3] = ["sh", "-c", "while :; do :; done"];
 

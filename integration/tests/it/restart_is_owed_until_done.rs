@@ -1,14 +1,7 @@
 //! Issue 16: a failing systemctl does not hide the change that was made, and the restart is tried
 //! again until it succeeds.
 
-use std::fs;
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::process::write_program;
-use bindguard_integration::programs::CLI;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup};
-use nix::sys::signal::Signal;
+use bindguard_integration::prelude::*;
 
 #[test]
 fn story() {

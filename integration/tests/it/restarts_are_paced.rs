@@ -2,16 +2,11 @@
 //! A healthy runtime frees the slot. After a failed restart no node gets a slot until an operator
 //! clears the mark.
 
-use std::fs;
+use bindguard_integration::prelude::*;
 use std::io::Write;
-use std::process::Stdio;
 
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::kube_api::KubeApi;
-use bindguard_integration::process::{Finished, run, write_program};
-use bindguard_integration::programs::{AGENT, CLI};
-use bindguard_integration::{Agent, Generation, Node, Setup};
-use serde_json::{Value, json};
+use bindguard_integration::programs::AGENT;
 
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
 const SLOTS: [&str; 2] = ["slot-0", "slot-1"];

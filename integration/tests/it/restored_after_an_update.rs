@@ -2,16 +2,11 @@
 //! anew, and without the guard that fails as a create does. By `bindguard-runtime restore`, as
 //! Podman calls it, and by containerd.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
-use anyhow::{Context, Result, ensure};
+use bindguard_integration::image;
 use bindguard_integration::mount_calls::bind;
-use bindguard_integration::process::{Finished, run};
-use bindguard_integration::scenes::{only_a_current_mount, says_no_such_file};
+use bindguard_integration::prelude::*;
+use bindguard_integration::scenes::says_no_such_file;
 use bindguard_integration::shim::spec;
-use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, VolumeKind, image};
-use serde_json::json;
 
 #[test]
 fn by_the_runtime_wrapper() {

@@ -1,15 +1,8 @@
 //! `bindguard diagnose` shows which running containers read old files (kubernetes#50345), and
 //! whether they opted in to live refresh. `diagnose` enters no container and changes nothing.
 
-use std::fs;
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::cri::{Cri, mount};
-use bindguard_integration::scenes::only_a_current_mount;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Agent, Generation, Node, Setup, VolumeKind, on_newest_and_older};
+use bindguard_integration::prelude::*;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
-use serde_json::{Value, json};
 
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 
@@ -131,9 +124,9 @@ fn diagnose(node: &Node, words: &[&str], code: i32) -> Result<Value> {
 /// A pod with a container that reads a subPath.
 struct ReaderPod {
     uid: String,
-    sandbox: bindguard_integration::cri::Sandbox,
+    sandbox: Sandbox,
     container: String,
-    volume: bindguard_integration::Volume,
+    volume: Volume,
 }
 
 impl ReaderPod {

@@ -2,25 +2,16 @@
 //! command that cures each: a volume that was mounted anew, a replaced file and socket, a private
 //! bind of the host's root. `diagnose` enters no container and changes nothing.
 
-use std::fs;
+use bindguard_integration::prelude::*;
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::cri::mount;
 use bindguard_integration::fuse_daemon::FuseDaemon;
-use bindguard_integration::mount_calls::{bind, tmpfs, unmount};
+use bindguard_integration::mount_calls::bind;
 use bindguard_integration::mounts;
 use bindguard_integration::privilege::skipped;
-use bindguard_integration::process::host;
 use bindguard_integration::scenes::delete_pod;
 use bindguard_integration::stopped::is_stopped;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup, on_newest_and_older};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
-use nix::sys::signal::Signal;
-use serde_json::{Value, json};
 
 const SLEEP: [&str; 2] = ["sleep", "1000000"];
 

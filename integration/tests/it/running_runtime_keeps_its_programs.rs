@@ -1,13 +1,7 @@
 //! Issue 16: automation calls `uninstall` until it exits with 0. As long as the running containerd
 //! names the programs, they stay and a pod can start, whatever its files say.
 
-use std::fs;
-use std::path::Path;
-
-use anyhow::{Result, ensure};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup, on_newest_and_older};
-use nix::sys::signal::Signal;
+use bindguard_integration::prelude::*;
 
 const PROGRAM: &str = "/usr/local/bin/bindguard-runtime";
 

@@ -5,24 +5,12 @@
 //! The runtime of these stories reads a spec with a changed mount; the last story has unchanged
 //! runtimes.
 
-use std::fs;
-use std::path::Path;
-use std::process::Command;
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::cri::{Cri, Sandbox, mount};
 use bindguard_integration::ctr::{Container, Ctr};
-use bindguard_integration::journal::{self, JOURNAL};
-use bindguard_integration::mount_calls::{private, tmpfs, unmount};
-use bindguard_integration::process::write_program;
-use bindguard_integration::programs::GUARD;
+use bindguard_integration::journal;
+use bindguard_integration::mount_calls::private;
+use bindguard_integration::prelude::*;
 use bindguard_integration::runtime::{Fault, Gate, ObedientRuntime};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{
-    Agent, Bind, Generation, Node, Oci, Runtime, Setup, on_newest_and_older,
-};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
-use serde_json::Value;
 
 /// The change of the runtime's spec, and the words of the report.
 const DIFFERENCES: [(&str, &str); 5] = [
@@ -276,7 +264,7 @@ fn a_source_that_changes_meanwhile_is_no_difference() {
             two_folders()?;
             let gate = Gate::of(&node.programs());
             gate.close()?;
-            std::thread::scope(|scope| {
+            thread::scope(|scope| {
                 let ctr = node.ctr();
                 let create = scope.spawn(move || {
                     let bind = Bind::new("/run/right", "/data").options(&OPTIONS);

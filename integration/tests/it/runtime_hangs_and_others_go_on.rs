@@ -3,12 +3,8 @@
 //!
 //! No lock is held across a runtime's call, and the client that gives up is not kept waiting.
 
-use std::process::{Command, Stdio};
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::process::run;
+use bindguard_integration::prelude::*;
 use bindguard_integration::runtime::Gate;
-use bindguard_integration::{Node, Setup, on_newest_and_older};
 
 const GROUP: &str = "io.containerd.runc.v2.group";
 

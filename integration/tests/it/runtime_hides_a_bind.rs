@@ -2,14 +2,10 @@
 //! that a program changes below the guard. `proof = "refuse"` refuses the wrong mounts before the
 //! container's program runs; binds that an honest wrapper adds are only counted.
 
-use std::fs;
-
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::ctr::{Container, Ctr};
-use bindguard_integration::journal::{self, JOURNAL};
+use bindguard_integration::journal;
+use bindguard_integration::prelude::*;
 use bindguard_integration::runtime::{Fault, ObedientRuntime};
-use bindguard_integration::{Bind, Generation, Node, Runtime, Setup};
-use serde_json::Value;
 
 /// Each of bindguard's two ways to a proof.
 const RUNTIMES: [Runtime; 2] = [Runtime::Bindguard, Runtime::Wrapper];

@@ -2,13 +2,9 @@
 //! the work and the answer. The call fails or succeeds, the container can always be removed, and
 //! nothing is left.
 
-use std::time::Duration;
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::leftovers::Leftovers;
-use bindguard_integration::process::run;
+use bindguard_integration::Ctr;
+use bindguard_integration::prelude::*;
 use bindguard_integration::runtime::{Fault, ObedientRuntime};
-use bindguard_integration::{Ctr, Generation, Node, Setup, on_newest_and_older};
 
 /// The runtime takes some 30 ms for each of these verbs on an idle machine.
 const DELAYS_MS: [u64; 6] = [1, 6, 12, 18, 26, 36];

@@ -1,14 +1,9 @@
 //! containerd starts again in a new mount namespace, as a unit with `PrivateTmp=` does. An agent in
 //! the old namespace would work on mounts that no new container gets.
 
-use std::fs;
-
-use anyhow::{Result, ensure};
 use bindguard_integration::agent::Form;
 use bindguard_integration::node::AGENT_LOG;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Agent, Generation, Setup};
-use nix::sys::signal::Signal;
+use bindguard_integration::prelude::*;
 
 const CONFIG: &str = "agent.survey-seconds = 1";
 

@@ -2,24 +2,17 @@
 //! the container a second time. The log begins with the container's first line. Without a retry the
 //! log file has the runtime's message (issue 14, item 14).
 
-use std::fs::{self, File, OpenOptions, Permissions};
+use bindguard_integration::prelude::*;
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::Read;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::PathBuf;
-use std::thread;
 
-use anyhow::{Context, Result, anyhow, ensure};
-use bindguard_integration::leftovers::Leftovers;
-use bindguard_integration::programs::{GUARD, Oci};
+use bindguard_integration::programs::Oci;
 use bindguard_integration::runtime::{Gate, ObedientRuntime};
-use bindguard_integration::scenes::only_a_current_mount;
 use bindguard_integration::shim::{Bundle, Client, Shim, spec};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup, VolumeKind};
 use containerd_shim_protos::api::CreateTaskRequest;
 use containerd_shim_protos::shim::oci::Options;
 use nix::libc::O_NONBLOCK;
-use serde_json::json;
 
 const SCRIPT: [&str; 3] = ["sh", "-c", "cat /etc/app.conf; echo err >&2"];
 

@@ -1,8 +1,8 @@
 //! Every kind of volume that a kubelet writes, with every shape of `subPath`. All but the configMap
 //! lie on a tmpfs, where the fix of 1.19 compared the wrong paths (kubernetes#93691).
 
+use bindguard_integration::prelude::*;
 use bindguard_integration::scenes::{Shape, UpdateThenRestart};
-use bindguard_integration::{Generation, Oci, Runtime, Setup, VolumeKind};
 
 fn story(oci: Oci) {
     Setup::on(Generation::V1_7).oci(oci).story(|node| {

@@ -1,17 +1,10 @@
 //! `selftest` finds nothing on a good node, and leaves nothing on it, also when it is killed. A
 //! runtime that does not do what the spec says fails its point.
 
-use std::fs;
-use std::process::Stdio;
+use bindguard_integration::prelude::*;
 use std::thread::sleep;
-use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::process::{run, write_program};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Oci, Setup};
 use nix::libc;
-use serde_json::Value;
 
 const SCENES: [&str; 7] = [
     "kernel",

@@ -2,9 +2,7 @@
 //! container's leftover processes, and the other container goes on. The kernel would not end
 //! processes in a shared pid namespace.
 
-use anyhow::Result;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Runtime, Setup, on_newest_and_older};
+use bindguard_integration::prelude::*;
 
 fn works(generation: Generation) {
     Setup::on(generation).story(|node| {

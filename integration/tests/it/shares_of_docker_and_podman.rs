@@ -2,18 +2,14 @@
 //! in which runtimes mount. The container that opted in gets the new share, and gives up what the
 //! host has unmounted. Docker itself makes a bind of `/` rslave.
 
-use std::fs::{self, Permissions};
+use bindguard_integration::prelude::*;
+use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::engines::{ContainerEngine, Docker, Podman, missing};
-use bindguard_integration::mount_calls::{tmpfs, unmount};
 use bindguard_integration::mounts;
-use bindguard_integration::process::host;
-use bindguard_integration::waiting::{stays, until};
-use bindguard_integration::{Agent, Generation, Node, Setup, privilege};
+use bindguard_integration::privilege;
+use bindguard_integration::waiting::stays;
 
 const OPTED_IN: &str = "bindguard.refresh-binds=volumes,host-root";
 const SLEEP: [&str; 2] = ["sleep", "1000000"];

@@ -2,13 +2,8 @@
 //! its work: containerd sees the end of its connection, and nothing is left, so that the name can
 //! be used again.
 
-use std::time::Duration;
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::leftovers::Leftovers;
-use bindguard_integration::process::run;
+use bindguard_integration::prelude::*;
 use bindguard_integration::runtime::{Fault, ObedientRuntime};
-use bindguard_integration::{Generation, Node, Setup, on_newest_and_older};
 
 const DELAYS_MS: [u64; 4] = [0, 8, 16, 28];
 const SOME_DELAYS_MS: [u64; 1] = [14];

@@ -2,16 +2,9 @@
 //! stays, and the name can be used again. systemd starts a scope asynchronously, so the runtime may
 //! die before the scope has a process.
 
-use std::thread;
-use std::time::Duration;
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::leftovers::Leftovers;
+use bindguard_integration::on_every_generation_with_systemd;
+use bindguard_integration::prelude::*;
 use bindguard_integration::systemd::{slice_members, units};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Node, Setup, on_every_generation_with_systemd};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 
 /// From before the runtime starts until after it has ended.
 const DELAYS_MS: [u64; 12] = [0, 25, 50, 75, 100, 150, 200, 250, 300, 400, 500, 700];

@@ -2,16 +2,8 @@
 //! reports its exit, and nothing is left: no process, no mount, no socket, no state of runc, and
 //! the name can be used again.
 
-use std::fs;
-
-use anyhow::Result;
-use bindguard_integration::leftovers::Leftovers;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{
-    Node, Setup, mounts, on_every_generation_with_systemd, on_newest_and_older,
-};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use bindguard_integration::prelude::*;
+use bindguard_integration::{mounts, on_every_generation_with_systemd};
 
 on_newest_and_older!(|generation| Setup::on(generation).story(story));
 

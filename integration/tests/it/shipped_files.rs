@@ -2,21 +2,13 @@
 //! dpkg. (The OCI hook is Podman's: see `podman_and_docker.rs`. The manifests are read in
 //! `config/tests`.)
 
+use bindguard_integration::prelude::*;
 use std::cell::RefCell;
-use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::cri::Sandbox;
 use bindguard_integration::mount_calls::own_copy;
-use bindguard_integration::process::{Finished, host, run};
 use bindguard_integration::programs::Matrix;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup, engines, privilege};
-use nix::sys::signal::Signal;
-use serde_json::{Value, json};
+use bindguard_integration::{engines, privilege};
 
 #[test]
 fn containerd_reads_the_snippets() -> Result<()> {

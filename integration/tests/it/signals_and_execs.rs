@@ -1,13 +1,9 @@
 //! Real-time signals, `--all`, execs with a user and a directory, on a terminal, and every refusal:
 //! the words and the codes of the stock shim.
 
-use std::fs;
-use std::path::PathBuf;
-
-use anyhow::{Result, ensure};
 use bindguard_integration::output::{read_all_output, staying};
-use bindguard_integration::process::{on_a_terminal, run};
-use bindguard_integration::{Generation, Node, Runtime, Setup, on_newest_and_older};
+use bindguard_integration::prelude::*;
+use bindguard_integration::process::on_a_terminal;
 
 const TRAPS: &str = "trap 'echo real-time > /caught' 37; while :; do sleep 0.02; done";
 

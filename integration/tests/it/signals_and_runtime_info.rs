@@ -2,29 +2,21 @@
 //! `Shutdown` while a container exists. Further signals never end the shim, and SIGUSR1 makes the
 //! shim log its state.
 
-use std::fs;
+use bindguard_integration::prelude::*;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
-use std::process::Stdio;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::footprint::parent_of;
-use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::node::SOCKET;
-use bindguard_integration::process::{LIMIT, run, run_with_bytes};
+use bindguard_integration::process::{LIMIT, run_with_bytes};
 use bindguard_integration::programs::{SHIM, STOCK_SHIM};
 use bindguard_integration::shim::{Bundle, Shim, options_any};
-use bindguard_integration::waiting::{stays, until};
-use bindguard_integration::{Generation, Node, Runtime, Setup};
+use bindguard_integration::waiting::stays;
 use containerd_shim_protos::api::ExecProcessRequest;
 use containerd_shim_protos::shim::oci::Options;
 use containerd_shim_protos::types::introspection::RuntimeInfo;
 use nix::libc;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use protobuf::Message;
 use protobuf::well_known_types::any::Any;
 
@@ -71,7 +63,7 @@ fn what_it_is(node: &Node) -> Result<()> {
         !info.version.version.is_empty() && info.options.value == options.value,
         "{info:?}"
     );
-    let features: serde_json::Value =
+    let features: Value =
         serde_json::from_slice(&info.features.value).context("read the features")?;
     // containerd reads it: can the runtime map the ids of mounts?
     ensure!(

@@ -2,18 +2,12 @@
 //! not wait for the slow containers; `make bench` checks that this refresh is late by three seconds
 //! at most.
 
-use std::fs::{self, File};
+use bindguard_integration::prelude::*;
+use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::process::Command;
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::cri::{Cri, Sandbox, mount};
-use bindguard_integration::process::run;
-use bindguard_integration::waiting::{LIMIT, until};
-use bindguard_integration::{Agent, Generation, Node, Setup, Volume, VolumeKind};
+use bindguard_integration::waiting::LIMIT;
 use bindguard_testing::hostile_process::slow_fuse;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};

@@ -6,18 +6,12 @@
 //! Small versions in `make test` are exec_storm_leaves_nothing_behind, fifty_containers_at_once and
 //! streams_lose_nothing.
 
+use bindguard_integration::prelude::*;
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
-use std::path::{Path, PathBuf};
-use std::process::Child;
-use std::thread;
-use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::footprint::Footprint;
-use bindguard_integration::leftovers::Leftovers;
 use bindguard_integration::shim::{Client, Shim};
-use bindguard_integration::{Generation, Node, Setup};
 use containerd_shim_protos::api::ExecProcessRequest;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
@@ -130,7 +124,7 @@ fn execs(node: &Node) -> Result<()> {
 fn stream(node: &Node, terminal: bool, input: bool) -> Result<()> {
     let client = Shim::of_container(node, "sandbox")?.connect()?;
     let folder = node.disk().join(format!("fifos-{terminal}-{input}"));
-    std::fs::create_dir(&folder)?;
+    fs::create_dir(&folder)?;
     let [stdin, stdout] = ["in", "out"].map(|name| folder.join(name));
     for fifo in [&stdin, &stdout] {
         mkfifo(fifo, Mode::from_bits_truncate(0o600))

@@ -2,12 +2,8 @@
 //! reader refuses: `null` in odd places, duplicate keys, half of a surrogate pair, escaped keys.
 //! Their containers and execs run (issue 14).
 
-use std::fs;
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::leftovers::Leftovers;
+use bindguard_integration::prelude::*;
 use bindguard_integration::shim::{Bundle, Shim, spec};
-use bindguard_integration::{Generation, Node, Setup};
 use containerd_shim_protos::api::ExecProcessRequest;
 use containerd_shim_protos::shim::oci::Options;
 use protobuf::well_known_types::any::Any;

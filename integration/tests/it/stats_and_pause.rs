@@ -1,13 +1,8 @@
 //! `ctr task metrics`, `ps`, `pause` and `resume`, and limits that were set at the start: as with
 //! the stock shim.
 
-use std::fs;
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::process::run;
-use bindguard_integration::{
-    Node, Runtime, Setup, on_every_generation_with_systemd, on_newest_and_older,
-};
+use bindguard_integration::on_every_generation_with_systemd;
+use bindguard_integration::prelude::*;
 
 const LIMIT: u64 = 64 * 1024 * 1024;
 

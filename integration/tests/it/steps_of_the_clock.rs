@@ -4,11 +4,8 @@
 //! A test cannot set the machine's clock, and a time namespace has no wall clock. Instead, the test
 //! knows the files that read the wall clock.
 
+use bindguard_integration::prelude::*;
 use std::collections::BTreeSet;
-use std::fs;
-use std::path::{Path, PathBuf};
-
-use anyhow::{Context, Result, ensure};
 
 /// The crates that the agent and the guard are made of.
 const CRATES: [&str; 6] = [

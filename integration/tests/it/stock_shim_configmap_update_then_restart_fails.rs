@@ -5,8 +5,8 @@
 //! subpath's bind mount still shows the file of an older configMap, and the kernel mounts no
 //! deleted file.
 
-use anyhow::{Result, ensure};
-use bindguard_integration::{Bind, Node, Runtime, Setup, VolumeKind, on_every_generation};
+use bindguard_integration::on_every_generation;
+use bindguard_integration::prelude::*;
 
 on_every_generation!(|generation| Setup::on(generation).stock().story(story));
 

@@ -2,12 +2,8 @@
 //! after the exit event, and then closes the connection. A kill without an answer by then fails,
 //! and the kubelet's stop fails too.
 
-use std::thread;
-use std::time::Duration;
-
-use anyhow::{Result, anyhow, ensure};
+use bindguard_integration::prelude::*;
 use bindguard_integration::runtime::Gate;
-use bindguard_integration::{Generation, Node, Setup, on_newest_and_older};
 
 /// Many times what containerd takes to delete what has exited.
 const FOR_A_DELETE: Duration = Duration::from_millis(700);

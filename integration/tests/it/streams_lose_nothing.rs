@@ -1,15 +1,9 @@
 //! Many bytes through a pipe and a terminal, a slow reader, and a reader that never reads: every
 //! byte arrives, and no container waits for the reader of another container.
 
-use std::fs;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::process::run;
+use bindguard_integration::Ctr;
+use bindguard_integration::prelude::*;
 use bindguard_integration::shim::{Bundle, Shim, spec};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Ctr, Node, Setup, on_newest_and_older};
 use containerd_shim_protos::shim::oci::Options;
 
 const MANY: usize = 30_000_000;

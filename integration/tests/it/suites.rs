@@ -5,28 +5,21 @@
 //! prints a table of docs/parity.md, and fails if a test that the stock shim passes does not pass
 //! with bindguard.
 
+use bindguard_integration::prelude::*;
 use std::collections::BTreeMap;
 use std::env;
-use std::fs;
 use std::net::TcpStream;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
 use std::sync::mpsc::channel;
-use std::thread;
-use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::cluster::Network;
 use bindguard_integration::doc_commands::repository;
-use bindguard_integration::mount_calls::{bind, tmpfs};
+use bindguard_integration::image;
+use bindguard_integration::mount_calls::bind;
 use bindguard_integration::node::SOCKET;
-use bindguard_integration::process::{run, run_with_input};
+use bindguard_integration::process::run_with_input;
 use bindguard_integration::programs::{Matrix, SHIM, STOCK_SHIM};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup, image};
 use nix::sched::{CloneFlags, unshare};
-use nix::sys::signal::Signal;
 
 const GENERATIONS: [Generation; 2] = [Generation::V2_3, Generation::V2_4];
 /// The handlers of a node, and the columns of the table.

@@ -3,16 +3,13 @@
 //!
 //! A repair that resolved links with realpath showed a host's /etc in a container.
 
-use std::fs;
+use bindguard_integration::prelude::*;
 use std::io::ErrorKind;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use bindguard_integration::Pod;
 use bindguard_integration::kubelet::Subpath;
-use bindguard_integration::{Bind, Generation, Node, Pod, Setup, Volume, VolumeKind};
 
 const SECRET: &str = "the host's secret";
 

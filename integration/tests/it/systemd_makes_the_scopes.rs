@@ -2,19 +2,10 @@
 //! is executed in it is in the scope, too, and the scope goes with the container, whichever process
 //! ends it.
 
-use std::fs;
-use std::path::Path;
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::leftovers::Leftovers;
-use bindguard_integration::process::{host, run};
+use bindguard_integration::prelude::*;
 use bindguard_integration::shim::Shim;
 use bindguard_integration::systemd::{property, units};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{
-    Node, Runtime, Setup, on_every_generation, on_every_generation_with_systemd,
-};
-use serde_json::json;
+use bindguard_integration::{on_every_generation, on_every_generation_with_systemd};
 
 const AT_THE_START: u64 = 64 << 20;
 const UPDATED: u64 = 96 << 20;

@@ -5,13 +5,10 @@
 //! read them meanwhile has to survey the node. A running agent follows nearly every update by
 //! itself: that takes half a minute, and is a fifth as long in `make test`.
 
-use std::fs;
-
-use anyhow::{Context, Result, ensure};
+use bindguard_integration::PollingReader;
 use bindguard_integration::kubelet::Subpath;
-use bindguard_integration::scenes::{delete_pod, only_a_current_mount};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Agent, Generation, Node, PollingReader, Setup, Volume, VolumeKind};
+use bindguard_integration::prelude::*;
+use bindguard_integration::scenes::delete_pod;
 use bindguard_testing::rounds;
 
 const PODS: usize = 10;

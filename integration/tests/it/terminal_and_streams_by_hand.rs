@@ -1,14 +1,8 @@
 //! The stream features that `ctr` cannot request: the size of a terminal, a terminal into a logging
 //! program or a file, and that a process has no descriptor beyond its three.
 
-use std::fs;
-
-use anyhow::{Result, ensure};
-use bindguard_integration::leftovers::Leftovers;
-use bindguard_integration::process::write_program;
+use bindguard_integration::prelude::*;
 use bindguard_integration::shim::{Bundle, Client, Shim, spec};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup};
 use containerd_shim_protos::api::{CreateTaskRequest, ExecProcessRequest};
 use containerd_shim_protos::shim::oci::Options;
 

@@ -1,11 +1,8 @@
 //! Two containers of a pod with a stale subpath are created at once: both containers start, and the
 //! subpath has exactly one mount at the end.
 
-use std::thread;
-
-use anyhow::{Result, anyhow, ensure};
-use bindguard_integration::scenes::only_a_current_mount;
-use bindguard_integration::{Bind, Ctr, Generation, Node, PollingReader, Setup, VolumeKind};
+use bindguard_integration::prelude::*;
+use bindguard_integration::{Ctr, PollingReader};
 
 #[test]
 fn both_start() {

@@ -2,16 +2,11 @@
 //! proof: idmapped binds, a user namespace, read-only overlays as of image volumes, `tmpcopyup`,
 //! `/dev/shm`, and btrfs subvolumes.
 
-use std::fs;
-use std::path::Path;
-
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::ctr::{Container, Ctr};
-use bindguard_integration::journal::{self, JOURNAL};
-use bindguard_integration::mount_calls::{own_copy_at, tmpfs, unmount};
-use bindguard_integration::process::host;
-use bindguard_integration::{Bind, Generation, Runtime, Setup, privilege};
-use serde_json::Value;
+use bindguard_integration::journal;
+use bindguard_integration::mount_calls::own_copy_at;
+use bindguard_integration::prelude::*;
+use bindguard_integration::privilege;
 
 /// The record of the only container with this id.
 fn record(id: &str) -> Result<Value> {

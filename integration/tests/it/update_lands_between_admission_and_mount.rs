@@ -4,9 +4,8 @@
 //! A slow runc makes the race certain. The stock shim fails; bindguard's shim repairs and creates
 //! again.
 
-use anyhow::ensure;
+use bindguard_integration::prelude::*;
 use bindguard_integration::scenes::{create_with_an_update_in_between, says_no_such_file};
-use bindguard_integration::{Generation, Oci, Runtime, Setup, on_newest_and_older};
 
 fn story(generation: Generation) {
     race(Setup::on(generation));

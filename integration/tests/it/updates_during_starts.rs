@@ -4,15 +4,10 @@
 //! Every container starts and reads content that was current during the create. No reader ever sees
 //! the empty file underneath the subpath's mount. No mount and no timestamp directory is left.
 
+use bindguard_integration::prelude::*;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
-use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::scenes::only_a_current_mount;
-use bindguard_integration::{
-    Bind, Ctr, Generation, Node, PollingReader, Setup, Volume, VolumeKind, mounts,
-};
+use bindguard_integration::{Ctr, PollingReader, mounts};
 use bindguard_testing::rounds;
 
 #[test]

@@ -2,22 +2,15 @@
 //! guard of the version under which it was created; a new pod gets the selected version; a version
 //! goes when nothing needs it.
 
+use bindguard_integration::prelude::*;
 use std::collections::BTreeSet;
-use std::fs;
 use std::fs::OpenOptions;
 use std::io::Write;
-use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::cri::{Sandbox, mount};
-use bindguard_integration::process::{Finished, run};
-use bindguard_integration::programs::{CLI, GUARD, SHIM};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup, Volume, VolumeKind, on_every_generation};
+use bindguard_integration::on_every_generation;
+use bindguard_integration::programs::SHIM;
 use k8s_cri::v1::Mount;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
-use nix::sys::signal::Signal;
-use serde_json::Value;
 
 const OWN_VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Of the same length.

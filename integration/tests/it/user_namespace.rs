@@ -4,8 +4,7 @@
 //! The snapshotter copies the image with mapped owners. With a label, containerd 2.1 leaves the
 //! image unchanged, and the shim mounts the image with mapped ids.
 
-use anyhow::ensure;
-use bindguard_integration::{Generation, Runtime, Setup, on_newest_and_older};
+use bindguard_integration::prelude::*;
 
 fn story(generation: Generation) {
     Setup::on(generation).story(|node| {

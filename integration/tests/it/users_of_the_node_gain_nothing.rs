@@ -1,19 +1,13 @@
 //! A user of the node chooses names: of a process, a program, a folder. Root neither runs nor
 //! believes what carries such a name.
 
-use std::fs::{self, Permissions};
+use bindguard_integration::prelude::*;
+use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
 use bindguard_integration::privilege::{has_program, skipped};
-use bindguard_integration::process::{Finished, LIMIT, host, run, run_with_input, write_program};
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Generation, Node, Setup, VolumeKind};
-use nix::sys::signal::Signal;
+use bindguard_integration::process::{LIMIT, run_with_input};
 use nix::unistd::chown;
-use serde_json::{Value, json};
 
 const DAEMONS: [&str; 5] = [
     "containerd",

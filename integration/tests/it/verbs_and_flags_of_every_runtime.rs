@@ -3,15 +3,8 @@
 //! A mistake shows in the journal: a verb that creates nothing admits the working directory, or a
 //! create admits nothing.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::process::run;
-use bindguard_integration::programs::{GUARD, Matrix, binaries_under_test};
-use bindguard_integration::{Generation, Oci};
-use serde_json::Value;
+use bindguard_integration::prelude::*;
+use bindguard_integration::programs::{Matrix, binaries_under_test};
 
 const CREATING: [&str; 3] = ["create", "run", "restore"];
 

@@ -2,17 +2,10 @@
 //! before the process starts. The stock shim starts the process with the old file. With the agent
 //! as an NRI plugin no container starts with an old file, under any shim.
 
-use std::thread;
-
-use anyhow::{Context, Result, anyhow, ensure};
-use bindguard_integration::cri::{Cri, Sandbox, mount};
 use bindguard_integration::kubelet::{Behaviour, Subpath};
+use bindguard_integration::prelude::*;
 use bindguard_integration::runtime::Gate;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Agent, Generation, Node, Setup, Volume, VolumeKind};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 
 /// The starts with the plugin.
 const STARTS: u32 = 20;

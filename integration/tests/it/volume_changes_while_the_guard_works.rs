@@ -2,10 +2,10 @@
 //! check is repaired in the same create. After a later change the next create repairs the mount.
 //! Nothing is left over.
 
-use anyhow::{Context, Result, ensure};
+use bindguard_integration::PollingReader;
+use bindguard_integration::prelude::*;
 use bindguard_integration::stale::StaleBundle;
 use bindguard_integration::stopped::StoppedGuard;
-use bindguard_integration::{Generation, Node, PollingReader, Setup};
 
 /// Steps only of the repair on kernels before 6.5.
 const TUCK: [&str; 3] = ["namespace-unshared", "copy-attached", "tucked"];

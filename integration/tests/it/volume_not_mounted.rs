@@ -3,14 +3,9 @@
 //!
 //! By default the log says it; where policy wants it, the container is refused, with the reason.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::mount_calls::tmpfs;
+use bindguard_integration::on_every_generation;
+use bindguard_integration::prelude::*;
 use bindguard_integration::privilege::has_program;
-use bindguard_integration::process::Finished;
-use bindguard_integration::{Bind, Generation, Node, Runtime, Setup, on_every_generation};
 
 fn refused(generation: Generation) {
     let policy = "[checks]\nunmounted-volumes = \"refuse\"\n";

@@ -3,20 +3,12 @@
 //!
 //! The limits leave room for a busy machine; the figures are printed with `--nocapture`.
 
+use bindguard_integration::prelude::*;
 use std::collections::VecDeque;
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
-use bindguard_integration::cri::{Cri, Sandbox, mount};
 use bindguard_integration::footprint::processor_ticks;
-use bindguard_integration::mount_calls::{bind, tmpfs, unmount};
-use bindguard_integration::process::host;
+use bindguard_integration::mount_calls::bind;
 use bindguard_integration::scenes::delete_pod;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Agent, Generation, Node, Setup};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 
 const MOUNTS: usize = 2000;

@@ -2,16 +2,10 @@
 //! old directory to the refresh. `cargo test -p bindguard-integration --test
 //! window_of_a_directory_by_hand -- --ignored --nocapture` prints it.
 
-use std::fs;
+use bindguard_integration::prelude::*;
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
-use bindguard_integration::cri::mount;
-use bindguard_integration::waiting::until;
-use bindguard_integration::{Agent, Generation, Node, Setup, VolumeKind};
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 
 const UPDATES: usize = 200;
