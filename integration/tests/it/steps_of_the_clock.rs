@@ -25,7 +25,7 @@ const READERS: [&str; 4] = [
     "hooks/guard/src/refresh/files.rs",
     // Compares the time stamp of a file with the present: an old count is no figure.
     "hooks/operator/src/root_program.rs",
-    "shim/agent/src/threads.rs",
+    "shim/agent/src/limits.rs",
 ];
 
 const CALLS: [&str; 5] = [

@@ -1,17 +1,14 @@
-//! The agent's log: one line for each event, with the time in UTC, and each message once.
+//! The agent's log: one line for each event, with the time in UTC.
 //!
 //! Pods choose many of the names and paths in the log. tracing-subscriber escapes what controls a
 //! terminal's colours and cursor. It leaves newlines and the characters that reorder text. JSON has
 //! them as data.
 
-use std::collections::HashSet;
 use std::fmt;
-use std::hash::{BuildHasher, Hash, RandomState};
 
 use bindguard_core::text::one_line;
-use lru::LruCache;
 use tracing::level_filters::LevelFilter;
-use tracing::{Event, Subscriber, warn};
+use tracing::{Event, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
 use tracing_subscriber::registry::LookupSpan;
@@ -68,80 +65,6 @@ where
             .format_event(context, Writer::new(&mut line), event)?;
         let line = line.strip_suffix('\n').unwrap_or(&line);
         writeln!(log, "{}", one_line(line))
-    }
-}
-
-// Remembers the last message about each subject. Surveys and retries find the same faults again; only
-// news are logged, journaled or written as events.
-
-/// Limit of findings, of all subjects together: containers come and go, and each can have thousands.
-/// Beyond the limit the subject with the most findings is forgotten, so that no pod makes the agent
-/// repeat its messages about other pods.
-const MAX_FINDINGS: usize = 32 * 1024;
-
-/// The findings about each subject at its last check. Their hashes: a pod chooses how long the paths in
-/// them are.
-#[derive(Debug)]
-pub struct SayOnce<K: Hash + Eq = ()> {
-    known: LruCache<K, HashSet<u64>>,
-    findings: usize,
-    hasher: RandomState,
-}
-
-impl<K: Hash + Eq> Default for SayOnce<K> {
-    fn default() -> Self {
-        // A bounded cache would reserve memory for all subjects.
-        let known = LruCache::unbounded();
-        Self {
-            known,
-            findings: 0,
-            hasher: RandomState::new(),
-        }
-    }
-}
-
-impl<K: Hash + Eq + Clone> SayOnce<K> {
-    /// The findings about a subject that its last check did not have.
-    pub fn news<T: Hash>(&mut self, about: K, mut found: Vec<T>) -> Vec<T> {
-        let before = self.known.pop(&about).unwrap_or_default();
-        let mut now = HashSet::new();
-        found.retain(|finding| {
-            let hash = self.hasher.hash_one(finding);
-            now.insert(hash);
-            !before.contains(&hash)
-        });
-        self.findings = self.findings - before.len() + now.len();
-        if !now.is_empty() {
-            self.known.push(about, now);
-        }
-        while self.findings > MAX_FINDINGS
-            && let Some((most, _)) = self.known.iter().max_by_key(|(_, known)| known.len())
-        {
-            let most = most.clone();
-            self.findings -= self.known.pop(&most).map_or(0, |forgotten| forgotten.len());
-        }
-        found
-    }
-
-    #[cfg(test)]
-    pub fn findings(&self) -> usize {
-        self.findings
-    }
-
-    /// Logs the failures that are news; the work is done again.
-    pub fn warn_of_retry(&mut self, failures: Vec<String>)
-    where
-        K: Default,
-    {
-        let tried_again = failures.iter().map(|why| format!("{why}; trying again"));
-        self.warn(K::default(), tried_again);
-    }
-
-    /// Logs the warnings about a subject that are news.
-    pub fn warn(&mut self, about: K, warnings: impl IntoIterator<Item = String>) {
-        for warning in self.news(about, Vec::from_iter(warnings)) {
-            warn!("{warning}");
-        }
     }
 }
 
@@ -255,42 +178,5 @@ mod tests {
             ended.status.success() && printed.contains("1 passed"),
             "{printed}"
         );
-    }
-}
-
-#[cfg(test)]
-mod say_once_tests {
-    use super::*;
-
-    #[test]
-    fn only_a_change_is_news() {
-        let mut said = SayOnce::default();
-        assert_eq!(said.news(1, vec!["a"]), ["a"]);
-        assert_eq!(said.news(1, vec!["a", "b"]), ["b"]);
-        assert_eq!(said.news(2, vec!["a"]), ["a"], "another subject");
-        assert!(said.news(1, vec!["b"]).is_empty());
-        assert_eq!(said.news(1, vec!["a"]), ["a"], "it was gone in between");
-    }
-
-    /// A pod with thousands of mounts that restarts its container again and again cannot fill the
-    /// agent's memory.
-    #[test]
-    fn findings_about_subjects_that_are_gone_are_forgotten() {
-        let mut said = SayOnce::default();
-        let of_a_container = Vec::from_iter(0..2000);
-        said.news(usize::MAX, vec![1]);
-        for container in 0..100 {
-            said.news(container, of_a_container.clone());
-            assert!(said.findings <= MAX_FINDINGS);
-        }
-        let counted = said.known.iter().map(|(_, known)| known.len());
-        assert_eq!(counted.sum::<usize>(), said.findings);
-        assert!(said.news(usize::MAX, vec![1]).is_empty(), "of others");
-        assert!(said.news(99, of_a_container.clone()).is_empty());
-        assert_eq!(said.news(0, of_a_container.clone()), of_a_container);
-        for container in 100..MAX_FINDINGS + 50 {
-            said.news(container, vec![1]);
-            assert!(said.findings <= MAX_FINDINGS);
-        }
     }
 }

@@ -7,14 +7,14 @@
 
 mod args;
 mod host;
+mod limits;
 mod log;
-mod node;
 mod pods;
 mod restart_slot;
 mod run;
 mod sinks;
 mod sources;
-mod threads;
+
 mod work;
 
 use std::process::ExitCode;

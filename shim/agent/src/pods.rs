@@ -20,7 +20,7 @@ use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 
 use crate::host::RuntimeNamespace;
-use crate::log::SayOnce;
+use crate::limits::SayOnce;
 
 /// Time limit of a call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);

@@ -24,15 +24,15 @@ use tracing::{info, warn};
 
 use crate::args::Args;
 use crate::host::{self, RuntimeNamespace};
-use crate::node::Node;
+use crate::limits::{since_epoch, spawn, survey_for_ever};
 use crate::pods::PodLookup;
 use crate::sinks::Reporting;
 use crate::sinks::metrics::Metrics;
 use crate::sources::http::{self, Audience, BoundSocket, Served};
 use crate::sources::journal::{JournalReader, follow_journal};
 use crate::sources::kubediag::Kubediag;
-use crate::sources::{find_for_ever, follow_engines_for_ever, nri};
-use crate::threads::{since_epoch, spawn, survey_for_ever};
+use crate::sources::{find_for_ever, follow_engines, nri};
+use crate::work::Node;
 use crate::work::survey::Surveyor;
 
 /// Runs the agent until a signal ends it.
@@ -189,7 +189,7 @@ async fn serve(
     if let Some(socket) = &settings.nri {
         spawn("nri", move || nri::serve_for_ever(node, socket))?;
     }
-    spawn("engines", || follow_engines_for_ever(node))?;
+    spawn("engines", || follow_engines(node))?;
     spawn("roots", || find_for_ever(node))?;
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     let (helper_ended, end_of_helper) = oneshot::channel();

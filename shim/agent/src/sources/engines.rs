@@ -9,16 +9,17 @@
 //! labels to the spec. Annotations need no engine to run, and are checked first.
 
 use std::collections::{HashMap, HashSet};
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use std::{io, thread};
 
 use anyhow::{Context, Result};
 use bindguard_config::RefreshMode;
 use bindguard_core::error_chain;
 use bindguard_core::identity::Identity;
 use bindguard_core::paths::lies_in;
+use bindguard_core::policy::Mode;
 use bindguard_core::refresh_request::{
     NOTIFY_LABEL, OptIn, REFRESH_BINDS_LABEL, REFRESH_LABEL, RefreshRequest,
 };
@@ -32,9 +33,10 @@ use bindguard_sys::bundle::read_spec;
 use serde::Deserialize;
 
 use crate::pods::Container;
-use crate::sources::watch::{self, Followed, Rules, Schedule, Watches};
-use crate::work::refresher::{OF_NODE, Refresher, WantedMounts};
-use crate::work::turns::{Planned, TurnEnd, Turns};
+use crate::sources::watch::{self, Rules, Schedule, Source, Watches};
+use crate::work::Node;
+use crate::work::queue::{Planned, RefreshQueue, TurnEnd};
+use crate::work::refresher::{ContainerRefresh, OF_NODE, Refresher};
 
 /// The times after the start of a container at which its state may be complete. The folder appears
 /// first, then the spec, then the init process.
@@ -58,39 +60,57 @@ struct FollowedContainer {
     request: RefreshRequest,
 }
 
+/// Refreshes containers of Docker and Podman that opted in, on a node with or without a kubelet.
+pub fn follow_engines(node: &'static Node) {
+    let is_off = node.config.policy().stale_subpaths == Mode::Off;
+    let Some(refresher) = Refresher::of(node).filter(|_| !is_off) else {
+        return;
+    };
+    let engines: &EngineContainers =
+        Box::leak(Box::new(EngineContainers::new(refresher, Path::new("/"))));
+    node.retry_with_backoff("refresh the containers of Docker and Podman", || {
+        let worker = thread::Builder::new().name("engine-refresh".to_owned());
+        worker.spawn(|| {
+            engines
+                .refreshes
+                .run(node, |planned| engines.refresh(planned))
+        })?;
+        Ok(())
+    });
+    engines.follow();
+}
+
 /// The containers that opted in, for the thread that follows them and for the workers.
 #[derive(Debug)]
-pub struct EngineContainers {
+struct EngineContainers {
     refresher: Refresher,
     /// The node's `/`.
     root: PathBuf,
-    pub turns: Turns<String>,
+    refreshes: RefreshQueue<String>,
     containers: Mutex<HashMap<String, Arc<FollowedContainer>>>,
 }
 
 impl EngineContainers {
     /// The containers on a node whose `/` is at `root`. A survey finds them.
-    pub fn new(refresher: Refresher, root: &Path) -> Self {
+    fn new(refresher: Refresher, root: &Path) -> Self {
         Self {
             refresher,
             root: root.to_owned(),
-            turns: Turns::default(),
+            refreshes: RefreshQueue::default(),
             containers: Mutex::default(),
         }
     }
 
     /// Follows them for ever.
-    ///
-    /// # Errors
-    /// If there is no inotify instance, or it fails.
-    pub fn follow(&self, interval: Duration) -> io::Result<()> {
-        let mut following = FollowedEngines::new(self)?;
-        let rules = Rules::of_files(interval, &AFTER_START);
-        watch::follow(&mut following, Schedule::new(rules, Instant::now()))
+    fn follow(&self) {
+        let node = self.refresher.node;
+        watch::follow(node, "follow the containers of Docker and Podman", || {
+            let rules = Rules::of_files(node.config.agent().survey, &AFTER_START);
+            Ok((FollowedEngines::new(self)?, rules))
+        });
     }
 
-    /// Refreshes a container.
-    pub fn refresh(&self, planned: &Planned<String>) -> TurnEnd {
+    fn refresh(&self, planned: &Planned<String>) -> TurnEnd {
         let id = &planned.subject;
         let opted_in = self.containers().get(id).cloned();
         let Some(opted_in) = opted_in else {
@@ -99,24 +119,24 @@ impl EngineContainers {
         let (container, bundle) = (&opted_in.container, opted_in.bundle.as_path());
         let (request, refresher) = (&opted_in.request, &self.refresher);
         let running = ContainersOfNode::at(&self.root);
-        let mut wanted = WantedMounts::of(container, &request.notify, Some(bundle));
-        wanted.add_files(opted_in.binds.clone(), &running);
+        let mut refresh = ContainerRefresh::of(container, &request.notify, Some(bundle));
+        refresh.warnings.clone_from(&request.problems);
+        refresh.add_files(opted_in.binds.clone(), &running);
         let mut roots = None;
         if request.binds.host_root {
-            roots = wanted.noted(refresher.host_roots(bundle));
+            roots = refresh.noted(refresher.host_roots(bundle));
             roots = roots.filter(|roots| !roots.is_empty());
         }
         if request.binds.volumes {
             let places = refresher.node.config.places();
             let mounts = BoundMounts::of_engine(bundle, &running, places, roots.as_ref());
-            wanted.add_read(mounts);
+            refresh.add_read(mounts);
         }
         if let Some(roots) = roots {
-            wanted.add(roots);
+            refresh.add(roots);
         }
-        let done = refresher.refresh(planned.turn, LATER_TURN, &wanted);
-        let warnings = [request.problems.clone(), done.warnings].concat();
-        refresher.ended(id, warnings, done.is_out_of_time)
+        let is_out_of_time = refresher.refresh(planned.turn, LATER_TURN, &mut refresh);
+        refresher.ended(id, refresh.warnings, is_out_of_time)
     }
 
     fn containers(&self) -> MutexGuard<'_, HashMap<String, Arc<FollowedContainer>>> {
@@ -226,7 +246,7 @@ impl<'a> FollowedEngines<'a> {
     }
 }
 
-impl Followed for FollowedEngines<'_> {
+impl Source for FollowedEngines<'_> {
     type Id = String;
 
     fn watches(&mut self) -> &mut Watches<String> {
@@ -288,7 +308,7 @@ impl Followed for FollowedEngines<'_> {
 
     fn refresh(&mut self, due: Vec<String>, _: &mut Schedule<String>) {
         for id in due {
-            self.engines.turns.plan(id);
+            self.engines.refreshes.plan(id);
         }
     }
 }
@@ -364,14 +384,12 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
     use std::fs;
-    use std::thread;
 
     use bindguard_testing::live::{self, Inside};
     use bindguard_testing::{Cgroup, helper, mount_of, own_namespace};
 
     use super::*;
-    use crate::node::Node;
-    use crate::work::turns::Turn;
+    use crate::work::queue::Turn;
 
     /// A container of Docker that was busy for some seconds showed the old file until the next
     /// survey, which is minutes away.

@@ -32,10 +32,10 @@ use tokio::time::{Duration, Sleep, sleep, timeout};
 use tracing::{info, warn};
 
 use crate::host::bind_on_node;
-use crate::node::Node;
 use crate::sinks::metrics::{Level, plain_text};
 use crate::sources::journal::JournalReader;
 use crate::sources::kubediag::{self, Kubediag};
+use crate::work::Node;
 use crate::work::survey::Surveyor;
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";

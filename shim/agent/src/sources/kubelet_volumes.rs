@@ -29,12 +29,12 @@ use bindguard_guard::{Probes, in_real_folder};
 use bindguard_sys::Failure;
 use tracing::{info, warn};
 
+use crate::limits::Backoff;
 use crate::sinks::metrics::{LevelBy, Total};
 use crate::sources::watch::{
-    self, Followed, LINKED, NAMES, Rules, Schedule, WatchEvent, WatchId, Watches, unwatched,
+    self, LINKED, NAMES, Rules, Schedule, Source, WatchEvent, WatchId, Watches, unwatched,
 };
-use crate::threads::Backoff;
-use crate::work::pod_refreshes::{KubeletRoot, Updates};
+use crate::work::kubelet_root::{KubeletRoot, Updates};
 
 /// The times after an update at which its volume is checked again. A kubelet may bind a subpath
 /// from the old payload in the very moment of the update (kubernetes#127602), and no event reports
@@ -50,23 +50,24 @@ struct KubeletVolumes {
 }
 
 /// Follows them for ever.
-///
-/// # Errors
-/// If inotify fails.
-pub fn follow_volumes(root: &'static KubeletRoot, interval: Duration) -> io::Result<()> {
-    let rules = Rules {
-        interval,
-        retries: Backoff::of_surveys(interval),
-        after_start: &[Duration::ZERO],
-        recheck: &AFTER_UPDATE,
-        is_paced: false,
-    };
-    let mut followed = KubeletVolumes {
-        root,
-        tree: WatchTree::new(root.path.clone())?,
-        updates: Updates::new(root),
-    };
-    watch::follow(&mut followed, Schedule::new(rules, Instant::now()))
+pub fn follow_volumes(root: &'static KubeletRoot) {
+    let what = format!("follow {}", root.path.display());
+    watch::follow(root.node, &what, || {
+        let interval = root.node.config.agent().survey;
+        let rules = Rules {
+            interval,
+            retries: Backoff::of_surveys(interval),
+            after_start: &[Duration::ZERO],
+            recheck: &AFTER_UPDATE,
+            is_paced: false,
+        };
+        let volumes = KubeletVolumes {
+            root,
+            tree: WatchTree::new(root.path.clone())?,
+            updates: Updates::new(root),
+        };
+        Ok((volumes, rules))
+    });
 }
 
 impl KubeletVolumes {
@@ -95,7 +96,7 @@ impl KubeletVolumes {
     }
 }
 
-impl Followed for KubeletVolumes {
+impl Source for KubeletVolumes {
     type Id = VolumeOfPod;
 
     fn watches(&mut self) -> &mut Watches<VolumeOfPod> {
@@ -631,18 +632,16 @@ mod follow_tests {
     use bindguard_testing::scene::tmpfs;
 
     use super::*;
-    use crate::node::Node;
-
-    const NO_SURVEY: Duration = Duration::from_secs(3600);
+    use crate::work::Node;
 
     /// A kubelet root that is followed, after the first survey, and refreshes no container.
     struct FollowedRoot(&'static Node);
 
     impl FollowedRoot {
         fn follow(root: &Path) -> Self {
-            let node = Node::silent("refresh.mode = 'off'");
+            let node = Node::silent("refresh.mode = 'off'\nagent.survey-seconds = 3600");
             let root = KubeletRoot::new(node, root.to_owned());
-            thread::spawn(|| follow_volumes(root, NO_SURVEY).unwrap());
+            thread::spawn(|| follow_volumes(root));
             let followed = Self(node);
             followed.wait_for_survey();
             followed

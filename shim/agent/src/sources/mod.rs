@@ -14,23 +14,32 @@ pub mod nri;
 mod pod_binds;
 mod watch;
 
-use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::thread;
 
 use bindguard_core::policy::Mode;
 use bindguard_operator::kubelets_here;
 use tracing::error;
 
-use crate::log::SayOnce;
-use crate::node::Node;
-use crate::sinks::metrics::{Level, Total};
-use crate::sources::engines::EngineContainers;
+use crate::limits::{SayOnce, spawn, survey_for_ever};
+use crate::sinks::metrics::Level;
 use crate::sources::kubelet_volumes::follow_volumes;
 use crate::sources::pod_binds::follow_mounts;
-use crate::threads::{spawn, survey_for_ever};
-use crate::work::pod_refreshes::{KubeletRoot, PodRefreshes};
-use crate::work::refresher::Refresher;
+use crate::work::Node;
+use crate::work::kubelet_root::KubeletRoot;
+
+pub use crate::sources::engines::follow_engines;
+
+/// A root, and the number of its threads that were started.
+type FollowedRoot = (&'static KubeletRoot, usize);
+
+type WorkOfRoot = fn(&'static KubeletRoot);
+
+/// The threads of a root. Only the first is needed if no container is refreshed.
+const THREADS: [(&str, WorkOfRoot); 3] = [
+    ("kubelet-root", follow_volumes),
+    ("volumes", follow_mounts),
+    ("refresh", KubeletRoot::refresh_pods),
+];
 
 /// Starts the threads of each kubelet root once it answers: a root may be mounted later, or hang.
 pub fn find_for_ever(node: &'static Node) {
@@ -56,96 +65,25 @@ fn find(node: &'static Node, followed: &mut Vec<FollowedRoot>, said: &mut SayOnc
         return true;
     }
     for path in here {
-        if !followed.iter().any(|known| known.root.path == path) {
-            let root = KubeletRoot::new(node, path);
-            followed.push(FollowedRoot { root, threads: 0 });
+        if !followed.iter().any(|(known, _)| known.path == path) {
+            followed.push((KubeletRoot::new(node, path), 0));
         }
     }
-    for followed in followed {
-        is_complete &= followed.start_threads();
-    }
-    is_complete
-}
-
-/// Refreshes containers of Docker and Podman that opted in, on a node with or without a kubelet.
-pub fn follow_engines_for_ever(node: &'static Node) {
-    let Some(helper) = node.refreshing() else {
-        return;
-    };
-    if node.config.policy().stale_subpaths == Mode::Off {
-        return;
-    }
-    let engines = EngineContainers::new(Refresher::new(helper, node), Path::new("/"));
-    let refresh = || {
-        let restarts = &node.metrics[Total::AgentThreadRestarts];
-        let turns = &engines.turns;
-        turns.run(restarts, |planned| engines.refresh(planned))
-    };
-    node.retry_with_backoff("refresh the containers of Docker and Podman", || {
-        thread::scope(|scope| {
-            let worker = thread::Builder::new().name("engine-refresh".to_owned());
-            worker.spawn_scoped(scope, || {
-                node.retry_with_backoff("refresh containers", refresh);
-            })?;
-            node.retry_with_backoff("follow the containers of Docker and Podman", || {
-                engines.follow(node.config.agent().survey)
-            });
-            Ok(())
-        })
-    });
-}
-
-/// A kubelet root, and the number of its threads that were started.
-struct FollowedRoot {
-    root: &'static KubeletRoot,
-    threads: usize,
-}
-
-type WorkOfRoot = fn(&'static KubeletRoot);
-
-/// The threads of a root. Only the first is needed if no container is refreshed.
-const THREADS: [(&str, WorkOfRoot); 3] = [
-    ("kubelet-root", |root| {
-        let (node, what) = (root.node, format!("follow {}", root.path.display()));
-        node.retry_with_backoff(&what, || follow_volumes(root, node.config.agent().survey));
-    }),
-    ("volumes", |root| {
-        let what = format!("follow the mounts below {}", root.path.display());
-        let node = root.node;
-        node.retry_with_backoff(&what, || follow_mounts(root, node.config.agent().survey));
-    }),
-    ("refresh", refresh),
-];
-
-impl FollowedRoot {
-    /// Starts the threads that do not run yet. Returns false if one could not be started.
-    fn start_threads(&mut self) -> bool {
-        let root = self.root;
-        let needed = match root.node.refreshing() {
-            Some(_) => THREADS.len(),
-            None => 1,
+    for (root, threads) in followed {
+        let root = *root;
+        let needed = if root.refresher.is_some() {
+            THREADS.len()
+        } else {
+            1
         };
-        for (name, work) in &THREADS[self.threads..needed] {
+        for (name, work) in &THREADS[*threads..needed] {
             if let Err(error) = spawn(name, || work(root)) {
                 error!("follow {}: {error:#}", root.path.display());
-                return false;
+                is_complete = false;
+                break;
             }
-            self.threads += 1;
+            *threads += 1;
         }
-        true
     }
-}
-
-fn refresh(root: &'static KubeletRoot) {
-    let (node, turns) = (root.node, &root.refreshes);
-    let Some(helper) = node.refreshing() else {
-        return;
-    };
-    let refresher = Refresher::new(helper, node);
-    let pods = PodRefreshes { root, refresher };
-    node.retry_with_backoff("refresh containers", || {
-        turns.run(&node.metrics[Total::AgentThreadRestarts], |planned| {
-            pods.refresh(planned, turns.others_wait())
-        })
-    });
+    is_complete
 }

@@ -17,13 +17,13 @@ use bindguard_sys::Failure;
 use bindguard_sys::observe::children;
 use tracing::{error, warn};
 
-use crate::log::SayOnce;
+use crate::limits::SayOnce;
+use crate::limits::spawn;
 use crate::pods::{PodLookup, PodsWithBinds};
 use crate::sinks::metrics::Total;
 use crate::sources::kubelet_volumes::folder_of_pods;
-use crate::sources::watch::{self, AFTER_START, Followed, Rules, Schedule, Watches};
-use crate::threads::spawn;
-use crate::work::pod_refreshes::{KubeletRoot, PodOfRoot, Updates};
+use crate::sources::watch::{self, AFTER_START, Rules, Schedule, Source, Watches};
+use crate::work::kubelet_root::{KubeletRoot, PodOfRoot, Updates};
 
 /// What is known of the containers of the pods that opted in, by the pods' uids and the containers'
 /// ids.
@@ -108,28 +108,28 @@ struct MountedVolumes {
 }
 
 /// Follows them for ever.
-///
-/// # Errors
-/// If inotify fails.
-pub fn follow_mounts(root: &'static KubeletRoot, interval: Duration) -> io::Result<()> {
-    let now = Instant::now();
-    let mut followed = MountedVolumes {
-        root,
-        updates: Updates::new(root),
-        watches: Watches::new()?,
-        interval,
-        next_survey: now,
-        folder: PathBuf::new(),
-        opted_in: PodsWithBinds::new(),
-        failures: SayOnce::default(),
-        unread: SayOnce::default(),
-        with_roots: OfContainers::new(),
-    };
-    let rules = Rules {
-        is_paced: false,
-        ..Rules::of_files(interval, &AFTER_START)
-    };
-    watch::follow(&mut followed, Schedule::new(rules, now))
+pub fn follow_mounts(root: &'static KubeletRoot) {
+    let what = format!("follow the mounts below {}", root.path.display());
+    watch::follow(root.node, &what, || {
+        let interval = root.node.config.agent().survey;
+        let rules = Rules {
+            is_paced: false,
+            ..Rules::of_files(interval, &AFTER_START)
+        };
+        let volumes = MountedVolumes {
+            root,
+            updates: Updates::new(root),
+            watches: Watches::new()?,
+            interval,
+            next_survey: Instant::now(),
+            folder: PathBuf::new(),
+            opted_in: PodsWithBinds::new(),
+            failures: SayOnce::default(),
+            unread: SayOnce::default(),
+            with_roots: OfContainers::new(),
+        };
+        Ok((volumes, rules))
+    });
 }
 
 impl MountedVolumes {
@@ -178,7 +178,7 @@ impl MountedVolumes {
     }
 }
 
-impl Followed for MountedVolumes {
+impl Source for MountedVolumes {
     type Id = String;
 
     fn watches(&mut self) -> &mut Watches<String> {
@@ -308,10 +308,9 @@ struct HostFiles {
 fn follow_files(root: &'static KubeletRoot) {
     let (node, path) = (root.node, root.path.display());
     let what = format!("follow files of the host in pods below {path}");
-    node.retry_with_backoff(&what, || {
+    watch::follow(node, &what, || {
         let rules = Rules::of_files(node.config.agent().survey, &AFTER_START);
-        let mut files = HostFiles::new(root)?;
-        watch::follow(&mut files, Schedule::new(rules, Instant::now()))
+        Ok((HostFiles::new(root)?, rules))
     });
 }
 
@@ -365,7 +364,7 @@ impl HostFiles {
     }
 }
 
-impl Followed for HostFiles {
+impl Source for HostFiles {
     type Id = String;
 
     fn watches(&mut self) -> &mut Watches<String> {
@@ -430,7 +429,7 @@ mod tests {
     use bindguard_guard::{Probes, in_real_folder};
 
     use super::*;
-    use crate::node::Node;
+    use crate::work::Node;
 
     #[test]
     fn a_list_of_pods_that_failed_is_reported_and_tried_again() {
@@ -450,7 +449,7 @@ mod tests {
         let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         let node = Node::silent_at(&socket);
         let root = KubeletRoot::new(node, folder.path().to_owned());
-        thread::spawn(|| follow_mounts(root, Duration::from_secs(3600)).unwrap());
+        thread::spawn(|| follow_mounts(root));
         listener.set_nonblocking(true).unwrap();
         // A query may connect several times at once.
         let (start, query_time) = (Instant::now(), Duration::from_secs(4));

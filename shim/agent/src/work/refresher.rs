@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bindguard_config::RefreshMode;
 use bindguard_core::error_chain;
 use bindguard_core::policy::Mode;
 use bindguard_core::refresh_request::Notify;
@@ -21,12 +22,13 @@ use bindguard_guard::refresh::{
 use bindguard_operator::containers::{ContainersOfNode, NotInit, hold_init};
 use tracing::info;
 
-use crate::log::SayOnce;
-use crate::node::Node;
+use crate::limits::SayOnce;
 use crate::pods::Container;
+use crate::sinks::AgentLine;
 use crate::sinks::events::Standing;
 use crate::sinks::metrics::{NOT_NOTIFIED, TotalBy};
-use crate::work::turns::{Turn, TurnEnd};
+use crate::work::Node;
+use crate::work::queue::{Turn, TurnEnd};
 
 /// The place of a pod or a container in warnings that concern the whole node.
 pub const OF_NODE: &str = "";
@@ -40,19 +42,19 @@ const CHILD_INTERVAL: Duration = Duration::from_millis(50);
 /// Limit of the wait for the end of an init that cannot be read.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A container, and what its mounts shall show.
-pub struct WantedMounts<'f> {
+/// The refresh of a container: what its mounts shall show, and what keeps them stale.
+pub struct ContainerRefresh<'f> {
     container: &'f Container,
     notify: &'f Notify,
     bundle: Option<&'f Path>,
     kinds: Vec<Box<dyn CurrentFiles + 'f>>,
     /// The reason for which some binds are not known.
     pub unread: Option<String>,
-    /// The files that cannot be opened, and why.
-    unopened: Vec<String>,
+    /// The reasons for which mounts stay stale.
+    pub warnings: Vec<String>,
 }
 
-impl<'f> WantedMounts<'f> {
+impl<'f> ContainerRefresh<'f> {
     pub fn of(container: &'f Container, notify: &'f Notify, bundle: Option<&'f Path>) -> Self {
         Self {
             container,
@@ -60,7 +62,7 @@ impl<'f> WantedMounts<'f> {
             bundle,
             kinds: Vec::new(),
             unread: None,
-            unopened: Vec::new(),
+            warnings: Vec::new(),
         }
     }
 
@@ -78,8 +80,11 @@ impl<'f> WantedMounts<'f> {
     pub fn add_files(&mut self, binds: Vec<FileBind>, running: &'f ContainersOfNode) {
         let (files, errors) = BoundFiles::open(binds, self.container.pid, running);
         self.add(files);
-        self.unopened
-            .extend(errors.iter().map(|error| error_chain(error)));
+        let name = &self.container.name;
+        for error in errors {
+            self.warnings
+                .push(format!("{name}: {}", error_chain(&error)));
+        }
     }
 
     /// The result; an error is noted as the reason for which binds are not refreshed.
@@ -87,15 +92,15 @@ impl<'f> WantedMounts<'f> {
         read.map_err(|error| self.unread = Some(error_chain(&error)))
             .ok()
     }
-}
 
-/// The end of a container's refresh.
-#[derive(Debug, Default)]
-pub struct RefreshedContainer {
-    /// The reasons for which mounts stay stale.
-    pub warnings: Vec<String>,
-    /// True if it needs more time, or a later try may succeed.
-    pub is_out_of_time: bool,
+    /// Needs a further turn. Returns true.
+    fn is_late(&mut self, turn: Turn, why: &str) -> bool {
+        if turn != Turn::First {
+            let name = &self.container.name;
+            self.warnings.push(format!("refresh {name}: {why}"));
+        }
+        true
+    }
 }
 
 /// Refreshes containers, and remembers what was said of each.
@@ -120,6 +125,12 @@ struct Said {
 }
 
 impl Refresher {
+    /// `None` if the node refreshes no container.
+    pub fn of(node: &'static Node) -> Option<Self> {
+        let is_on = node.config.agent().refresh != RefreshMode::Off;
+        Some(Self::new(node.helper.filter(|_| is_on)?, node))
+    }
+
     /// A refresher that has done nothing.
     pub fn new(helper: &'static HelperProcess, node: &'static Node) -> Self {
         Self {
@@ -139,96 +150,77 @@ impl Refresher {
         HostRoots::open(bundle, config.policy(), config.places())
     }
 
-    /// Refreshes a container, and reports what could not be done. `later`: the time limit in a later
-    /// turn.
-    pub fn refresh(
-        &self,
-        turn: Turn,
-        later: Duration,
-        wanted: &WantedMounts<'_>,
-    ) -> RefreshedContainer {
+    /// Refreshes a container, and adds what could not be done to the warnings. `later`: the time limit
+    /// in a later turn. Returns true if the container needs more time, or a later try may succeed.
+    pub fn refresh(&self, turn: Turn, later: Duration, refresh: &mut ContainerRefresh<'_>) -> bool {
         let time = match turn {
             Turn::First => FIRST_TURN,
             Turn::Last | Turn::Retry => later,
         };
-        let mut done = self.refresh_for(turn, time, wanted);
-        let name = &wanted.container.name;
+        let is_out_of_time = self.refresh_mounts(turn, time, refresh);
         // A container that ended meanwhile has no bundle.
         let has_ended = |bundle: &Path| bundle.symlink_metadata().is_err();
-        if let Some(why) = &wanted.unread
-            && !wanted.bundle.is_some_and(has_ended)
-        {
-            done.is_out_of_time = true;
-            let warning = format!("binds of {name} are not refreshed: {why}; trying again");
-            done.warnings.push(warning);
+        let Some(why) = &refresh.unread else {
+            return is_out_of_time;
+        };
+        if refresh.bundle.is_some_and(has_ended) {
+            return is_out_of_time;
         }
-        for why in &wanted.unopened {
-            done.warnings.push(format!("{name}: {why}"));
-        }
-        done
+        let name = &refresh.container.name;
+        let warning = format!("binds of {name} are not refreshed: {why}; trying again");
+        refresh.warnings.push(warning);
+        true
     }
 
-    /// Refreshes a container for at most this time. A container that needs more time than its first
-    /// turn has is not reported: its next turn continues, once the child of the earlier refresh
-    /// ended.
-    fn refresh_for(
+    /// A container that needs more time than its first turn has is not reported: its next turn
+    /// continues, once the child of the earlier refresh ended.
+    fn refresh_mounts(
         &self,
         turn: Turn,
         time: Duration,
-        wanted: &WantedMounts<'_>,
-    ) -> RefreshedContainer {
-        let (container, node) = (wanted.container, self.node);
+        refresh: &mut ContainerRefresh<'_>,
+    ) -> bool {
+        let (container, node) = (refresh.container, self.node);
         let (metrics, reporting) = (node.metrics, &node.reporting);
         let (id, name) = (&container.id, &container.name);
         let is_first = turn == Turn::First;
-        let out_of_time = |why: &str| RefreshedContainer {
-            warnings: match is_first {
-                true => Vec::new(),
-                false => vec![format!("refresh {name}: {why}")],
-            },
-            is_out_of_time: true,
-        };
-        let asked = Instant::now();
+        let began = Instant::now();
         while metrics.hanging_children.are_in(id) {
-            if turn != Turn::Last || asked.elapsed() > time {
-                return out_of_time("an earlier refresh still hangs in it");
+            if turn != Turn::Last || began.elapsed() > time {
+                return refresh.is_late(turn, "an earlier refresh still hangs in it");
             }
             thread::sleep(CHILD_INTERVAL);
         }
-        let time = time.saturating_sub(asked.elapsed());
+        let time = time.saturating_sub(began.elapsed());
         let start = Instant::now();
         let process = match hold_init(Path::new("/"), id, container.pid) {
             Ok(process) => process,
             // The pid may already belong to a new process.
-            Err(NotInit::Process(ProcessError::Ended(_))) => return RefreshedContainer::default(),
-            Err(_) if !is_first && ends(container) => return RefreshedContainer::default(),
-            Err(error) => return out_of_time(&error_chain(&error)),
+            Err(NotInit::Process(ProcessError::Ended(_))) => return false,
+            Err(_) if !is_first && ends(container) => return false,
+            Err(error) => return refresh.is_late(turn, &error_chain(&error)),
         };
         let act = match node.config.policy().stale_subpaths {
-            Mode::Repair => RefreshAct::Replace(wanted.notify.clone()),
+            Mode::Repair => RefreshAct::Replace(refresh.notify.clone()),
             Mode::Report | Mode::Off => RefreshAct::Look,
         };
         let mut line = RefreshLine::new(Actor::Agent, id, container.identity.clone());
         let (spec, records) = (container.spec.as_deref(), &self.records);
-        let files: Vec<&dyn CurrentFiles> = wanted.kinds.iter().map(|kind| &**kind).collect();
+        let files: Vec<&dyn CurrentFiles> = refresh.kinds.iter().map(|kind| &**kind).collect();
         let refreshed = refresh_container(self.helper, time, &process, spec, &files, act, records);
         let mut refreshed = match refreshed {
             Ok(refreshed) => refreshed,
-            Err(error) if error.may_pass() && is_first => return out_of_time(""),
-            Err(error) if error.may_pass() && ends(container) => {
-                return RefreshedContainer::default();
-            }
+            Err(error) if error.may_pass() && is_first => return true,
+            Err(error) if error.may_pass() && ends(container) => return false,
             Err(error) => {
                 let problem = error_chain(&error);
                 metrics.not_refreshed(&error);
+                refresh.warnings.push(format!("refresh {name}: {problem}"));
                 line.problems.push(problem.clone());
                 let said = &mut *self.said();
-                let news = said.problems.news(id.clone(), vec![problem.clone()]);
-                reporting.refreshed(line, !news.is_empty(), &mut said.standing);
-                return RefreshedContainer {
-                    warnings: vec![format!("refresh {name}: {problem}")],
-                    is_out_of_time: error.may_pass(),
-                };
+                let is_new = !said.problems.news(id.clone(), vec![problem]).is_empty();
+                reporting.repaired(AgentLine::Refresh(line), is_new, &mut said.standing);
+                return error.may_pass();
             }
         };
         if refreshed.replaced() > 0 {
@@ -236,13 +228,14 @@ impl Refresher {
             metrics.refresh_seconds.observe(took);
         }
         let is_out_of_time = refreshed.is_out_of_time || refreshed.abandoned.is_some();
+        let is_replaced = |mount: &RefreshedMount| mount.outcome.is_replaced();
         if is_first && is_out_of_time {
-            refreshed.mounts.retain(|mount| mount.outcome.is_replaced());
+            refreshed.mounts.retain(is_replaced);
         }
         line.mounts = std::mem::take(&mut refreshed.mounts);
         line.notification = refreshed.notification.take();
         line.set_duration(start.elapsed());
-        let mut warnings = self.warnings_of(name, &line);
+        self.report_mounts(name, &line, &mut refresh.warnings);
         if refreshed.overlooked > 0 {
             let overlooked = format!(
                 "{} mounts of {name} are not checked: it has more than {MAX_MOUNTS_OF_FILE} of one file",
@@ -251,11 +244,10 @@ impl Refresher {
             if !line.mounts.is_empty() {
                 line.problems.push(overlooked.clone());
             }
-            warnings.push(overlooked);
+            refresh.warnings.push(overlooked);
         }
         // News are a replaced mount, a failed notification, and a new reason why a mount is still
         // stale.
-        let is_replaced = |mount: &RefreshedMount| mount.outcome.is_replaced();
         let mut left = line.mounts.clone();
         left.retain(|mount| !is_replaced(mount) && mount.outcome != MountResult::Restless);
         let said = &mut *self.said();
@@ -263,19 +255,15 @@ impl Refresher {
         let is_new = !said.left.news(id.clone(), left).is_empty()
             || line.mounts.iter().any(is_replaced)
             || line.notification.is_some();
-        reporting.refreshed(line, is_new, &mut said.standing);
+        reporting.repaired(AgentLine::Refresh(line), is_new, &mut said.standing);
         if let Some(child) = refreshed.abandoned {
             metrics.hanging_children.add(id, name, child);
         }
-        RefreshedContainer {
-            warnings,
-            is_out_of_time,
-        }
+        is_out_of_time
     }
 
-    /// Counts and logs the results, and returns the warnings.
-    fn warnings_of(&self, name: &str, line: &RefreshLine) -> Vec<String> {
-        let mut warnings = Vec::new();
+    /// Counts and logs the results, and adds the warnings.
+    fn report_mounts(&self, name: &str, line: &RefreshLine, warnings: &mut Vec<String>) {
         for mount in &line.mounts {
             let (destination, source) = (&mount.destination, &mount.source);
             self.node.metrics.refreshed(&mount.outcome);
@@ -297,14 +285,13 @@ impl Refresher {
                 false => format!("{destination} of {name} does not show {source}: {why}"),
             });
         }
-        let notification = line.notification.as_ref();
-        if let Some(error) = notification.and_then(|it| it.error.as_ref()) {
-            self.node
-                .metrics
-                .count_by(TotalBy::Refreshes, NOT_NOTIFIED, 1);
+        if let Some(notification) = &line.notification
+            && let Some(error) = &notification.error
+        {
+            let refreshes = TotalBy::Refreshes;
+            self.node.metrics.count_by(refreshes, NOT_NOTIFIED, 1);
             warnings.push(format!("{name} is refreshed but not notified: {error}"));
         }
-        warnings
     }
 
     /// Logs the warnings that are new for this pod or container, at the end of its turn.
@@ -361,13 +348,13 @@ mod tests {
         };
         cgroup.add(executing.pid());
         let node = Node::silent("");
-        let (first, last) = both_turns(node, container(&cgroup, executing.pid()));
+        let [first, last] = both_turns(node, container(&cgroup, executing.pid()));
         drop(executing);
-        assert_eq!(first.warnings, Vec::<String>::new());
+        assert_eq!(first.0, Vec::<String>::new());
         // A kernel that takes no lock for the program lets the refresh go on.
-        if let [warning] = &last.warnings[..] {
+        if let [warning] = &last.0[..] {
             assert!(warning.contains("blocks its readers"), "{warning}");
-            assert!(first.is_out_of_time && last.is_out_of_time);
+            assert!(first.1 && last.1);
             let counted = "bindguard_refreshes_total{outcome=\"failed\"} 1\n";
             assert!(node.metrics.text().unwrap().contains(counted));
         }
@@ -390,26 +377,24 @@ mod tests {
             };
             let exiting = Exiting::start_after(enter, Duration::from_millis(400));
             let node = Node::silent("");
-            let (first, last) = both_turns(node, container(&cgroup, exiting.pid()));
-            assert_eq!(first.warnings, Vec::<String>::new());
-            assert_eq!(last.warnings, Vec::<String>::new());
+            let [first, last] = both_turns(node, container(&cgroup, exiting.pid()));
+            assert_eq!(first.0, Vec::<String>::new());
+            assert_eq!(last.0, Vec::<String>::new());
             let failed = "bindguard_refreshes_total{outcome=\"failed\"} 0\n";
             assert!(node.metrics.text().unwrap().contains(failed));
         }
     }
 
-    fn both_turns(
-        node: &'static Node,
-        container: Container,
-    ) -> (RefreshedContainer, RefreshedContainer) {
+    /// The warnings of the first and of the last turn, and if the turn was out of time.
+    fn both_turns(node: &'static Node, container: Container) -> [(Vec<String>, bool); 2] {
         let refresher = Refresher::new(helper(), node);
         let folder = tempfile::tempdir().unwrap();
-        let files = PodVolumes::open(folder.path()).unwrap();
-        let time = Duration::from_millis(300);
-        let mut wanted = WantedMounts::of(&container, &Notify::None, None);
-        wanted.add(files);
-        let refreshed = |turn| refresher.refresh_for(turn, time, &wanted);
-        (refreshed(Turn::First), refreshed(Turn::Last))
+        [Turn::First, Turn::Last].map(|turn| {
+            let mut refresh = ContainerRefresh::of(&container, &Notify::None, None);
+            refresh.add(PodVolumes::open(folder.path()).unwrap());
+            let is_out_of_time = refresher.refresh(turn, FIRST_TURN, &mut refresh);
+            (refresh.warnings, is_out_of_time)
+        })
     }
 
     fn container(cgroup: &Cgroup, pid: u32) -> Container {

@@ -23,11 +23,11 @@ use bindguard_sys::read_file;
 use serde::Deserialize;
 use tracing::{info, warn};
 
-use crate::log::SayOnce;
-use crate::node::Node;
+use crate::limits::SayOnce;
+use crate::limits::since_epoch;
 use crate::sinks::events::{Standing, from_ignored_request, from_keeper, from_survey, news};
 use crate::sinks::metrics::{Level, LevelBy, Metrics, Total};
-use crate::threads::since_epoch;
+use crate::work::Node;
 
 /// The time for which a survey's text is served again: a survey reads every mount, and requests are
 /// free.

@@ -27,7 +27,7 @@ use bindguard_operator::node_report::{NodeBind, NodeReport};
 use bindguard_operator::old_binds::PinnedMounts;
 use serde::Serialize;
 
-use crate::log::SayOnce;
+use crate::limits::SayOnce;
 
 pub use crate::sinks::events::recorder::start;
 

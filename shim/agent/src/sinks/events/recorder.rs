@@ -23,10 +23,10 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
+use crate::limits::{IdleMemory, since_epoch};
 use crate::pods::PodLookup;
 use crate::sinks::events::{EventType, Occurrence, Reason};
 use crate::sinks::metrics::{EventResult, Metrics, Total, TotalBy};
-use crate::threads::{IdleMemory, since_epoch};
 
 /// The limit of occurrences that wait for the recorder.
 const WAITING: usize = 256;

@@ -31,8 +31,8 @@ use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio::task::spawn_blocking;
 use tokio::time::{Duration, timeout};
 
-use crate::node::Node;
-use crate::sinks::journal::AgentLine;
+use crate::sinks::AgentLine;
+use crate::work::Node;
 
 /// Limit of a request: it has the results of both collectors, each no longer than an answer.
 const MAX_POSTED: usize = 2 * MAX_BYTES;

@@ -24,7 +24,7 @@ use super::adjustment;
 use super::messages::{
     CreateContainerRequest, NriContainer, NriMount, PodSandbox, ValidateRequest,
 };
-use crate::sinks::journal::AgentLine;
+use crate::sinks::AgentLine;
 use crate::sinks::metrics::{NriAnswer, TotalBy};
 use crate::sources::nri::{Calls, CreateRefused};
 
@@ -216,8 +216,8 @@ mod tests {
     use bindguard_core::spec::SpecView;
 
     use super::*;
-    use crate::node::Node;
     use crate::sources::nri::NoResult;
+    use crate::work::Node;
 
     /// The shim refuses a container whose guard is late.
     #[test]

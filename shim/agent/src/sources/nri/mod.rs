@@ -36,12 +36,12 @@ use bindguard_guard::ExpectedSources;
 use lru::LruCache;
 use tracing::{info, warn};
 
-use crate::log::SayOnce;
-use crate::node::Node;
-use crate::sinks::journal::AgentLine;
+use crate::limits::SayOnce;
+use crate::limits::{Backoff, spawn};
+use crate::sinks::AgentLine;
 use crate::sinks::metrics::{Level, Total};
 use crate::sources::nri::connection::Connection;
-use crate::threads::{Backoff, spawn};
+use crate::work::Node;
 
 /// The pauses before a connection that ended is made again.
 const PAUSE: Duration = Duration::from_millis(100);

@@ -35,7 +35,7 @@ use bindguard_operator::containers::{
 use tracing::warn;
 
 use super::messages::CreatedContainer;
-use crate::sinks::journal::AgentLine;
+use crate::sinks::AgentLine;
 use crate::sinks::metrics::{StartAnswer, Total, TotalBy};
 use crate::sources::nri::{Calls, CreateRefused, NoResult};
 
@@ -267,7 +267,7 @@ mod tests {
     use bindguard_testing::{Pod, helper, own_namespace, skipped};
 
     use super::*;
-    use crate::node::Node;
+    use crate::work::Node;
 
     /// A cgroup with the name of a container.
     struct Cgroup(PathBuf);

@@ -10,27 +10,32 @@
 //! A container that can write a watched folder, or mount, decides on the number of events. So the
 //! thread reads such events in at most 1 % of the time, and paces the refreshes of each container.
 
-mod inotify;
+mod container_folders;
 
 use std::collections::{BTreeSet, HashMap};
+use std::ffi::{OsStr, OsString};
 use std::hash::Hash;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::path::PathBuf;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
 use bindguard_core::error_chain;
 use bindguard_sys::{Failure, MountWatch};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+use rustix::io::Errno;
 use tracing::warn;
 
-use crate::threads::{Backoff, TokenBucket};
+use crate::limits::{Backoff, TokenBucket};
+use crate::work::Node;
 
-pub use crate::sources::watch::inotify::{
-    Inotify, LINKED, NAMES, WRITES, WatchEvent, WatchId, Watches, unwatched,
-};
+pub use crate::sources::watch::container_folders::Watches;
 
 /// A source: volumes of a kubelet root, mounts of drivers, or files that containers bind.
-pub trait Followed {
+pub trait Source {
     /// Names what is refreshed: a volume, a pod or a container.
     type Id: Clone + Eq + Hash;
 
@@ -55,55 +60,55 @@ pub trait Followed {
 }
 
 /// Follows a source for ever.
-///
-/// # Errors
-/// If inotify fails.
-pub fn follow<F: Followed>(followed: &mut F, mut schedule: Schedule<F::Id>) -> io::Result<()> {
-    let mut mounts = NewMounts::default();
-    loop {
-        if schedule.is_survey_due(Instant::now()) {
-            // Before the survey: a mount that comes meanwhile is an event.
-            mounts.set_followed(followed.follows_mounts());
-            let before = followed.watches().begin();
-            let is_complete = followed.survey(&mut schedule);
-            followed.watches().remove_unused(&before);
-            schedule.surveyed(is_complete, Instant::now());
-            if mounts.set_followed(followed.follows_mounts()) {
-                // A mount that came before the watch is no event.
-                schedule.plan_surveys(Instant::now());
+pub fn follow<F: Source>(node: &Node, what: &str, open: impl Fn() -> io::Result<(F, Rules)>) {
+    node.retry_with_backoff(what, || {
+        let (mut source, rules) = open()?;
+        let mut schedule = Schedule::new(rules, Instant::now());
+        let mut mounts = NewMounts::default();
+        loop {
+            if schedule.is_survey_due(Instant::now()) {
+                // Before the survey: a mount that comes meanwhile is an event.
+                mounts.set_followed(source.follows_mounts());
+                let before = source.watches().begin();
+                let is_complete = source.survey(&mut schedule);
+                source.watches().remove_unused(&before);
+                schedule.surveyed(is_complete, Instant::now());
+                if mounts.set_followed(source.follows_mounts()) {
+                    // A mount that came before the watch is no event.
+                    schedule.plan_surveys(Instant::now());
+                }
+            }
+            let appeared = mounts.appeared();
+            if !appeared.is_empty() {
+                source.take_mounts(&appeared, &mut schedule);
+            }
+            refresh_due(&mut source, &mut schedule);
+            let next = schedule.next();
+            let next = mounts.due.map_or(next, |due| due.min(next));
+            let limit = next.saturating_duration_since(Instant::now());
+            let inotify = &source.watches().inotify;
+            let woken = inotify.wait_with(mounts.polled(), limit)?;
+            if woken.by_mounts {
+                mounts.changed(Instant::now());
+            }
+            if woken.by_events {
+                let began = Instant::now();
+                let events = inotify.read()?;
+                source.take_events(events, &mut schedule);
+                let work = began.elapsed();
+                if schedule.rules.is_paced {
+                    refresh_due(&mut source, &mut schedule);
+                    thread::sleep(pause_after(work));
+                }
             }
         }
-        let appeared = mounts.appeared();
-        if !appeared.is_empty() {
-            followed.take_mounts(&appeared, &mut schedule);
-        }
-        refresh_due(followed, &mut schedule);
-        let next = mounts.due.into_iter().fold(schedule.next(), Instant::min);
-        let limit = next.saturating_duration_since(Instant::now());
-        let woken = followed
-            .watches()
-            .inotify
-            .wait_with(mounts.polled(), limit)?;
-        if woken.by_mounts {
-            mounts.changed(Instant::now());
-        }
-        if woken.by_events {
-            let began = Instant::now();
-            let events = followed.watches().inotify.read()?;
-            followed.take_events(events, &mut schedule);
-            let work = began.elapsed();
-            if schedule.rules.is_paced {
-                refresh_due(followed, &mut schedule);
-                thread::sleep(pause_after(work));
-            }
-        }
-    }
+    });
 }
 
-fn refresh_due<F: Followed>(followed: &mut F, schedule: &mut Schedule<F::Id>) {
+fn refresh_due<F: Source>(source: &mut F, schedule: &mut Schedule<F::Id>) {
     let due = schedule.due(Instant::now());
     if !due.is_empty() {
-        followed.refresh(due, schedule);
+        source.refresh(due, schedule);
     }
 }
 
@@ -390,6 +395,177 @@ fn or_warned<T>(act: &str, done: Result<T, Failure>) -> Option<T> {
         warn!("{act} the mounts of the host: {why}; surveys find them");
     });
     warned.ok()
+}
+
+// inotify(7) as events of directories.
+
+/// Flags of a watch for new names. A symlink is followed.
+pub const LINKED: WatchFlags = WatchFlags::CREATE.union(WatchFlags::MOVED_TO);
+
+/// Flags of a watch for new names. A symlink is not followed.
+pub const NAMES: WatchFlags = LINKED.union(WatchFlags::DONT_FOLLOW);
+
+/// Flags of a watch for new names and for writes. A write wakes the reader, and is no event.
+pub const WRITES: WatchFlags = LINKED.union(WatchFlags::MODIFY);
+
+/// Room for some hundred events, each with a short name.
+const BUFFER: usize = 16 << 10;
+
+/// Limit of events that are read at once; further events wait in the kernel.
+const MAX_EVENTS: usize = 4096;
+
+/// A watched directory. The kernel gives the same number again only after [`WatchEvent::Gone`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct WatchId(i32);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WatchEvent {
+    /// A name appeared in a directory, or its file was written.
+    Appeared {
+        watch: WatchId,
+        name: OsString,
+        /// True if it was renamed to, or a writer closed its file. A file that was made may still be
+        /// written.
+        is_complete: bool,
+    },
+    /// The directory is gone, was renamed, or something is mounted or unmounted there: it is no
+    /// longer watched.
+    Gone(WatchId),
+    /// Events were lost.
+    Overflow,
+}
+
+/// The reasons for which a wait ended.
+#[derive(Debug, Default)]
+pub struct Woken {
+    /// An event of inotify.
+    pub by_events: bool,
+    /// A change of the mount table.
+    pub by_mounts: bool,
+}
+
+/// An inotify instance.
+#[derive(Debug)]
+pub struct Inotify {
+    descriptor: OwnedFd,
+}
+
+impl Inotify {
+    /// A new instance. A user has 128 of them by default (`fs.inotify.max_user_instances`).
+    ///
+    /// # Errors
+    /// inotify_init1(2)'s.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self {
+            descriptor: inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?,
+        })
+    }
+
+    /// Watches a directory for the events of these flags.
+    ///
+    /// # Errors
+    /// inotify_add_watch(2)'s, such as ENOSPC at `fs.inotify.max_user_watches`.
+    pub fn watch(&self, directory: &Path, flags: WatchFlags) -> io::Result<WatchId> {
+        let only = WatchFlags::ONLYDIR | WatchFlags::EXCL_UNLINK;
+        let watch = inotify::add_watch(&self.descriptor, directory, flags | only)?;
+        Ok(WatchId(watch))
+    }
+
+    /// Removes a watch. It is no error if the kernel removed it before.
+    pub fn unwatch(&self, watch: WatchId) {
+        let _ = inotify::remove_watch(&self.descriptor, watch.0);
+    }
+
+    /// Waits for events, or for a change of this mount table, at most as long as the time limit.
+    ///
+    /// # Errors
+    /// poll(2)'s.
+    pub fn wait_with(&self, mounts: Option<BorrowedFd<'_>>, limit: Duration) -> io::Result<Woken> {
+        let timeout = Timespec {
+            tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: limit.subsec_nanos().into(),
+        };
+        let mut polled = vec![PollFd::new(&self.descriptor, PollFlags::IN)];
+        polled.extend(mounts.map(|table| PollFd::from_borrowed_fd(table, PollFlags::PRI)));
+        match poll(&mut polled, Some(&timeout)) {
+            Ok(_) => {}
+            Err(Errno::INTR) => return Ok(Woken::default()),
+            Err(errno) => return Err(errno.into()),
+        }
+        let is_woken = |polled: &PollFd<'_>| !polled.revents().is_empty();
+        Ok(Woken {
+            by_events: polled.first().is_some_and(is_woken),
+            by_mounts: polled.get(1).is_some_and(is_woken),
+        })
+    }
+
+    /// The events that are there.
+    ///
+    /// # Errors
+    /// read(2)'s.
+    pub fn read(&self) -> io::Result<Vec<WatchEvent>> {
+        let mut buffer = [MaybeUninit::uninit(); BUFFER];
+        let mut reader = Reader::new(&self.descriptor, &mut buffer);
+        let mut events = Vec::new();
+        loop {
+            // A process may make events faster than this loop reads them.
+            if events.len() >= MAX_EVENTS && reader.is_buffer_empty() {
+                return Ok(events);
+            }
+            let event = match reader.next() {
+                Ok(event) => event,
+                Err(Errno::WOULDBLOCK) => return Ok(events),
+                Err(errno) => return Err(errno.into()),
+            };
+            let (watch, flags) = (WatchId(event.wd()), event.events());
+            let is_complete = flags.intersects(ReadFlags::MOVED_TO | ReadFlags::CLOSE_WRITE);
+            if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
+                events.push(WatchEvent::Overflow);
+            } else if flags.intersects(ReadFlags::IGNORED | ReadFlags::MOVE_SELF) {
+                events.push(WatchEvent::Gone(watch));
+            } else if let Some(name) = event.file_name()
+                && (is_complete || flags.contains(ReadFlags::CREATE))
+            {
+                events.push(WatchEvent::Appeared {
+                    watch,
+                    name: OsStr::from_bytes(name.to_bytes()).to_owned(),
+                    is_complete,
+                });
+            }
+        }
+    }
+}
+
+pub fn unwatched(directory: &Path, source: io::Error) -> Failure {
+    Failure {
+        act: "watch".into(),
+        path: directory.to_owned(),
+        source,
+    }
+}
+
+#[cfg(test)]
+mod inotify_tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn one_read_of_a_flood_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let inotify = Inotify::new().unwrap();
+        inotify.watch(folder.path(), NAMES).unwrap();
+        let made = 2 * MAX_EVENTS;
+        for name in 0..made {
+            fs::write(folder.path().join(name.to_string()), "").unwrap();
+        }
+        let first = inotify.read().unwrap().len();
+        assert!((MAX_EVENTS..made).contains(&first), "{first}");
+        let rest = inotify.read().unwrap().len();
+        assert_eq!(first + rest, made);
+    }
 }
 
 #[cfg(test)]

@@ -8,9 +8,9 @@ use std::thread;
 use prost::bytes::Bytes;
 
 use super::*;
-use crate::node::Node;
 use crate::sinks::metrics::Metrics;
 use crate::sources::nri::messages::{NriContainer, NriMount};
+use crate::work::Node;
 
 /// The runtime's end of a connection.
 struct FakeRuntime {

@@ -13,8 +13,10 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use prometheus_client::metrics::counter::Counter;
 use tracing::error;
+
+use crate::sinks::metrics::Total;
+use crate::work::Node;
 
 /// The turn of a pod or container. A slow container waits until every other container had a first
 /// turn.
@@ -69,15 +71,15 @@ const WORKER_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The refreshes that are planned, for any thread.
 #[derive(Debug, Default)]
-pub struct Turns<S> {
-    queue: Mutex<TurnQueue<S>>,
+pub struct RefreshQueue<S> {
+    state: Mutex<QueueState<S>>,
     planned: Condvar,
 }
 
-impl<S: Clone + Eq + Hash + Display + Send> Turns<S> {
+impl<S: Clone + Eq + Hash + Display + Send> RefreshQueue<S> {
     /// Plans a refresh.
     pub fn plan(&self, subject: S) {
-        self.queue().waiting.push(Planned {
+        self.state().waiting.push(Planned {
             subject,
             at: Instant::now(),
             turn: Turn::First,
@@ -88,62 +90,64 @@ impl<S: Clone + Eq + Hash + Display + Send> Turns<S> {
 
     /// True if further plans wait for a worker.
     pub fn others_wait(&self) -> bool {
-        self.queue().others_wait()
+        self.state().others_wait()
     }
 
-    /// Refreshes what is planned, for ever. `restarts` counts turns that panicked.
-    pub fn run(&self, restarts: &Counter, refresh: impl Fn(&Planned<S>) -> TurnEnd + Sync) -> ! {
+    /// Refreshes what is planned, for ever.
+    pub fn run(&self, node: &Node, refresh: impl Fn(&Planned<S>) -> TurnEnd + Sync) {
         let work = || {
-            let mut next = self.queue().next(None);
+            let mut next = self.state().next(None);
             while let Some(planned) = next {
                 let ended = catch_unwind(AssertUnwindSafe(|| refresh(&planned)));
                 let ended = ended.unwrap_or_else(|_| {
                     error!("refresh {}: the thread panicked", planned.subject);
-                    restarts.inc();
+                    node.metrics[Total::AgentThreadRestarts].inc();
                     TurnEnd::Done
                 });
-                let mut queue = self.queue();
+                let mut queue = self.state();
                 queue.plan_again(&planned, ended);
                 next = queue.next(Some(&planned));
             }
         };
-        thread::scope(|scope| {
-            let mut limit = SIDE_BY_SIDE;
-            loop {
-                let mut queue = self.queue();
-                if queue.needs_worker(limit) {
-                    drop(queue);
-                    limit = SIDE_BY_SIDE;
-                    let worker = thread::Builder::new().name("refresh-pod".to_owned());
-                    if worker.spawn_scoped(scope, work).is_err() {
-                        // Without a new thread, this thread refreshes in sequence.
-                        work();
+        node.retry_with_backoff("refresh containers", || {
+            thread::scope(|scope| {
+                let mut limit = SIDE_BY_SIDE;
+                loop {
+                    let mut queue = self.state();
+                    if queue.needs_worker(limit) {
+                        drop(queue);
+                        limit = SIDE_BY_SIDE;
+                        let worker = thread::Builder::new().name("refresh-pod".to_owned());
+                        if worker.spawn_scoped(scope, work).is_err() {
+                            // Without a new thread, this thread refreshes in sequence.
+                            work();
+                        }
+                    } else if queue.workers > 0 || queue.others_wait() {
+                        let waited = self.planned.wait_timeout(queue, WORKER_INTERVAL);
+                        let waited = waited.unwrap_or_else(PoisonError::into_inner);
+                        // Without news for a moment, the workers wait for containers.
+                        if waited.1.timed_out() {
+                            limit = MAX_WORKERS;
+                        }
+                    } else if let Some(due) = queue.due() {
+                        let pause = due.saturating_duration_since(Instant::now());
+                        drop(self.planned.wait_timeout(queue, pause));
+                    } else {
+                        drop(self.planned.wait(queue));
                     }
-                } else if queue.workers > 0 || queue.others_wait() {
-                    let waited = self.planned.wait_timeout(queue, WORKER_INTERVAL);
-                    let waited = waited.unwrap_or_else(PoisonError::into_inner);
-                    // Without news for a moment, the workers wait for containers.
-                    if waited.1.timed_out() {
-                        limit = MAX_WORKERS;
-                    }
-                } else if let Some(due) = queue.due() {
-                    let pause = due.saturating_duration_since(Instant::now());
-                    drop(self.planned.wait_timeout(queue, pause));
-                } else {
-                    drop(self.planned.wait(queue));
                 }
-            }
-        })
+            })
+        });
     }
 
-    fn queue(&self) -> MutexGuard<'_, TurnQueue<S>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, QueueState<S>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The plans that wait, the subjects that are refreshed, and the number of workers.
 #[derive(Debug, Default)]
-struct TurnQueue<S> {
+struct QueueState<S> {
     waiting: Vec<Planned<S>>,
     /// The subjects that have a worker.
     busy: HashSet<S>,
@@ -152,7 +156,7 @@ struct TurnQueue<S> {
     late: usize,
 }
 
-impl<S: Clone + Eq + Hash> TurnQueue<S> {
+impl<S: Clone + Eq + Hash> QueueState<S> {
     /// Counts a further worker if a plan could begin, and fewer than these work. Returns true if
     /// the caller has to start it.
     fn needs_worker(&mut self, limit: usize) -> bool {
@@ -246,7 +250,7 @@ mod tests {
         }
     }
 
-    impl TurnQueue<String> {
+    impl QueueState<String> {
         /// True if the plan needs a further worker.
         fn add(&mut self, planned: Planned<String>, limit: usize) -> bool {
             self.waiting.push(planned);
@@ -256,7 +260,7 @@ mod tests {
 
     #[test]
     fn a_plan_that_is_due_later_waits_and_joins_a_new_plan() {
-        let (mut queue, now) = (TurnQueue::default(), Instant::now());
+        let (mut queue, now) = (QueueState::default(), Instant::now());
         queue.add(planned("a", now), 1);
         let first = queue.next(None).unwrap();
         queue.plan_again(&first, TurnEnd::Unanswered);
@@ -277,7 +281,7 @@ mod tests {
     #[test]
     fn the_pauses_of_a_refresh_that_fails_grow() {
         for (waited, least) in [(0, 4), (100, 90), (100_000, 290)] {
-            let mut queue = TurnQueue::default();
+            let mut queue = QueueState::default();
             let at = Instant::now() - Duration::from_secs(waited);
             queue.plan_again(&planned("a", at), TurnEnd::Unanswered);
             let pause = queue.due().unwrap() - Instant::now();
@@ -287,7 +291,7 @@ mod tests {
 
     #[test]
     fn a_subject_has_one_worker_at_a_time() {
-        let (mut queue, now) = (TurnQueue::default(), Instant::now());
+        let (mut queue, now) = (QueueState::default(), Instant::now());
         assert!(queue.add(planned("a", now), 2));
         let first = queue.next(None).unwrap();
         let later = now + Duration::from_secs(1);
@@ -304,7 +308,7 @@ mod tests {
 
     #[test]
     fn one_refresh_does_all_plans_of_a_subject() {
-        let (mut queue, now) = (TurnQueue::default(), Instant::now());
+        let (mut queue, now) = (QueueState::default(), Instant::now());
         let later = now + Duration::from_secs(1);
         queue.add(planned("a", now), 1);
         queue.add(planned("b", now), 1);
@@ -320,7 +324,7 @@ mod tests {
 
     #[test]
     fn workers_are_few_and_end() {
-        let (mut queue, now) = (TurnQueue::default(), Instant::now());
+        let (mut queue, now) = (QueueState::default(), Instant::now());
         let started = ["a", "b", "c"].map(|pod| queue.add(planned(pod, now), 2));
         assert_eq!(started, [true, true, false]);
         let (first, second) = (queue.next(None).unwrap(), queue.next(None).unwrap());
@@ -334,7 +338,7 @@ mod tests {
 
     #[test]
     fn a_last_turn_comes_after_all_first_turns() {
-        let (mut queue, now) = (TurnQueue::default(), Instant::now());
+        let (mut queue, now) = (QueueState::default(), Instant::now());
         for pod in ["slow", "b", "c"] {
             queue.add(planned(pod, now), 1);
         }
@@ -357,7 +361,7 @@ mod tests {
 
     #[test]
     fn last_turns_leave_workers_for_first_turns() {
-        let (mut queue, now) = (TurnQueue::default(), Instant::now());
+        let (mut queue, now) = (QueueState::default(), Instant::now());
         let slow = |pod: usize| Planned {
             turn: Turn::Last,
             ..planned(&format!("slow-{pod}"), now)
@@ -375,11 +379,11 @@ mod tests {
     /// More subjects than workers at once, a slow one and one that panics.
     #[test]
     fn every_plan_gets_its_turns() {
-        let turns = std::sync::Arc::new(Turns::<String>::default());
+        let turns = std::sync::Arc::new(RefreshQueue::<String>::default());
         let (ended, all) = std::sync::mpsc::channel();
         let running = std::sync::Arc::clone(&turns);
         thread::spawn(move || {
-            running.run(&Counter::default(), |planned| {
+            running.run(Node::silent(""), |planned| {
                 let _ = ended.send((planned.subject.clone(), planned.turn));
                 match (planned.subject.as_str(), planned.turn) {
                     ("slow", Turn::First) => TurnEnd::OutOfTime,

@@ -1,166 +1,24 @@
-//! inotify(7) as events of directories, and the watched folders of containers: those in which
-//! containers appear, and the directories of bound files.
+//! The watched folders of containers: those in which containers appear, and the directories of bound
+//! files.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::hash::Hash;
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bindguard_core::error_chain;
 use bindguard_guard::refresh::FileBind;
 use bindguard_sys::Failure;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
-use rustix::io::Errno;
+use rustix::fs::inotify::WatchFlags;
 
-use crate::sources::watch::Schedule;
-
-/// Flags of a watch for new names. A symlink is followed.
-pub const LINKED: WatchFlags = WatchFlags::CREATE.union(WatchFlags::MOVED_TO);
-
-/// Flags of a watch for new names. A symlink is not followed.
-pub const NAMES: WatchFlags = LINKED.union(WatchFlags::DONT_FOLLOW);
-
-/// Flags of a watch for new names and for writes. A write wakes the reader, and is no event.
-pub const WRITES: WatchFlags = LINKED.union(WatchFlags::MODIFY);
+use crate::sources::watch::{Inotify, LINKED, NAMES, Schedule, WatchEvent, WatchId, unwatched};
 
 /// Flags of a watch for new and written files. Symlinks are followed, as a container runtime does.
 const FILES: WatchFlags = LINKED
     .union(WatchFlags::CLOSE_WRITE)
     .union(WatchFlags::MOVE_SELF);
-
-/// Room for some hundred events, each with a short name.
-const BUFFER: usize = 16 << 10;
-
-/// Limit of events that are read at once; further events wait in the kernel.
-const MAX_EVENTS: usize = 4096;
-
-/// A watched directory. The kernel gives the same number again only after [`WatchEvent::Gone`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct WatchId(i32);
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum WatchEvent {
-    /// A name appeared in a directory, or its file was written.
-    Appeared {
-        watch: WatchId,
-        name: OsString,
-        /// True if it was renamed to, or a writer closed its file. A file that was made may still be
-        /// written.
-        is_complete: bool,
-    },
-    /// The directory is gone, was renamed, or something is mounted or unmounted there: it is no
-    /// longer watched.
-    Gone(WatchId),
-    /// Events were lost.
-    Overflow,
-}
-
-/// The reasons for which a wait ended.
-#[derive(Debug, Default)]
-pub struct Woken {
-    /// An event of inotify.
-    pub by_events: bool,
-    /// A change of the mount table.
-    pub by_mounts: bool,
-}
-
-/// An inotify instance.
-#[derive(Debug)]
-pub struct Inotify {
-    descriptor: OwnedFd,
-}
-
-impl Inotify {
-    /// A new instance. A user has 128 of them by default (`fs.inotify.max_user_instances`).
-    ///
-    /// # Errors
-    /// inotify_init1(2)'s.
-    pub fn new() -> io::Result<Self> {
-        Ok(Self {
-            descriptor: inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?,
-        })
-    }
-
-    /// Watches a directory for the events of these flags.
-    ///
-    /// # Errors
-    /// inotify_add_watch(2)'s, such as ENOSPC at `fs.inotify.max_user_watches`.
-    pub fn watch(&self, directory: &Path, flags: WatchFlags) -> io::Result<WatchId> {
-        let only = WatchFlags::ONLYDIR | WatchFlags::EXCL_UNLINK;
-        let watch = inotify::add_watch(&self.descriptor, directory, flags | only)?;
-        Ok(WatchId(watch))
-    }
-
-    /// Removes a watch. It is no error if the kernel removed it before.
-    pub fn unwatch(&self, watch: WatchId) {
-        let _ = inotify::remove_watch(&self.descriptor, watch.0);
-    }
-
-    /// Waits for events, or for a change of this mount table, at most as long as the time limit.
-    ///
-    /// # Errors
-    /// poll(2)'s.
-    pub fn wait_with(&self, mounts: Option<BorrowedFd<'_>>, limit: Duration) -> io::Result<Woken> {
-        let timeout = Timespec {
-            tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: limit.subsec_nanos().into(),
-        };
-        let mut polled = vec![PollFd::new(&self.descriptor, PollFlags::IN)];
-        polled.extend(mounts.map(|table| PollFd::from_borrowed_fd(table, PollFlags::PRI)));
-        match poll(&mut polled, Some(&timeout)) {
-            Ok(_) => {}
-            Err(Errno::INTR) => return Ok(Woken::default()),
-            Err(errno) => return Err(errno.into()),
-        }
-        let is_woken = |polled: &PollFd<'_>| !polled.revents().is_empty();
-        Ok(Woken {
-            by_events: polled.first().is_some_and(is_woken),
-            by_mounts: polled.get(1).is_some_and(is_woken),
-        })
-    }
-
-    /// The events that are there.
-    ///
-    /// # Errors
-    /// read(2)'s.
-    pub fn read(&self) -> io::Result<Vec<WatchEvent>> {
-        let mut buffer = [MaybeUninit::uninit(); BUFFER];
-        let mut reader = Reader::new(&self.descriptor, &mut buffer);
-        let mut events = Vec::new();
-        loop {
-            // A process may make events faster than this loop reads them.
-            if events.len() >= MAX_EVENTS && reader.is_buffer_empty() {
-                return Ok(events);
-            }
-            let event = match reader.next() {
-                Ok(event) => event,
-                Err(Errno::WOULDBLOCK) => return Ok(events),
-                Err(errno) => return Err(errno.into()),
-            };
-            let (watch, flags) = (WatchId(event.wd()), event.events());
-            let is_complete = flags.intersects(ReadFlags::MOVED_TO | ReadFlags::CLOSE_WRITE);
-            if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
-                events.push(WatchEvent::Overflow);
-            } else if flags.intersects(ReadFlags::IGNORED | ReadFlags::MOVE_SELF) {
-                events.push(WatchEvent::Gone(watch));
-            } else if let Some(name) = event.file_name()
-                && (is_complete || flags.contains(ReadFlags::CREATE))
-            {
-                events.push(WatchEvent::Appeared {
-                    watch,
-                    name: OsStr::from_bytes(name.to_bytes()).to_owned(),
-                    is_complete,
-                });
-            }
-        }
-    }
-}
 
 /// The purposes of a watch. `T` names containers or pods.
 #[derive(Debug)]
@@ -324,44 +182,13 @@ impl<T: Clone + Eq + Hash> Watches<T> {
     }
 }
 
-pub fn unwatched(directory: &Path, source: io::Error) -> Failure {
-    Failure {
-        act: "watch".into(),
-        path: directory.to_owned(),
-        source,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
-    use std::fs;
-
-    use super::*;
-
-    #[test]
-    fn one_read_of_a_flood_ends() {
-        let folder = tempfile::tempdir().unwrap();
-        let inotify = Inotify::new().unwrap();
-        inotify.watch(folder.path(), NAMES).unwrap();
-        let made = 2 * MAX_EVENTS;
-        for name in 0..made {
-            fs::write(folder.path().join(name.to_string()), "").unwrap();
-        }
-        let first = inotify.read().unwrap().len();
-        assert!((MAX_EVENTS..made).contains(&first), "{first}");
-        let rest = inotify.read().unwrap().len();
-        assert_eq!(first + rest, made);
-    }
-}
-
-#[cfg(test)]
-mod watches_tests {
-    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
-
     use std::collections::HashSet;
     use std::fs;
+    use std::time::Duration;
 
     use super::*;
     use crate::sources::watch::{AFTER_START, Rules};

@@ -7,11 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bindguard_core::error_chain;
 use bindguard_core::refresh::SpecBind;
-use bindguard_core::refresh_request::RefreshRequest;
 use bindguard_core::report::{Actor, BindRecord, RebindLine, Severity};
 use bindguard_core::spec::SpecView;
 use bindguard_guard::refresh::{BoundMounts, FileBind, PodVolumes, VolumeOfPod, rebind_volume};
@@ -20,12 +19,12 @@ use bindguard_operator::containers::{ContainersOfNode, bundle_of_container};
 use bindguard_sys::bundle::read_spec;
 use tracing::{info, warn};
 
-use crate::log::SayOnce;
-use crate::node::Node;
-use crate::pods::Container;
+use crate::limits::SayOnce;
+use crate::sinks::AgentLine;
 use crate::sinks::events::Standing;
-use crate::work::refresher::{OF_NODE, RefreshedContainer, Refresher, WantedMounts};
-use crate::work::turns::{Planned, Turn, TurnEnd, Turns};
+use crate::work::Node;
+use crate::work::queue::{Planned, RefreshQueue, TurnEnd};
+use crate::work::refresher::{ContainerRefresh, OF_NODE, Refresher};
 
 /// The time limit of a container's refresh in a later turn.
 const LATER_TURN: Duration = Duration::from_secs(20);
@@ -35,28 +34,11 @@ const LATER_TURN: Duration = Duration::from_secs(20);
 pub struct KubeletRoot {
     pub node: &'static Node,
     pub path: PathBuf,
-    pub refreshes: Turns<PodOfRoot>,
+    /// `None` if no container is refreshed.
+    pub refresher: Option<Refresher>,
+    pub refreshes: RefreshQueue<PodOfRoot>,
     /// True once a thread follows files of the host in pods.
     pub are_files_followed: AtomicBool,
-}
-
-impl KubeletRoot {
-    /// A root, for as long as the process lives.
-    pub fn new(node: &'static Node, path: PathBuf) -> &'static Self {
-        Box::leak(Box::new(Self {
-            node,
-            path,
-            refreshes: Turns::default(),
-            are_files_followed: AtomicBool::new(false),
-        }))
-    }
-
-    pub fn pod(&self, uid: &str) -> PodOfRoot {
-        PodOfRoot {
-            kubelet_root: self.path.clone(),
-            uid: uid.to_owned(),
-        }
-    }
 }
 
 /// A pod of a kubelet root.
@@ -79,39 +61,56 @@ impl fmt::Display for PodOfRoot {
     }
 }
 
-/// Refreshes pods.
-#[derive(Debug)]
-pub struct PodRefreshes {
-    pub root: &'static KubeletRoot,
-    pub refresher: Refresher,
-}
+impl KubeletRoot {
+    /// A root, for as long as the process lives.
+    pub fn new(node: &'static Node, path: PathBuf) -> &'static Self {
+        Box::leak(Box::new(Self {
+            node,
+            path,
+            refresher: Refresher::of(node),
+            refreshes: RefreshQueue::default(),
+            are_files_followed: AtomicBool::new(false),
+        }))
+    }
 
-impl PodRefreshes {
-    /// Refreshes the containers of a pod; `others_wait` if further pods do.
-    pub fn refresh(&self, planned: &Planned<PodOfRoot>, others_wait: bool) -> TurnEnd {
-        let pod = &planned.subject;
-        let ended = self.refresh_pod(pod, planned.at, planned.turn, others_wait);
+    pub fn pod(&self, uid: &str) -> PodOfRoot {
+        PodOfRoot {
+            kubelet_root: self.path.clone(),
+            uid: uid.to_owned(),
+        }
+    }
+
+    /// Refreshes the containers of the planned pods, for ever.
+    pub fn refresh_pods(&self) {
+        if let Some(refresher) = &self.refresher {
+            let refreshes = &self.refreshes;
+            refreshes.run(self.node, |planned| self.refresh(refresher, planned));
+        }
+    }
+
+    fn refresh(&self, refresher: &Refresher, planned: &Planned<PodOfRoot>) -> TurnEnd {
+        let ended = self.refresh_pod(refresher, planned);
         // A pod that is gone is not queried again.
-        match pod.directory().symlink_metadata() {
+        match planned.subject.directory().symlink_metadata() {
             Ok(_) => ended,
             Err(_) => TurnEnd::Done,
         }
     }
 
-    fn refresh_pod(&self, pod: &PodOfRoot, at: Instant, turn: Turn, others_wait: bool) -> TurnEnd {
-        let pods = self.root.node.pods;
-        let opted_in = match pods.opted_in(&pod.uid, at, others_wait) {
+    fn refresh_pod(&self, refresher: &Refresher, planned: &Planned<PodOfRoot>) -> TurnEnd {
+        let (pods, pod) = (self.node.pods, &planned.subject);
+        let opted_in = match pods.opted_in(&pod.uid, planned.at, self.refreshes.others_wait()) {
             Ok(Some(opted_in)) => opted_in,
             Ok(None) => return TurnEnd::Done,
             Err(error) => {
                 // A single warning for the node instead of a warning for each pod.
-                self.refresher.warn(OF_NODE, vec![error_chain(&error)]);
+                refresher.warn(OF_NODE, vec![error_chain(&error)]);
                 return TurnEnd::Unanswered;
             }
         };
         let request = &opted_in.request;
         let mut warnings = request.problems.clone();
-        let folder = pod.directory();
+        let (folder, running) = (pod.directory(), ContainersOfNode::at(Path::new("/")));
         // Without an answer the files of a driver are refused, and the refusal is reported.
         let is_unanswered = Cell::new(false);
         let writable = || {
@@ -124,9 +123,46 @@ impl PodRefreshes {
         match volumes.and_then(|volumes| volumes.with_drivers(&folder, writable)) {
             Ok(volumes) => {
                 for container in &opted_in.containers {
-                    let done = self.refresh_container(&folder, request, container, &volumes, turn);
-                    warnings.extend(done.warnings);
-                    is_out_of_time |= done.is_out_of_time;
+                    let bundle = bundle_of_container(Path::new("/"), &container.id);
+                    let bundle = bundle.as_deref();
+                    let mut refresh = ContainerRefresh::of(container, &request.notify, bundle);
+                    let mut bytes = Vec::new();
+                    match bundle {
+                        Some(bundle) => {
+                            bytes = refresh.noted(read_spec(bundle)).unwrap_or_default();
+                        }
+                        // The container ended, or bindguard does not know its runtime's folders.
+                        None if request.binds.any() => {
+                            refresh.unread = Some("its bundle is not found".to_owned());
+                        }
+                        None => {}
+                    }
+                    let mut spec = None;
+                    if !bytes.is_empty() {
+                        spec = refresh.noted(SpecView::from_bytes(&bytes));
+                    }
+                    let in_pod = container.identity.container.as_deref().unwrap_or_default();
+                    if request.containers.includes(in_pod) {
+                        let binds = spec.as_ref().map(SpecBind::of_spec);
+                        refresh.add(volumes.for_container(binds.unwrap_or_default()));
+                    }
+                    if let Some(bundle) = bundle {
+                        if request.binds.volumes {
+                            refresh.add_read(BoundMounts::open(bundle, &folder));
+                        }
+                        if request.binds.host_root {
+                            refresh.add_read(refresher.host_roots(bundle));
+                        }
+                    }
+                    if let Some(spec) = &spec
+                        && request.binds.host_files
+                    {
+                        let places = self.node.config.places();
+                        let roots = kubelet_roots_by_all_names(places, &Probes::for_create());
+                        refresh.add_files(FileBind::of_pod(spec, &roots), &running);
+                    }
+                    is_out_of_time |= refresher.refresh(planned.turn, LATER_TURN, &mut refresh);
+                    warnings.append(&mut refresh.warnings);
                 }
             }
             Err(error) => {
@@ -135,49 +171,7 @@ impl PodRefreshes {
             }
         }
         let is_out_of_time = is_out_of_time || is_unanswered.get();
-        self.refresher.ended(&pod.uid, warnings, is_out_of_time)
-    }
-
-    fn refresh_container(
-        &self,
-        pod: &Path,
-        request: &RefreshRequest,
-        container: &Container,
-        volumes: &PodVolumes,
-        turn: Turn,
-    ) -> RefreshedContainer {
-        let (host, binds) = (Path::new("/"), request.binds);
-        let running = ContainersOfNode::at(host);
-        let bundle = bundle_of_container(host, &container.id);
-        let bundle = bundle.as_deref();
-        let mut wanted = WantedMounts::of(container, &request.notify, bundle);
-        if binds.any() && bundle.is_none() {
-            // The container ended, or bindguard does not know its runtime's folders.
-            wanted.unread = Some("its bundle is not found".to_owned());
-        }
-        let bytes = bundle.and_then(|bundle| wanted.noted(read_spec(bundle)));
-        let bytes = bytes.unwrap_or_default();
-        let mut spec = None;
-        if !bytes.is_empty() {
-            spec = wanted.noted(SpecView::from_bytes(&bytes));
-        }
-        let in_pod = container.identity.container.as_deref().unwrap_or_default();
-        if request.containers.includes(in_pod) {
-            let binds = spec.as_ref().map(SpecBind::of_spec);
-            wanted.add(volumes.for_container(binds.unwrap_or_default()));
-        }
-        let places = self.root.node.config.places();
-        if let Some(bundle) = bundle.filter(|_| binds.volumes) {
-            wanted.add_read(BoundMounts::open(bundle, pod));
-        }
-        if let Some(bundle) = bundle.filter(|_| binds.host_root) {
-            wanted.add_read(self.refresher.host_roots(bundle));
-        }
-        if let Some(spec) = spec.filter(|_| binds.host_files) {
-            let roots = kubelet_roots_by_all_names(places, &Probes::for_create());
-            wanted.add_files(FileBind::of_pod(&spec, &roots), &running);
-        }
-        self.refresher.refresh(turn, LATER_TURN, &wanted)
+        refresher.ended(&pod.uid, warnings, is_out_of_time)
     }
 }
 
@@ -227,13 +221,13 @@ impl Updates {
         for (volume, line) in lines.into_inner().unwrap_or_else(PoisonError::into_inner) {
             let is_new = self.log(volume, &line);
             let reporting = &self.root.node.reporting;
-            reporting.rebound(line, is_new, &mut self.standing);
+            reporting.repaired(AgentLine::Rebind(line), is_new, &mut self.standing);
         }
     }
 
     fn rebind(&self, volume: &VolumeOfPod) -> RebindLine {
         let (root, node) = (self.root, self.root.node);
-        let is_refreshed = node.refreshing().is_some();
+        let is_refreshed = root.refresher.is_some();
         // A directory has no files until its refresh; the files of a volume keep their old content.
         // The plan after the re-bind finds the containers that started meanwhile.
         if is_refreshed && volume.has_directories() {
@@ -265,12 +259,8 @@ impl Updates {
         // `namespace/name`, or the uid if the CRI does not answer. The query comes after the re-binds,
         // and so delays no re-bind.
         let uid = &volume.pod_uid;
-        let pod = self
-            .root
-            .node
-            .pods
-            .names(uid)
-            .and_then(|pod| pod.display_name());
+        let pod = self.root.node.pods.names(uid);
+        let pod = pod.and_then(|pod| pod.display_name());
         let pod = pod.unwrap_or_else(|| uid.clone());
         for repair in repairs {
             info!("pod {pod}: {repair}");
@@ -287,20 +277,19 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
     use std::fs;
+    use std::time::Instant;
 
     use bindguard_testing::helper;
 
     use super::*;
+    use crate::work::queue::Turn;
 
     /// The runtime restarts at the moment of an update.
     #[test]
     fn a_pod_is_refreshed_later_if_the_runtime_does_not_answer() {
         let (folder, node) = (tempfile::tempdir().unwrap(), Node::silent(""));
         let root = KubeletRoot::new(node, folder.path().to_owned());
-        let refreshes = PodRefreshes {
-            root,
-            refresher: Refresher::new(helper(), node),
-        };
+        let refresher = Refresher::new(helper(), node);
         let planned = Planned {
             subject: root.pod("u-1"),
             at: Instant::now(),
@@ -308,9 +297,9 @@ mod tests {
             not_before: None,
         };
         fs::create_dir_all(planned.subject.directory()).unwrap();
-        assert_eq!(refreshes.refresh(&planned, false), TurnEnd::Unanswered);
+        assert_eq!(root.refresh(&refresher, &planned), TurnEnd::Unanswered);
         // A pod that is gone is not queried again.
         fs::remove_dir(planned.subject.directory()).unwrap();
-        assert_eq!(refreshes.refresh(&planned, false), TurnEnd::Done);
+        assert_eq!(root.refresh(&refresher, &planned), TurnEnd::Done);
     }
 }
