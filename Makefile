@@ -271,7 +271,7 @@ differential: programs matrix
 	$(DEV)/differential $(OLD) $(DEV) integration/differential-expected $(SPECS)
 
 MUTANTS := 27.1.0
-# Such as FILES='hooks/core/src/plan.rs'
+# Such as FILES='hooks/core/src/judge/verdict.rs'
 FILES ?=
 
 ## changes in the code of core that neither its tests nor the guard's notice; fails on one that integration/mutants-expected does not list

@@ -22,7 +22,7 @@ use std::path::{Component, Path, PathBuf};
 use serde::Deserialize;
 
 use crate::mount_table::FsType;
-use crate::paths::{below, join};
+use crate::text::{below, join};
 
 /// `<root>/pods/<uid>/<name>...`
 #[derive(Debug, Clone, PartialEq, Eq)]

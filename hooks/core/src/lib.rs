@@ -1,12 +1,13 @@
 //! The types of bindguard and every decision it takes.
 //!
 //! This crate reads no file and no clock and makes no syscall. Evidence arrives as plain data
-//! ([`evidence`]), and planned actions leave as plain data ([`plan`]). So each rule can be tested
-//! with a literal, and a fixture captured on a node gives the same verdicts as the node itself.
+//! ([`evidence`]), and planned actions leave as plain data ([`judge::Plan`]). So each rule can be
+//! tested with a literal, and a fixture captured on a node gives the same verdicts as the node
+//! itself.
 //!
 //! ```text
-//! config.json ─ spec ─► binds ─ source ─► kinds ─┐
-//! mountinfo ─ mount_table ─► entries ─ evidence ─┴─ judge ─► findings ─ plan ─► re-binds, spec edits
+//! config.json ─ spec ─► binds ─ places ─► kinds ─┐
+//! mountinfo ─ mount_table ─► entries ─ evidence ─┴─ judge ─► findings, re-binds, spec edits
 //! ```
 #![forbid(unsafe_code)]
 
@@ -16,17 +17,12 @@ pub mod identity;
 pub mod judge;
 pub mod kubelet;
 pub mod mount_table;
-pub mod paths;
 pub mod places;
-pub mod plan;
 pub mod policy;
-pub mod process;
-pub mod program_names;
 pub mod proof;
 pub mod refresh;
 pub mod refresh_request;
 pub mod report;
-pub mod source;
 pub mod spec;
 pub mod text;
 

@@ -6,14 +6,13 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use bindguard_core::error_chain;
-use bindguard_core::judge::{Finding, Pinning, Verdict};
-use bindguard_core::places::Places;
-use bindguard_core::plan::{
-    refusal_of, refusal_of_failed, refusal_of_uncompared, refusal_of_unseen,
+use bindguard_core::judge::{
+    Finding, Pinning, Verdict, refusal_of, refusal_of_failed, refusal_of_uncompared,
+    refusal_of_unseen,
 };
+use bindguard_core::places::{Places, SourceKind};
 use bindguard_core::policy::{Alarm, Mode, Policy};
 use bindguard_core::report::{BindReport, Outcome, Report, explain_unrepaired};
-use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{SpecEdit, SpecView};
 use bindguard_sys::bundle;
 use bindguard_sys::fault::{self, FaultPoint};

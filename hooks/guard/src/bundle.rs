@@ -7,8 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use bindguard_core::identity::Identity;
-use bindguard_core::judge::Finding;
-use bindguard_core::plan::{Plan, refusal_of_unseen};
+use bindguard_core::judge::{Finding, Plan, refusal_of_unseen};
 use bindguard_core::policy::{Policy, policy_of_pod};
 use bindguard_core::report::Report;
 use bindguard_core::spec::{Bind, SpecError, SpecView};

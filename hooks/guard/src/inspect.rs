@@ -7,16 +7,15 @@ use std::time::Instant;
 use bindguard_core::error_chain;
 use bindguard_core::evidence::FileKind;
 use bindguard_core::judge::{
-    Finding, Pinning, Verdict, judge_host_root, judge_reach, judge_subpath, judge_volume,
+    Finding, Pinning, Plan, Verdict, judge_host_root, judge_reach, judge_subpath, judge_volume,
+    refusal_of,
 };
 use bindguard_core::kubelet::{MountedVolume, PodPath, VolumeSubpath};
-use bindguard_core::paths::lies_in;
-use bindguard_core::places::Places;
-use bindguard_core::plan::{Plan, refusal_of};
+use bindguard_core::places::{Places, SourceKind};
 use bindguard_core::policy::{Alarm, Mode, Policy, Scope};
 use bindguard_core::report::{Outcome, PlannedAction, Report};
-use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{Bind, RequestedPropagation, SpecView};
+use bindguard_core::text::lies_in;
 use bindguard_sys::bundle::read_spec;
 use bindguard_sys::observe::{HeldSubpath, HeldVolume, HeldVolumeDirectories, observe_host_mount};
 use bindguard_sys::{Failure, Handle, MountError, Mounts};

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use bindguard_core::evidence::{Reach, SubpathEvidence};
 use bindguard_core::mount_table::MountEntry;
-use bindguard_core::paths::lies_in;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
+use bindguard_core::text::lies_in;
 use bindguard_sys::observe::HeldSubpath;
 use bindguard_sys::probe::{Answer, Timeouts, probe, probe_side_by_side};
 use bindguard_sys::{Handle, MountError, Mounts};

@@ -8,14 +8,12 @@ use std::time::{Duration, Instant};
 
 use bindguard_core::error_chain;
 use bindguard_core::identity::Identity;
-use bindguard_core::judge::{Finding, Verdict};
+use bindguard_core::judge::{Finding, Verdict, refusal_of_uncompared, refusal_of_wrong};
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::places::Places;
-use bindguard_core::plan::{refusal_of_uncompared, refusal_of_wrong};
+use bindguard_core::places::{Places, SourceKind};
 use bindguard_core::policy::{Alarm, Policy};
 use bindguard_core::proof::{Comparison, Difference, ExpectedBind, ExpectedBinds};
 use bindguard_core::report::Report;
-use bindguard_core::source::SourceKind;
 use bindguard_sys::bundle::{self, read_record};
 use bindguard_sys::enter::{HeldProcess, ProcessError};
 use bindguard_sys::walk_path_of_process;

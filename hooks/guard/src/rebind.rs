@@ -20,9 +20,10 @@ use std::{fs, slice, thread};
 
 use bindguard_core::error_chain;
 use bindguard_core::evidence::{Observed, SubpathEvidence};
-use bindguard_core::judge::{Finding, Remedy, RepairMethod, Unmounted, Verdict, judge_subpath};
+use bindguard_core::judge::{
+    Finding, Plan, Rebind, Remedy, RepairMethod, Unmounted, Verdict, judge_subpath,
+};
 use bindguard_core::kubelet::{TimestampDirectory, VolumeSubpath, Writer};
-use bindguard_core::plan::{Plan, Rebind};
 use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::report::{BindReport, Outcome, Report};
 use bindguard_sys::fault::FaultPoint;

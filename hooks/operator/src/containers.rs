@@ -16,10 +16,9 @@ use std::time::{Duration, Instant};
 use std::{fs, io, mem};
 
 use bindguard_core::evidence::FilePlace;
-use bindguard_core::identity::MANAGER;
+use bindguard_core::identity::{MANAGER, START_TIME, container_of, stat_number};
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
-use bindguard_core::process::{START_TIME, container_of, number};
 use bindguard_core::refresh::SpecBind;
 use bindguard_core::spec::{MountMakers, RequestedUserNamespace, SpecUsers, SpecView};
 use bindguard_guard::refresh::{
@@ -364,7 +363,7 @@ pub fn inits_of<'c>(
     let mut oldest = BTreeMap::<&str, (u64, u32)>::new();
     for ((pid, container), stat) in found.into_iter().zip(contents(&files)) {
         let stat = stat.unwrap_or_default();
-        if let Some(started) = number(&String::from_utf8_lossy(&stat), START_TIME) {
+        if let Some(started) = stat_number(&String::from_utf8_lossy(&stat), START_TIME) {
             let first = oldest.entry(container).or_insert((started, pid));
             *first = (*first).min((started, pid));
         }
@@ -661,7 +660,7 @@ mod tests {
 
     #[test]
     fn a_process_has_a_time_and_no_container_has_none() {
-        assert!(number(&fs::read_to_string("/proc/self/stat").unwrap(), START_TIME).is_some());
+        assert!(stat_number(&fs::read_to_string("/proc/self/stat").unwrap(), START_TIME).is_some());
         assert_eq!(recorded_init_of(Path::new("/"), ""), None);
         assert!(inits_of(Path::new("/"), ["", "no-such-container"]).is_empty());
     }

@@ -18,9 +18,8 @@ use std::path::{Path, PathBuf};
 use bindguard_core::identity::PodName;
 use bindguard_core::kubelet::PodPath;
 use bindguard_core::mount_table::{Device, MountEntry, MountIndex, MountTable};
-use bindguard_core::paths::lies_in;
 use bindguard_core::places::Places;
-use bindguard_core::text::{serialize_path, shell_word};
+use bindguard_core::text::{lies_in, serialize_path, shell_word};
 use serde::Serialize;
 
 use crate::kubelet_roots::is_of_the_kernel;

@@ -9,10 +9,10 @@ use std::{fs, io};
 
 use anyhow::{Context, ensure};
 use bindguard_core::evidence::Observed;
+use bindguard_core::identity::{PARENT, stat_number};
 use bindguard_core::mount_table::MountId;
-use bindguard_core::paths::lies_in;
-use bindguard_core::process::{PARENT, number};
 use bindguard_core::spec::IdMap;
+use bindguard_core::text::lies_in;
 use bindguard_sys::enter::HeldProcess;
 use bindguard_sys::process_files::{
     ProcessFile, arguments_of, contents, contents_within, inodes, links, links_within,
@@ -84,7 +84,7 @@ pub fn refuse_other_mounts(init: &HeldProcess) -> anyhow::Result<()> {
     let pid = init.pid();
     let stat = only(contents(&[ProcessFile::of(pid, "stat")]));
     let parent = stat.and_then(|stat| {
-        let parent = number(&String::from_utf8_lossy(&stat), PARENT);
+        let parent = stat_number(&String::from_utf8_lossy(&stat), PARENT);
         let parent = parent.and_then(|parent| u32::try_from(parent).ok());
         parent.ok_or_else(|| ErrorKind::InvalidData.into())
     });

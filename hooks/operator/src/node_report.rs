@@ -12,10 +12,9 @@ use crate::pods::{Deletion, MountInVolume, PodContainer, Pods, mounts_in_volumes
 use bindguard_core::judge::{Finding, StaleCause, Unmounted, Verdict};
 use bindguard_core::kubelet::{PodPath, VolumeSubpath};
 use bindguard_core::mount_table::{MountIndex, MountTable};
-use bindguard_core::places::Places;
+use bindguard_core::places::{Places, SourceKind};
 use bindguard_core::policy::BelowEmptyDirs;
 use bindguard_core::report::{BindReport, Outcome, PlannedAction, Report};
-use bindguard_core::source::SourceKind;
 use bindguard_core::text::{serialize_path, shell_word};
 
 /// The Kubernetes issue that describes stale volume-subpaths.

@@ -13,19 +13,17 @@ use bindguard_core::evidence::{
     VolumeMount,
 };
 use bindguard_core::judge::{
-    Finding, Fit, PathInVolume, Unmounted, Verdict, judge_plain_volume, judge_reach, judge_subpath,
-    judge_volume,
+    Finding, Fit, PathInVolume, Plan, Rebind, Unmounted, Verdict, judge_plain_volume, judge_reach,
+    judge_subpath, judge_volume,
 };
 use bindguard_core::kubelet::{
     DATA_LINK, MountedVolume, Plugin, TimestampDirectory, VolumeLayout, VolumeSubpath,
 };
 use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable};
-use bindguard_core::paths::{below, join};
-use bindguard_core::places::Places;
-use bindguard_core::plan::{Plan, Rebind};
+use bindguard_core::places::{Places, SourceKind};
 use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::report::{Outcome, Report};
-use bindguard_core::source::SourceKind;
+use bindguard_core::text::{below, join};
 use bindguard_guard::{Probes, dead_volume, judge_subpaths, planned_outcome, rebind};
 use bindguard_sys::observe::{HeldSubpath, HeldVolume, is_listed, list_subpaths, list_volumes};
 use bindguard_sys::replace::detach;

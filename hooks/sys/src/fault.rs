@@ -114,6 +114,6 @@ static IS_DISABLED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBoo
 
 #[cfg(feature = "fault-points")]
 fn asks_for(fault: &str) -> bool {
-    std::env::var(bindguard_core::program_names::FAULT_VARIABLE)
+    std::env::var(bindguard_core::handover::FAULT_VARIABLE)
         .is_ok_and(|faults| faults.split(',').any(|word| word == fault))
 }

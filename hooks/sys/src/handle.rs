@@ -10,7 +10,7 @@ use std::{fs, io};
 
 use bindguard_core::evidence::{FileIdentity, FileKind};
 use bindguard_core::mount_table::{FsType, MountId};
-use bindguard_core::paths::climbs;
+use bindguard_core::text::climbs;
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags,
 };

@@ -17,7 +17,7 @@ use bindguard_core::mount_table::{
     Detail, Device, FsType, MountEntry, MountId, MountTable, StatmountEntry, TableError,
     TableLimits, TableParser,
 };
-use bindguard_core::paths::is_root;
+use bindguard_core::text::is_root;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bindguard_core::paths::{below, lies_in};
+use bindguard_core::text::{below, lies_in};
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::io::Errno;
 

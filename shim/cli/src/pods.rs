@@ -14,9 +14,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{bail, ensure};
 use bindguard_config::{Config, RefreshMode};
-use bindguard_core::handover::VERSION_FILE;
+use bindguard_core::handover::{SHIM, VERSION_FILE, WRAPPER};
 use bindguard_core::identity::{Identity, PodName};
-use bindguard_core::program_names::{SHIM, WRAPPER};
 use bindguard_core::spec::{SpecUsers, SpecView};
 use bindguard_operator::containers::{recorded_init_of, spec_of_container, tasks};
 use bindguard_operator::cri;

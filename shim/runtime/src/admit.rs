@@ -18,7 +18,7 @@ use std::process::ExitCode;
 use bindguard_config::{Config, Loaded};
 use bindguard_core::error_chain;
 use bindguard_core::handover::{DETACH_VERB, PROVE_VERB};
-use bindguard_core::plan::{refusal_of_uncompared, refusal_of_unseen};
+use bindguard_core::judge::{refusal_of_uncompared, refusal_of_unseen};
 use bindguard_core::policy::{Alarm, Mode};
 use bindguard_core::proof::EXPECTED_FILE;
 use bindguard_core::report::{CreateLine, Report, Unchecked};

@@ -16,8 +16,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use bindguard_config::load_by;
-use bindguard_core::handover::GuardAnswer;
-use bindguard_core::program_names::{SELF_TEST, WRAPPER};
+use bindguard_core::handover::{GuardAnswer, SELF_TEST, WRAPPER};
 use bindguard_guard::read_file;
 
 use admit::{admit_safely, is_start_refused, run_own_verb};

@@ -18,13 +18,14 @@ use crate::kubelet::{
     MountedVolume, Plugin, TimestampDirectory, VolumeLayout, VolumeSubpath, Writer,
 };
 use crate::mount_table::{Device, MountRoot};
-use crate::paths::{below, lies_in};
 use crate::policy::Kept;
 use crate::spec::{RequestedPropagation, RootfsPropagation};
+use crate::text::{below, lies_in};
 
 pub use crate::judge::verdict::{
-    Finding, Lack, NoRemedy, Pinning, Remedy, RepairMethod, StaleCause, Unmounted, Verdict,
-    VerdictName,
+    Finding, Lack, NoRemedy, Pinning, Plan, Rebind, Remedy, RepairMethod, StaleCause, Unmounted,
+    Verdict, VerdictName, refusal_of, refusal_of_failed, refusal_of_uncompared, refusal_of_unseen,
+    refusal_of_wrong,
 };
 
 // Finds the volume that a subpath belongs to, among several volumes with the same name.

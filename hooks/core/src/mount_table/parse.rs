@@ -12,9 +12,8 @@ use std::mem;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use crate::mount_table::MountTable;
-use crate::mount_table::entry::{
-    Device, FsType, MountAttributes, MountEntry, MountId, MountRoot, Propagation,
+use crate::mount_table::{
+    Device, FsType, MountAttributes, MountEntry, MountId, MountRoot, MountTable, Propagation,
 };
 
 /// A line of mountinfo that is not a mount, which makes the table incomplete.

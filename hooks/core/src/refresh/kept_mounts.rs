@@ -13,12 +13,12 @@ use std::path::{Path, PathBuf};
 
 use crate::evidence::FilePlace;
 use crate::mount_table::{MountAttributes, MountEntry, MountId, MountIndex, MountTable};
-use crate::paths::below;
 use crate::proof::ExpectedBinds;
 use crate::refresh::{
     HostRootBind, MountsInVolume, NestedBind, Refused, RefusedReason, SubpathInContainer,
 };
 use crate::spec::MountMakers;
+use crate::text::below;
 
 /// The mounts below a mount of a container.
 #[derive(Debug)]

@@ -22,10 +22,10 @@ use serde_json::Value;
 use strum::{EnumString, IntoStaticStr, VariantArray};
 
 use crate::identity::{Identity, PodName};
+use crate::places::KindName;
 use crate::refresh::Refused;
 use crate::refresh_request::Notify;
 use crate::report::{BindRecord, RecordedReport, Report, microseconds};
-use crate::source::KindName;
 
 /// A line that was read.
 #[derive(Debug, Clone)]
@@ -567,14 +567,13 @@ impl fmt::Display for ReleasedCopy {
 mod tests {
     use super::*;
     use crate::judge::{Finding, NoRemedy, StaleCause, Verdict};
-    use crate::places::Places;
+    use crate::places::{Places, SourceKind};
     use crate::policy::Scope;
     use crate::refresh_request::Notify;
     use crate::report::{
         Actor, AttachMethod, MountResult, Notification, Outcome, RefreshedMount, ReleaseResult,
         ReleasedCopy, Report,
     };
-    use crate::source::SourceKind;
 
     fn report() -> Report {
         let source = "/var/lib/kubelet/pods/u/volume-subpaths/conf/app/0";

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::identity::Identity;
 use crate::judge::{Finding, Verdict, VerdictName};
-use crate::source::{KindName, SourceKind};
+use crate::places::{KindName, SourceKind};
 use crate::text::{cut, shell_word};
 
 pub use crate::report::journal_line::{

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, IgnoredAny, SeqAccess, Visitor};
 
-use crate::paths::lies_below;
-use crate::spec::read::{RawObject, parsed};
+use crate::spec::{RawObject, parsed};
+use crate::text::lies_below;
 
 /// Limits of what is kept of a spec. A pod can have 30,000 mounts, and the agent keeps the specs of
 /// hundreds of containers.

@@ -16,14 +16,12 @@ use bindguard_core::evidence::{
     FileIdentity, FileKind, Observed, Reach, SubpathEvidence, SubpathMount, Target, Volume,
 };
 use bindguard_core::judge::{
-    Finding, Lack, PathInVolume, StaleCause, Verdict, judge_host_root, judge_subpath,
+    Finding, Lack, PathInVolume, Plan, StaleCause, Verdict, judge_host_root, judge_subpath,
 };
 use bindguard_core::kubelet::{Plugin, TimestampDirectory, VolumeSubpath};
 use bindguard_core::mount_table::{MountEntry, MountTable};
-use bindguard_core::places::Places;
-use bindguard_core::plan::Plan;
+use bindguard_core::places::{KindName, Places, SourceKind};
 use bindguard_core::policy::{Policy, Scope};
-use bindguard_core::source::{KindName, SourceKind};
 use bindguard_core::spec::{RequestedPropagation, SpecView};
 
 const SHOWN: FileIdentity = FileIdentity {

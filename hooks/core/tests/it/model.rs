@@ -15,11 +15,12 @@ mod world;
 use std::path::Path;
 
 use bindguard_core::evidence::FileKind;
-use bindguard_core::judge::{Finding, RepairMethod, StaleCause, Unmounted, Verdict, judge_subpath};
+use bindguard_core::judge::{
+    Finding, Plan, Rebind, RepairMethod, StaleCause, Unmounted, Verdict, judge_subpath,
+};
 use bindguard_core::kubelet::{Plugin, VolumeSubpath};
-use bindguard_core::plan::{Plan, Rebind};
+use bindguard_core::places::SourceKind;
 use bindguard_core::policy::{Policy, Vanished};
-use bindguard_core::source::SourceKind;
 use bindguard_core::spec::SpecEdit;
 use proptest::prelude::*;
 use world::{Event, Storage, Veiled, World};

@@ -8,14 +8,13 @@ use bindguard_core::evidence::{
     Volume,
 };
 use bindguard_core::judge::{
-    Finding, PathInVolume, Pinning, Remedy, RepairMethod, StaleCause, Verdict, judge_host_root,
-    judge_subpath,
+    Finding, PathInVolume, Pinning, Plan, Rebind, Remedy, RepairMethod, StaleCause, Verdict,
+    judge_host_root, judge_subpath,
 };
 use bindguard_core::kubelet::{Plugin, TimestampDirectory, VolumeLayout, VolumeSubpath, Writer};
 use bindguard_core::mount_table::{Device, FsType, MountRoot};
-use bindguard_core::plan::{Plan, Rebind};
+use bindguard_core::places::SourceKind;
 use bindguard_core::policy::{Alarm, Kept, Mode, Policy};
-use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{RequestedPropagation, RootfsPropagation, SpecEdit};
 use proptest::prelude::*;
 

@@ -2,15 +2,15 @@
 
 use std::path::Path;
 
-use bindguard_core::judge::{Finding, NoRemedy, StaleCause, Unmounted, Verdict};
+use bindguard_core::judge::{
+    Finding, NoRemedy, StaleCause, Unmounted, Verdict, refusal_of, refusal_of_failed,
+    refusal_of_uncompared, refusal_of_unseen, refusal_of_wrong,
+};
 use bindguard_core::kubelet::VolumeSubpath;
 use bindguard_core::mount_table::MountAttributes;
-use bindguard_core::plan::{
-    refusal_of, refusal_of_failed, refusal_of_uncompared, refusal_of_unseen, refusal_of_wrong,
-};
+use bindguard_core::places::SourceKind;
 use bindguard_core::policy::{Alarm, FailedRepair, Mode, Policy};
 use bindguard_core::proof::Difference;
-use bindguard_core::source::SourceKind;
 
 const SOURCE: &str = "/var/lib/kubelet/pods/u/volume-subpaths/v/c/0";
 

@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use bindguard_core::evidence::{FileKind, FilePlace, Reach};
 use bindguard_core::mount_table::{MountAttributes, MountTable};
-use bindguard_core::paths::{lies_below, lies_in};
 use bindguard_core::refresh::{
     BoundFile, Refused, RefusedReason, ReliedOn, SubpathInContainer, Way, WayFolder, can_lead,
     files_in_container,
 };
 use bindguard_core::report::MountResult;
 use bindguard_core::spec::{MountMakers, RequestedPropagation, SpecView};
+use bindguard_core::text::{lies_below, lies_in};
 use bindguard_sys::enter::HeldProcess;
 use bindguard_sys::replace::CloneSettings;
 use bindguard_sys::{Handle, Mounts, walk_host_path};

@@ -17,7 +17,7 @@ use std::time::Instant;
 use bindguard_core::error_chain;
 use bindguard_core::judge::{Finding, Pinning, Verdict};
 use bindguard_core::mount_table::{MountEntry, MountIndex, MountTable};
-use bindguard_core::places::Places;
+use bindguard_core::places::{Places, SourceKind};
 use bindguard_core::policy::{Alarm, Kept, Mode, Policy};
 use bindguard_core::proof::ExpectedBinds;
 use bindguard_core::refresh::{
@@ -25,7 +25,6 @@ use bindguard_core::refresh::{
     SubpathInContainer, host_roots_in_container,
 };
 use bindguard_core::report::{MountResult, ReleaseResult};
-use bindguard_core::source::SourceKind;
 use bindguard_core::spec::{Bind, MountMakers, RequestedPropagation, SpecUsers};
 use bindguard_sys::Handle;
 use bindguard_sys::bundle::{read_record, read_spec};

@@ -22,12 +22,12 @@ use std::path::{Path, PathBuf};
 use bindguard_core::error_chain;
 use bindguard_core::evidence::FilePlace;
 use bindguard_core::mount_table::{MountEntry, MountTable};
-use bindguard_core::paths::{below, climbs};
 use bindguard_core::refresh::{
     KeptMounts, NestedBind, Refused, RefusedReason, SpecBind, SubpathInContainer,
 };
 use bindguard_core::report::MountResult;
 use bindguard_core::spec::Bind;
+use bindguard_core::text::{below, climbs};
 use bindguard_sys::observe::BindSource;
 use bindguard_sys::replace::{CloneSettings, NewMount};
 use bindguard_sys::{Handle, Mounts};

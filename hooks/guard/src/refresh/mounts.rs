@@ -17,7 +17,6 @@ use bindguard_core::evidence::{FileKind, FilePlace, Reach};
 use bindguard_core::judge::{Verdict, judge_reach};
 use bindguard_core::kubelet::{Plugin, VolumeSubpath, Writer};
 use bindguard_core::mount_table::{MountEntry, MountTable, Propagation};
-use bindguard_core::paths::lies_in;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
 use bindguard_core::proof::ExpectedBinds;
@@ -27,6 +26,7 @@ use bindguard_core::refresh::{
 };
 use bindguard_core::report::MountResult;
 use bindguard_core::spec::{Bind, MountMakers, RequestedPropagation, SpecView};
+use bindguard_core::text::lies_in;
 use bindguard_sys::observe::BindSource;
 use bindguard_sys::replace::{CloneSettings, NewMount};
 use bindguard_sys::{Handle, Mounts, bundle};

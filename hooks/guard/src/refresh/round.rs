@@ -7,13 +7,13 @@ use bindguard_core::error_chain;
 use bindguard_core::evidence::FileKind;
 use bindguard_core::judge::{StaleCause, Verdict};
 use bindguard_core::mount_table::{MountEntry, MountTable};
-use bindguard_core::paths::join;
 use bindguard_core::refresh::{
     KeptMounts, NestedBind, Refused, RefusedReason, SubpathInContainer, changed_by_tuck,
     is_record_needed, left_shared,
 };
 use bindguard_core::refresh_request::Notify;
 use bindguard_core::report::{AttachMethod, MountResult};
+use bindguard_core::text::join;
 use bindguard_sys::enter::{
     Action, EnterError, Entered, Replacement, TreeChange, TreePart, complete_tree,
 };

@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use bindguard_core::kubelet::{Plugin, VolumeLayout, Writer};
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::paths::lies_in;
 use bindguard_core::refresh::{
     PodVolume, Refused, RefusedReason, SpecBind, SubpathInContainer, missing_binds,
     subpaths_in_container,
 };
 use bindguard_core::report::MountResult;
+use bindguard_core::text::lies_in;
 use bindguard_sys::observe::children;
 use bindguard_sys::replace::CloneSettings;
 use bindguard_sys::{Handle, Mounts, current_payload, open_target};

@@ -10,10 +10,9 @@ use bindguard_core::judge::{
     Finding, NoRemedy, PathInVolume, Remedy, RepairMethod, StaleCause, Verdict,
 };
 use bindguard_core::kubelet::{VolumeLayout, Writer};
-use bindguard_core::places::Places;
+use bindguard_core::places::{Places, SourceKind};
 use bindguard_core::policy::Scope;
 use bindguard_core::report::{BindReport, CreateLine, Outcome, Report};
-use bindguard_core::source::SourceKind;
 use bindguard_guard::record;
 use serde_json::Value;
 

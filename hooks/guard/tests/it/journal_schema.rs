@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use bindguard_core::identity::{Identity, PodName};
 use bindguard_core::judge::{Finding, Lack, NoRemedy, Pinning, StaleCause, Unmounted, Verdict};
-use bindguard_core::places::Places;
+use bindguard_core::places::{KindName, Places, SourceKind};
 use bindguard_core::policy::Scope;
 use bindguard_core::proof::Difference;
 use bindguard_core::refresh::{Refused, RefusedReason};
@@ -14,7 +14,6 @@ use bindguard_core::report::{
     Actor, AttachMethod, BindReport, CreateLine, MountResult, Notification, Outcome, PlannedAction,
     RebindLine, RefreshLine, RefreshedMount, ReleaseLine, ReleaseResult, ReleasedCopy, Report,
 };
-use bindguard_core::source::{KindName, SourceKind};
 use bindguard_guard::{record, record_rebind, record_refresh, record_release, record_unchecked};
 use serde_json::{Value, json};
 

@@ -9,10 +9,10 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use bindguard_core::evidence::Observed;
+use bindguard_core::handover::{SHIM, SHIM_RUNTIME_TYPE, WRAPPER};
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
 use bindguard_core::policy::{BelowEmptyDirs, Mode, Policy};
-use bindguard_core::program_names::{SHIM, SHIM_RUNTIME_TYPE, WRAPPER};
 use bindguard_core::text::shell_word;
 use serde::Serialize;
 use serde_json::Value;

@@ -258,10 +258,9 @@ mod subpaths_tests {
     use std::path::Path;
 
     use bindguard_core::judge::{Finding, NoRemedy, StaleCause, Verdict};
-    use bindguard_core::places::Places;
+    use bindguard_core::places::{Places, SourceKind};
     use bindguard_core::policy::Scope;
     use bindguard_core::report::{BindReport, Outcome, PlannedAction};
-    use bindguard_core::source::SourceKind;
 
     fn stale(guarded: Option<bool>, outcome: Option<Outcome>) -> NodeReport {
         let source = Path::new("/var/lib/kubelet/pods/u/volume-subpaths/conf/app/0");

@@ -12,12 +12,11 @@ use bindguard_core::judge::{
 };
 use bindguard_core::kubelet::{VolumeLayout, Writer};
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::places::Places;
+use bindguard_core::places::{KindName, Places, SourceKind};
 use bindguard_core::policy::Scope;
 use bindguard_core::report::{
     BindReport, MountResult, Outcome, PlannedAction, RefreshedMount, Report,
 };
-use bindguard_core::source::{KindName, SourceKind};
 use bindguard_operator::doctor::{DoctorReport, Point, PointStatus, host_root};
 use bindguard_operator::holders::{HeldMount, Holder, HoldersReport, ReleaseCommand};
 use bindguard_operator::namespaces::{Checked, HeldBy};

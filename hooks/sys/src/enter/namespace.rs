@@ -13,10 +13,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::{fs, io};
 
+use bindguard_core::identity::{cgroup_of_container, pod_of};
 use bindguard_core::mount_table::{
     Detail, ExceededLimit, MountEntry, MountTable, TableError, TableLimits, TableParser,
 };
-use bindguard_core::process::{cgroup_of_container, pod_of};
 use bindguard_core::spec::{IdMap, IdMaps, RequestedUserNamespace};
 use nix::sched::{CloneFlags, unshare};
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock};

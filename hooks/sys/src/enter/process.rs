@@ -10,8 +10,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use bindguard_core::identity::{ContainerCgroups, START_TIME, stat_number};
 use bindguard_core::mount_table::{MountTable, TableError};
-use bindguard_core::process::{ContainerCgroups, START_TIME, number};
 use bindguard_core::refresh_request::ProgramName;
 use rustix::fs::{CWD, FileType, Mode, OFlags, StatxFlags, getxattr, openat};
 use rustix::io::Errno;
@@ -111,7 +111,7 @@ impl HeldProcess {
         let name = "stat";
         let mut texts = process_files::contents(&[ProcessFile::of(self.pid, name)]);
         let text = self.checked(name, texts.remove(0))?;
-        let start = number(&String::from_utf8_lossy(&text), START_TIME);
+        let start = stat_number(&String::from_utf8_lossy(&text), START_TIME);
         self.checked(name, start.ok_or(io::ErrorKind::InvalidData.into()))
     }
 
@@ -586,7 +586,7 @@ fn first_of(pids: &[u32], until: Instant) -> Option<u32> {
     let texts = contents_within(left, &ProcessFile::of_each(pids, "stat"));
     for (pid, text) in pids.iter().zip(texts) {
         let text = text.map(|text| String::from_utf8_lossy(&text).into_owned());
-        if let Some(start) = text.ok().and_then(|text| number(&text, START_TIME))
+        if let Some(start) = text.ok().and_then(|text| stat_number(&text, START_TIME))
             && first.is_none_or(|first| (start, *pid) < first)
         {
             first = Some((start, *pid));

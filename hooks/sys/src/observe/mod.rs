@@ -14,7 +14,7 @@ use bindguard_core::error_chain;
 use bindguard_core::evidence::{FilePlace, HostMount, Observed, Volume, VolumeMount};
 use bindguard_core::kubelet::{MountedVolume, Plugin, VolumeSubpath, Writer};
 use bindguard_core::mount_table::MountEntry;
-use bindguard_core::paths::join;
+use bindguard_core::text::join;
 
 use crate::Failure;
 use crate::handle::Handle;

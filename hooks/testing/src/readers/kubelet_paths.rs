@@ -7,9 +7,8 @@ use std::path::{Component, Path};
 
 use bindguard_core::kubelet::{MountedVolume, Plugin, TimestampDirectory, VolumeSubpath};
 use bindguard_core::mount_table::MountRoot;
-use bindguard_core::places::Places;
+use bindguard_core::places::{Places, SourceKind};
 use bindguard_core::policy::Scope;
-use bindguard_core::source::SourceKind;
 
 /// Panics if a path breaks these properties.
 pub fn check(bytes: &[u8]) {

@@ -544,8 +544,8 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
     use bindguard_core::judge::{Finding, Verdict};
+    use bindguard_core::places::SourceKind;
     use bindguard_core::report::{BindReport, Report};
-    use bindguard_core::source::SourceKind;
 
     use super::*;
 

@@ -18,12 +18,12 @@ use anyhow::{Context, Result};
 use bindguard_config::RefreshMode;
 use bindguard_core::error_chain;
 use bindguard_core::identity::Identity;
-use bindguard_core::paths::lies_in;
 use bindguard_core::policy::Mode;
 use bindguard_core::refresh_request::{
     NOTIFY_LABEL, OptIn, REFRESH_BINDS_LABEL, REFRESH_LABEL, RefreshRequest,
 };
 use bindguard_core::spec::{SpecUsers, SpecView};
+use bindguard_core::text::lies_in;
 use bindguard_guard::refresh::{BoundMounts, FileBind};
 use bindguard_operator::containers::{
     ContainersOfNode, Engine, EngineContainer, engine_containers, state_folders,

@@ -23,7 +23,7 @@ use std::{fs, io, mem};
 
 use bindguard_core::error_chain;
 use bindguard_core::kubelet::{DATA_LINK, Plugin, Writer};
-use bindguard_core::paths::lies_in;
+use bindguard_core::text::lies_in;
 use bindguard_guard::refresh::{VolumeOfPod, payload_of_driver};
 use bindguard_guard::{Probes, in_real_folder};
 use bindguard_sys::Failure;

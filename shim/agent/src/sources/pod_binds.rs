@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use bindguard_core::error_chain;
 use bindguard_core::kubelet::{Plugin, Writer};
-use bindguard_core::paths::lies_in;
+use bindguard_core::text::lies_in;
 use bindguard_guard::refresh::{FileBind, VolumeOfPod};
 use bindguard_operator::containers::{host_files_of_container, pod_state_folders};
 use bindguard_sys::Failure;

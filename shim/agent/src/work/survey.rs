@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use std::{fs, mem};
 
 use bindguard_core::error_chain;
+use bindguard_core::identity::{START_TIME, stat_number};
 use bindguard_core::judge::VerdictName;
-use bindguard_core::process::{START_TIME, number};
-use bindguard_core::source::KindName;
+use bindguard_core::places::KindName;
 use bindguard_operator::cri::query;
 use bindguard_operator::doctor::GuardedRuntimes;
 use bindguard_operator::node_report::NodeReport;
@@ -280,7 +280,7 @@ impl Daemon {
         let stat = contents(&[ProcessFile::of(self.pid, "stat")]).pop();
         let started = stat.and_then(|stat| {
             let stat = stat.ok()?;
-            number(&String::from_utf8_lossy(&stat), START_TIME)
+            stat_number(&String::from_utf8_lossy(&stat), START_TIME)
         });
         boot.trim_end() == self.boot && started == Some(self.started)
     }

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use bindguard_config::DEFAULT_PATH;
-use bindguard_core::program_names::{AGENT, CLI, SHIM, WRAPPER};
+use bindguard_core::handover::{AGENT, CLI, SHIM, WRAPPER};
 use bindguard_operator::root_program::DRIFT_COUNT;
 use bindguard_operator::terminal::print_remark;
 

@@ -22,7 +22,7 @@ use std::process::Command;
 use std::{env, fs, io};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use bindguard_core::program_names::{AGENT, CLI, SHIM, WRAPPER, self_test_of};
+use bindguard_core::handover::{AGENT, CLI, SHIM, WRAPPER, self_test_of};
 use bindguard_operator::root_program::{
     Failed, PROGRAM_FOLDERS, RootProgram, check_folders_of_root, output_of,
 };

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow};
 use bindguard_config::{DEFAULT_PATH, KEPT_PATH, Loaded};
-use bindguard_core::program_names::{RUNTIME, SHIM};
+use bindguard_core::handover::{RUNTIME, SHIM};
 use bindguard_operator::cri;
 use bindguard_operator::pods::Pods;
 use bindguard_operator::terminal::print_remark;

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result, bail, ensure};
-use bindguard_core::program_names::RUNTIME;
+use bindguard_core::handover::RUNTIME;
 use bindguard_operator::cri::{self, TRIAL_LIMIT};
 use bindguard_operator::root_program::{RootProgram, output_within, status_within};
 use bindguard_operator::terminal::print_remark;

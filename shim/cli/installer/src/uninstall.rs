@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::slice;
 
 use anyhow::Result;
-use bindguard_core::program_names::CLI;
+use bindguard_core::handover::CLI;
 use bindguard_operator::terminal::print_remark;
 use clap::Args;
 

@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use bindguard_core::error_chain;
-use bindguard_core::program_names::{SHIM, SHIM_RUNTIME_TYPE};
+use bindguard_core::handover::{SHIM, SHIM_RUNTIME_TYPE};
 use containerd_shim_protos::api::DeleteResponse;
 use containerd_shim_protos::types::introspection::{RuntimeInfo, RuntimeVersion};
 use nix::libc::SIGKILL;

@@ -40,13 +40,12 @@ use std::time::Duration;
 
 use bindguard_core::error_chain;
 use bindguard_core::handover::{
-    self, DETACH_VERB, GuardAnswer, MAX_ANSWER, PROVE_VERB, UNCHECKED_VERB, unrepaired_in,
+    self, DETACH_VERB, GuardAnswer, MAX_ANSWER, PROVE_VERB, UNCHECKED_VERB, WRAPPER, unrepaired_in,
 };
 use bindguard_core::identity::Identity;
+use bindguard_core::judge::{refusal_of_uncompared, refusal_of_unseen};
 use bindguard_core::mount_table::MountEntry;
-use bindguard_core::plan::{refusal_of_uncompared, refusal_of_unseen};
 use bindguard_core::policy::Policy;
-use bindguard_core::program_names::WRAPPER;
 use bindguard_core::proof::{Comparison, EXPECTED_FILE, ExpectedBinds};
 use bindguard_core::report::{CreateLine, Report, Unchecked};
 use bindguard_core::spec::SpecView;

@@ -25,7 +25,7 @@ use std::time::Instant;
 
 use async_trait::async_trait;
 use bindguard_core::error_chain;
-use bindguard_core::program_names::PANIC_IN;
+use bindguard_core::handover::PANIC_IN;
 use containerd_shim_protos::api::*;
 use futures_util::stream;
 use protobuf::{Message, MessageField};

@@ -3,11 +3,10 @@
 use std::fs;
 use std::path::PathBuf;
 
-use bindguard_core::places::Places;
+use bindguard_core::places::{KindName, Places};
 use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::refresh::RefusedReason;
 use bindguard_core::refresh_request::Notify;
-use bindguard_core::source::KindName;
 use bindguard_guard::refresh::{
     HostRoots, REPLACE_TIMEOUT, RefreshAct, Refreshed, Release, Released, TuckRecords,
     refresh_container, release_copies,

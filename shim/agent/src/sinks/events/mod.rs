@@ -17,12 +17,12 @@ use std::path::Path;
 
 use bindguard_core::identity::{Identity, PodName};
 use bindguard_core::judge::{Unmounted, Verdict, VerdictName};
+use bindguard_core::places::KindName;
 use bindguard_core::refresh::{Refused, RefusedReason};
 use bindguard_core::report::{
     BindRecord, CreateLine, JournalLine, MountResult, Outcome, RefreshLine, RefreshedMount,
     ReleaseResult, ReleasedCopy,
 };
-use bindguard_core::source::KindName;
 use bindguard_operator::node_report::{NodeBind, NodeReport};
 use bindguard_operator::old_binds::PinnedMounts;
 use serde::Serialize;

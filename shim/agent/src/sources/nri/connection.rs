@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use bindguard_core::plan::refusal_of_unseen;
+use bindguard_core::judge::refusal_of_unseen;
 use bindguard_operator::unix_http::refuse_server_of_user;
 use prost::{DecodeError, Message as _};
 use tracing::{info, warn};

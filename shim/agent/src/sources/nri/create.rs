@@ -11,7 +11,7 @@ use std::time::Duration;
 use bindguard_config::Config;
 use bindguard_core::error_chain;
 use bindguard_core::identity::{OF_CONTAINERD, OF_KUBELET};
-use bindguard_core::plan::refusal_of_unseen;
+use bindguard_core::judge::refusal_of_unseen;
 use bindguard_core::policy::{MODE, PROPAGATION, Policy, policy_of_pod};
 use bindguard_core::spec::MAX_BINDS;
 use bindguard_guard::{Admission, admit_spec};

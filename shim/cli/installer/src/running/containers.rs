@@ -19,8 +19,8 @@ use std::path::{Path, PathBuf};
 use std::{fs, process};
 
 use anyhow::{Context, Result, ensure};
+use bindguard_core::handover::{CLI, RUNTIME, SHIM};
 use bindguard_core::mount_table::MountTable;
-use bindguard_core::program_names::{CLI, RUNTIME, SHIM};
 use bindguard_operator::containers::tasks;
 use bindguard_operator::cri::{PodSandbox, SandboxFilter, query};
 use bindguard_operator::node::{pids, pids_named, uid_of};

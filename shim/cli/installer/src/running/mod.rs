@@ -29,9 +29,9 @@ use std::time::{Duration, Instant};
 use std::{env, fs, io, thread};
 
 use anyhow::{Context, Error, Result, bail};
+use bindguard_core::handover::{AGENT, RUNTIME, SHIM, SHIM_RUNTIME_TYPE, WRAPPER};
+use bindguard_core::identity::{PARENT, START_TIME, stat_number};
 use bindguard_core::mount_table::{Device, MountTable};
-use bindguard_core::process::{PARENT, START_TIME, number};
-use bindguard_core::program_names::{AGENT, RUNTIME, SHIM, SHIM_RUNTIME_TYPE, WRAPPER};
 use bindguard_operator::cri::{Cri, CriError, is_unimplemented, query};
 use bindguard_operator::doctor::GuardedRuntimes;
 use bindguard_operator::node::{pids_named, root_pids_named, uid_of};
@@ -495,7 +495,7 @@ fn service_in(cgroup: &str) -> Option<String> {
 /// A number of proc_pid_stat(5), by the field's number there.
 fn stat_field(pid: u32, field: usize) -> Option<u64> {
     let stat = contents(&[ProcessFile::of(pid, "stat")]).pop()?.ok()?;
-    number(&String::from_utf8_lossy(&stat), field)
+    stat_number(&String::from_utf8_lossy(&stat), field)
 }
 
 /// The filesystem and the place in it that a path shows.

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::{fs, slice};
 
 use anyhow::{Context, Result, bail};
-use bindguard_core::program_names::{RUNTIME, WRAPPER};
+use bindguard_core::handover::{RUNTIME, WRAPPER};
 use toml::{Table, Value};
 
 use crate::change::{Change, Doing, Owner, Plan, bytes_after, read_text, resolved};

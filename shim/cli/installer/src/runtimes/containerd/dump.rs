@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use anyhow::{Result, anyhow, bail, ensure};
-use bindguard_core::program_names::{SHIM, WRAPPER};
+use bindguard_core::handover::{SHIM, WRAPPER};
 use toml::{Table, Value};
 
 use crate::record::{InstallOptions, USUAL_RUNTIME};
@@ -223,7 +223,7 @@ pub fn handler(base: &Table, options: &InstallOptions) -> Result<Table> {
 
 #[cfg(test)]
 mod tests {
-    use bindguard_core::program_names::RUNTIME;
+    use bindguard_core::handover::RUNTIME;
 
     use super::*;
 

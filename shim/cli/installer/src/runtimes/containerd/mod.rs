@@ -17,7 +17,7 @@ mod node;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use bindguard_core::program_names::{RUNTIME, WRAPPER};
+use bindguard_core::handover::{RUNTIME, WRAPPER};
 use bindguard_core::text::shell_word;
 use bindguard_operator::terminal::print_text;
 use toml::Value;

@@ -9,7 +9,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use bindguard_core::program_names::{RUNTIME, SHIM};
+use bindguard_core::handover::{RUNTIME, SHIM};
 use bindguard_operator::doctor::{os_release, os_release_value};
 
 use crate::change::read_text;
