@@ -10,27 +10,21 @@
 //! (docs/decisions/0028).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::iter::once;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
-use std::{fs, io, mem};
 
-use bindguard_core::evidence::FilePlace;
 use bindguard_core::identity::{MANAGER, START_TIME, container_of, stat_number};
-use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
 use bindguard_core::refresh::SpecBind;
-use bindguard_core::spec::{MountMakers, RequestedUserNamespace, SpecUsers, SpecView};
-use bindguard_guard::refresh::{
-    FileBind, RunningContainers, Writer, WriterReach, places_by_binds, reach_by_spec,
-};
+use bindguard_core::spec::SpecView;
+use bindguard_guard::refresh::FileBind;
 use bindguard_guard::{Probes, bundle_and_pid, kubelet_roots_by_all_names};
 use bindguard_sys::bundle::read_spec;
-use bindguard_sys::enter::{HeldProcess, ProcessError, mount_namespaces};
+use bindguard_sys::enter::{HeldProcess, ProcessError};
 use bindguard_sys::observe::children;
 use bindguard_sys::process_files::{ProcessFile, contents};
 
-use crate::node::{is_gone, may_become_root, namespace, pids, pids_in};
+use crate::node::pids;
 
 /// The state folders of crun and runc that Podman or CRI-O calls as root.
 const STATES: [&str; 2] = ["run/crun", "run/runc"];
@@ -51,11 +45,11 @@ const DOCKERS: usize = 3;
 
 /// The record of a container.
 #[derive(Debug)]
-struct Record {
-    id: String,
-    bundle: PathBuf,
+pub(crate) struct Record {
+    pub id: String,
+    pub bundle: PathBuf,
     /// `None` if the container is not started yet.
-    init: Option<u32>,
+    pub init: Option<u32>,
 }
 
 impl Record {
@@ -80,7 +74,7 @@ impl Record {
     }
 
     /// All records on a node whose `/` is at `root`.
-    fn all(root: &Path) -> Vec<Self> {
+    pub fn all(root: &Path) -> Vec<Self> {
         let states = STATES.iter().flat_map(|folder| entries(&root.join(folder)));
         let mut found: Vec<Self> = states.filter_map(|it| Self::of_state(&it)).collect();
         found.extend(tasks(root).filter_map(Self::of_task));
@@ -154,8 +148,6 @@ pub fn host_files_of_container(root: &Path, id: &str, places: &Places) -> Option
     let roots = kubelet_roots_by_all_names(places, &Probes::for_create());
     Some(FileBind::of_pod(&spec, &roots))
 }
-
-// The running containers of Docker and Podman.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Engine {
@@ -241,14 +233,6 @@ pub fn rootless_owner(root: &Path, id: &str) -> Option<String> {
     None
 }
 
-// The init process of a container, by the container's id: the check that all programs share.
-//
-// Two things must agree: the process is in a cgroup with the container's id, and the runtime has
-// recorded its pid. The cgroup alone proves nothing: a user of the node with a delegated cgroup
-// can name a cgroup after any container. The pid alone proves nothing either: the kernel may have
-// given the pid to another process. Only where no record is found, and only for readers, the
-// oldest process counts.
-
 /// Why a process is not taken for a container's init.
 #[derive(Debug, thiserror::Error)]
 pub enum NotInit {
@@ -276,6 +260,9 @@ pub enum NotInit {
 /// # Errors
 /// If the process ended, or is not the container's init.
 pub fn hold_init(root: &Path, container: &str, pid: u32) -> Result<HeldProcess, NotInit> {
+    // Two things must agree. The cgroup alone proves nothing: a user of the node with a delegated
+    // cgroup can name a cgroup after any container. The pid alone proves nothing either: the kernel
+    // may have given the pid to another process.
     let process = HeldProcess::open(pid)?;
     let cgroup = process.read("cgroup")?;
     let cgroup = String::from_utf8_lossy(&cgroup);
@@ -379,281 +366,10 @@ pub fn recorded_init_of(root: &Path, container: &str) -> Option<u32> {
     records.find_map(|it| it.init).filter(|pid| *pid > 0)
 }
 
-// The mount namespaces of the node from which a folder of the host may be written.
-//
-// All live namespaces count, not only those that runtimes have recorded: Kata, LXC, nspawn and
-// runtimes with other state folders leave no record that bindguard knows. A process can also leave
-// the namespace that its runtime made.
-//
-// | namespace | may write |
-// |---|---|
-// | of the host's root, or as the spec of its container requests | what its mount table shows |
-// | that a container made: its table may lack a mount whose folder a process has open | what the container's spec gives, or any folder |
-// | whose processes cannot become root of the host | idmapped mounts |
-// | with the host's own root directory, writable, outside of containers | nothing: its root can change every file anyway |
-
-/// Limit of namespaces that are read for a container, and of the time for these. Beyond, its mounts
-/// are not known. A container decides how many namespaces it makes.
-const MAX_NAMESPACES: usize = 256;
-const CONTAINER_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// The init of the node: its mounts are the reader's own.
-const INIT: u32 = 1;
-
-/// The containers of a node whose `/` is at this path, and all other processes with a mount namespace
-/// of their own.
-#[derive(Debug)]
-pub struct ContainersOfNode(PathBuf);
-
-/// A container, or the processes of a cgroup of no recorded container.
-#[derive(Debug, Default)]
-struct Group {
-    record: Option<Record>,
-    /// The processes, until their namespaces are known.
-    pids: Vec<u32>,
-    /// True if a process of the host's own namespace is in the cgroup.
-    has_host_process: bool,
-    /// The namespaces that were read, and the time for these.
-    namespaces: usize,
-    time: Duration,
-    /// True if a writer was returned that represents all namespaces of the group.
-    is_covered: bool,
-}
-
-/// The search for writers, namespace by namespace.
-struct Search {
-    groups: Vec<Group>,
-    /// The namespaces that are not read yet, each with its group and its processes.
-    left: Vec<(usize, Vec<u32>)>,
-    /// Processes that block their readers, so that their namespaces are unknown; each with its group.
-    unread: Vec<(usize, u32)>,
-    own_root: Option<FilePlace>,
-}
-
-impl ContainersOfNode {
-    pub fn at(root: &Path) -> Self {
-        Self(root.to_owned())
-    }
-}
-
-impl RunningContainers for ContainersOfNode {
-    fn writers(&self) -> Box<dyn Iterator<Item = Writer>> {
-        match Search::start(&self.0) {
-            Ok(search) => Box::new(search),
-            Err(error) => Box::new(once(Writer {
-                name: format!("list the processes of the node: {error}"),
-                reach: WriterReach::Unknown,
-            })),
-        }
-    }
-}
-
-impl Search {
-    fn start(root: &Path) -> io::Result<Self> {
-        let mut groups = grouped(root)?;
-        let own = namespace("mnt").ok_or(io::ErrorKind::NotFound)?;
-        let (mut by_number, mut unread) = (BTreeMap::<u64, (usize, Vec<u32>)>::new(), Vec::new());
-        for group in 0..groups.len() {
-            let pids = mem::take(&mut groups[group].pids);
-            let numbers = mount_namespaces(&pids, CONTAINER_TIMEOUT);
-            for (pid, number) in pids.into_iter().zip(numbers) {
-                match number {
-                    Ok(number) if number == own => groups[group].has_host_process = true,
-                    Ok(number) => {
-                        let (of, pids) = by_number.entry(number).or_insert((group, Vec::new()));
-                        // A process of the host, such as nsenter(1), can be in the namespace of a
-                        // container.
-                        if groups[*of].record.is_none() {
-                            *of = group;
-                        }
-                        pids.push(pid);
-                    }
-                    Err(error) if is_gone(&error) => {}
-                    Err(_) => unread.push((group, pid)),
-                }
-            }
-        }
-        let table = bindguard_sys::read_mount_table().unwrap_or_default();
-        let own_root = table.stack_at(Path::new("/")).next();
-        Ok(Self {
-            groups,
-            left: by_number.into_values().collect(),
-            unread,
-            own_root: own_root.map(FilePlace::root_of),
-        })
-    }
-
-    /// The reach of the processes in a namespace. `None` if they can write nothing, or ended.
-    fn reach(&self, group: &Group, pids: &[u32], is_readable: bool) -> Option<WriterReach> {
-        let has_ended = || pids.iter().all(|pid| has_ended(*pid));
-        let record = group.record.as_ref();
-        let spec = record.and_then(|record| read_spec(&record.bundle).ok());
-        let spec = spec.as_deref();
-        let users = spec.and_then(|spec| SpecUsers::from_spec(spec).ok());
-        let is_within = group.namespaces < MAX_NAMESPACES && group.time < CONTAINER_TIMEOUT;
-        let mut table = None;
-        if is_readable && is_within {
-            let requested = users.as_ref().map(SpecUsers::namespace);
-            table = table_of(
-                pids,
-                requested.unwrap_or(&RequestedUserNamespace::OfRuntime),
-            );
-        }
-        if table.is_none() && has_ended() {
-            return None;
-        }
-        // Root of the host alone may write a folder on which a way relies. Through an idmapped mount,
-        // another user is root.
-        let is_root = pids.iter().any(|pid| may_become_root(*pid));
-        if let Some(table) = table {
-            let has_root_of_host = || {
-                let root = table.stack_at(Path::new("/")).next();
-                let own = self.own_root.as_ref().zip(root);
-                own.is_some_and(|(own, root)| own.is_root_of(root) && !root.is_read_only())
-            };
-            let is_of_host = record.is_none() && has_root_of_host();
-            if is_of_host || !is_root && !has_idmapped(&table) {
-                return None;
-            }
-            let hidden = spec.map(unmountable_places).unwrap_or_default();
-            return Some(WriterReach::Mounts { table, hidden });
-        }
-        // A runtime gives its container a cgroup, or a record. In other cgroups, the host's own
-        // root has made the namespace.
-        let is_of_host = record.is_none() && group.has_host_process;
-        if is_root && !is_of_host || users.is_some_and(|users| users.has_idmapped()) {
-            return Some(spec.map_or(WriterReach::Unknown, reach_by_spec));
-        }
-        let mut pids = pids.iter();
-        let Some(table) = pids.find_map(|pid| HeldProcess::open(*pid).ok()?.mounts().ok()) else {
-            // The table of a living process may have an idmapped mount.
-            return (!has_ended()).then_some(WriterReach::Unknown);
-        };
-        let hidden = Vec::new();
-        has_idmapped(&table).then_some(WriterReach::Mounts { table, hidden })
-    }
-}
-
-impl Iterator for Search {
-    type Item = Writer;
-
-    fn next(&mut self) -> Option<Writer> {
-        loop {
-            let (index, pids, is_readable) = match self.left.pop() {
-                Some((index, pids)) => (index, pids, true),
-                None => {
-                    let (index, pid) = self.unread.pop()?;
-                    (index, vec![pid], false)
-                }
-            };
-            let group = &self.groups[index];
-            if group.is_covered {
-                continue;
-            }
-            let start = Instant::now();
-            let reach = self.reach(group, &pids, is_readable);
-            let group = &mut self.groups[index];
-            group.namespaces += 1;
-            group.time += start.elapsed();
-            if let Some(reach) = reach {
-                group.is_covered = !matches!(reach, WriterReach::Mounts { .. });
-                let name = group.name(&pids);
-                return Some(Writer { name, reach });
-            }
-        }
-    }
-}
-
-impl Group {
-    fn name(&self, pids: &[u32]) -> String {
-        match (&self.record, pids) {
-            (Some(record), _) => format!("container {}", record.id),
-            (None, [pid, ..]) => {
-                let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-                format!("process {pid} ({})", command.trim_end())
-            }
-            (None, []) => String::new(),
-        }
-    }
-}
-
-/// All processes by their groups. A container that no runtime has recorded counts as any other
-/// process.
-fn grouped(root: &Path) -> io::Result<Vec<Group>> {
-    let mut groups = Vec::new();
-    let (mut by_id, mut by_init) = (BTreeMap::new(), BTreeMap::new());
-    for record in Record::all(root) {
-        by_init.extend(record.init.map(|init| (init, groups.len())));
-        by_id.insert(record.id.clone(), groups.len());
-        groups.push(Group {
-            record: Some(record),
-            ..Group::default()
-        });
-    }
-    let ids: BTreeSet<&str> = by_id.keys().map(String::as_str).collect();
-    let mut by_cgroup = BTreeMap::new();
-    for pid in pids_in(Path::new("/proc"))? {
-        if pid == INIT {
-            continue;
-        }
-        let cgroup = match fs::read_to_string(format!("/proc/{pid}/cgroup")) {
-            Err(error) if is_gone(&error) => continue,
-            cgroup => cgroup?,
-        };
-        let of_container = container_of(&cgroup, &ids).and_then(|id| by_id.get(id));
-        let group = match of_container.or_else(|| by_init.get(&pid)) {
-            Some(group) => *group,
-            None => *by_cgroup.entry(cgroup).or_insert_with(|| {
-                groups.push(Group::default());
-                groups.len() - 1
-            }),
-        };
-        groups[group].pids.push(pid);
-    }
-    Ok(groups)
-}
-
-/// The mounts of the namespace of these processes, if no container made the namespace for itself.
-fn table_of(pids: &[u32], requested: &RequestedUserNamespace) -> Option<MountTable> {
-    let start = Instant::now();
-    for pid in pids {
-        let Ok(process) = HeldProcess::open(*pid) else {
-            continue;
-        };
-        let namespace = process.mount_namespace().ok();
-        let accepted = namespace.and_then(|it| it.accepted(&process, requested).ok());
-        let table = accepted.and_then(|namespace| namespace.mounts().ok());
-        if table.is_some() || start.elapsed() > CONTAINER_TIMEOUT {
-            return table;
-        }
-    }
-    None
-}
-
-/// The places that a container may write although its mount table lacks them: with the right to
-/// mount, a container can unmount a bind and keep its folder open.
-fn unmountable_places(spec: &[u8]) -> Vec<FilePlace> {
-    let may_mount = MountMakers::from_spec(spec).is_ok_and(|makers| makers.container_may_mount);
-    let spec = SpecView::from_bytes(spec).ok().filter(|_| may_mount);
-    let places = spec.and_then(|spec| places_by_binds(&spec, true));
-    places.unwrap_or_default()
-}
-
-fn has_idmapped(table: &MountTable) -> bool {
-    let mut mounts = table.entries().iter();
-    mounts.any(|mount| mount.attributes.is_idmapped())
-}
-
-fn has_ended(pid: u32) -> bool {
-    let number = mount_namespaces(&[pid], CONTAINER_TIMEOUT).pop();
-    matches!(number, Some(Err(error)) if is_gone(&error))
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
-    use std::path::PathBuf;
     use std::process::{Child, Command};
 
     use super::*;
@@ -766,13 +482,6 @@ mod tests {
         let refused = hold_init(root.path(), &id, other.process.id()).unwrap_err();
         assert!(matches!(refused, NotInit::Cgroup { .. }), "{refused}");
     }
-}
-
-#[cfg(test)]
-mod engine_tests {
-    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
-
-    use super::*;
 
     fn write(path: PathBuf, text: &str) {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -846,57 +555,12 @@ mod engine_tests {
         assert_eq!(rootless_owner(root.path(), "r1").as_deref(), Some("1000"));
         assert_eq!(rootless_owner(root.path(), "p1"), None);
     }
-}
-
-#[cfg(test)]
-mod writers_tests {
-    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
-
-    use std::process::Command;
-    use std::thread::yield_now;
-
-    use super::*;
-
-    /// bwrap(1), or a shell of the host's root: not every namespace without a record is a container's.
-    #[test]
-    fn namespaces_that_the_hosts_root_made_for_itself_do_not_count() {
-        let unshare = Command::new("unshare")
-            .args(["-Urm", "sleep", "1000"])
-            .spawn();
-        let mut process = unshare.unwrap();
-        let pid = process.id();
-        let own = mount_namespaces(&[std::process::id()], CONTAINER_TIMEOUT)
-            .pop()
-            .unwrap()
-            .unwrap();
-        let number = || {
-            mount_namespaces(&[pid], CONTAINER_TIMEOUT)
-                .pop()
-                .unwrap()
-                .unwrap()
-        };
-        while number() == own || !may_become_root(pid) {
-            yield_now();
-        }
-        let name = format!("process {pid} (");
-        let writers = ContainersOfNode::at(Path::new("/nowhere")).writers();
-        let found: Vec<_> = writers
-            .filter(|writer| writer.name.starts_with(&name))
-            .collect();
-        process.kill().unwrap();
-        process.wait().unwrap();
-        assert!(found.is_empty(), "{found:?}");
-    }
 
     /// Also those of pods: any container may be able to write a folder of the host.
     #[test]
     fn the_state_of_each_runtime_names_a_container_and_its_spec() {
         let root = tempfile::tempdir().unwrap();
-        let write = |path: &str, text: &str| {
-            let path = root.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        };
+        let write = |path: &str, text: &str| write(root.path().join(path), text);
         let tasks = "run/containerd/io.containerd.runtime.v2.task";
         write(&format!("{tasks}/k8s.io/k1/init.pid"), "12");
         write(&format!("{tasks}/moby/created/config.json"), "{}");

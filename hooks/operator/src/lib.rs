@@ -7,6 +7,7 @@
 //! old_binds   what running containers show and the host no longer has
 //! cri         the client of the node's CRI
 //! containers  the running containers: their bundles and inits, of every runtime
+//! writers     the processes that may write a folder of the host
 //! root_program programs that root alone can change
 //! ```
 //!
@@ -28,6 +29,7 @@ pub mod root_program;
 pub mod survey;
 pub mod terminal;
 pub mod unix_http;
+pub mod writers;
 
 mod kubelet_roots;
 

@@ -31,12 +31,13 @@ use bindguard_sys::{Failure, read_mount_table};
 use serde::Serialize;
 
 use crate::containers::{
-    ContainersOfNode, EngineContainer, binds_of_container, bundle_of_container, engine_containers,
-    hold_running, inits_of, read_running, spec_of_container, state_folders, unless_ended,
+    EngineContainer, binds_of_container, bundle_of_container, engine_containers, hold_running,
+    inits_of, read_running, spec_of_container, state_folders, unless_ended,
 };
 use crate::kubelet_roots::{HostMounts, kubelets_here};
 use crate::node::refuse_other_mounts;
 use crate::pods::{PodContainer, Pods};
+use crate::writers::ContainersOfNode;
 
 /// The kinds of binds that a pod opts in by a word, besides subPaths. The command line and the
 /// annotation have the same words.
@@ -216,7 +217,7 @@ pub fn old_binds(pods: &Pods, policy: &Policy, places: &Places) -> (Vec<OldBinds
         kubelet_roots: kubelets_here(places).0,
         policy,
         places: &pods.with_runtime(places),
-        containers: ContainersOfNode::at(Path::new("/")),
+        containers: ContainersOfNode("/".into()),
     };
     let (mut found, mut problems) = (Vec::new(), Vec::new());
     let ids = pods.running().map(|container| container.id.as_str());
@@ -253,7 +254,7 @@ pub fn old_binds_of_engines(policy: &Policy, places: &Places) -> (Vec<OldBinds>,
         kubelet_roots: Vec::new(),
         policy,
         places,
-        containers: ContainersOfNode::at(Path::new("/")),
+        containers: ContainersOfNode("/".into()),
     };
     let (mut found, mut problems) = (Vec::new(), Vec::new());
     for engine in engine_containers(&state_folders(Path::new("/"))) {

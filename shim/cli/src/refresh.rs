@@ -20,12 +20,13 @@ use bindguard_guard::refresh::{
 };
 use bindguard_guard::{record_rebind, record_refresh};
 use bindguard_operator::containers::{
-    ContainersOfNode, EngineContainer, binds_of_container, bundle_of_container, engine_containers,
-    hold_init, host_files_of_container, rootless_owner, state_folders,
+    EngineContainer, binds_of_container, bundle_of_container, engine_containers, hold_init,
+    host_files_of_container, rootless_owner, state_folders,
 };
 use bindguard_operator::kubelets_here;
 use bindguard_operator::node::{is_root, refuse_other_mounts};
 use bindguard_operator::pods::{PodContainer, Pods};
+use bindguard_operator::writers::ContainersOfNode;
 use bindguard_sys::bundle::read_spec;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{ArgGroup, Args, ValueEnum};
@@ -117,7 +118,7 @@ impl Refresh {
             verb: &self,
             config,
             helper: HelperProcess::start().context("start the helper process")?,
-            running: &ContainersOfNode::at(Path::new("/")),
+            running: &ContainersOfNode("/".into()),
             report: RefreshReport::default(),
         };
         let of_engine = match &self.container {

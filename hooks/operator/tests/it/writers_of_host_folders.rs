@@ -19,7 +19,7 @@ use bindguard_guard::refresh::{
     BoundFiles, BoundMounts, CurrentFiles, FileBind, REPLACE_TIMEOUT, RefreshAct, Refreshed,
     RunningContainers, TuckRecords, refresh_container,
 };
-use bindguard_operator::containers::ContainersOfNode;
+use bindguard_operator::writers::ContainersOfNode;
 use bindguard_testing::hostile_process::{self, HostileProcess, Step, errno};
 use bindguard_testing::live::{Container, Inside};
 use bindguard_testing::{deny_call, helper, mount_of, mount_tmpfs, own_namespace};
@@ -99,7 +99,7 @@ impl Scene {
         let spec = json!({"mounts": [mount_of(&self.at(source), "/app/.env", "rprivate")]});
         let spec = spec.to_string().into_bytes();
         let binds = FileBind::of_spec(&SpecView::from_bytes(&spec).unwrap());
-        let running = ContainersOfNode::at(self.node.path());
+        let running = ContainersOfNode(self.node.path().to_owned());
         let (files, _) = BoundFiles::open(binds, container.process.pid(), &running);
         self.refresh_with(container, &files)
     }
@@ -198,7 +198,7 @@ fn a_container_that_hides_its_mounts_blocks_no_volume_out_of_its_reach() {
     umount2(&volume, MntFlags::MNT_DETACH).unwrap();
     mount_tmpfs(&volume);
     fs::write(volume.join("0"), "2").unwrap();
-    let running = ContainersOfNode::at(scene.node.path());
+    let running = ContainersOfNode(scene.node.path().to_owned());
     let mounts = BoundMounts::of_engine(&bundle, &running, &Places::default(), None).unwrap();
     let refreshed = scene.refresh_with(&victim, &mounts);
     assert_eq!(refused(&refreshed), None);
@@ -298,7 +298,7 @@ fn a_container_that_cannot_be_opened_is_not_left_out() {
     let node = scene.node.path().to_owned();
     let found = thread::spawn(move || {
         deny_call(libc::SYS_pidfd_open, Errno::EMFILE);
-        let mut writers = ContainersOfNode::at(&node).writers();
+        let mut writers = ContainersOfNode(node).writers();
         writers.any(|writer| writer.name == format!("container {OTHER}"))
     });
     assert!(found.join().unwrap());

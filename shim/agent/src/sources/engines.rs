@@ -25,10 +25,9 @@ use bindguard_core::refresh_request::{
 use bindguard_core::spec::{SpecUsers, SpecView};
 use bindguard_core::text::lies_in;
 use bindguard_guard::refresh::{BoundMounts, FileBind};
-use bindguard_operator::containers::{
-    ContainersOfNode, Engine, EngineContainer, engine_containers, state_folders,
-};
+use bindguard_operator::containers::{Engine, EngineContainer, engine_containers, state_folders};
 use bindguard_operator::unix_http;
+use bindguard_operator::writers::ContainersOfNode;
 use bindguard_sys::bundle::read_spec;
 use serde::Deserialize;
 
@@ -118,7 +117,7 @@ impl EngineContainers {
         };
         let (container, bundle) = (&opted_in.container, opted_in.bundle.as_path());
         let (request, refresher) = (&opted_in.request, &self.refresher);
-        let running = ContainersOfNode::at(&self.root);
+        let running = ContainersOfNode(self.root.clone());
         let mut refresh = ContainerRefresh::of(container, &request.notify, Some(bundle));
         refresh.warnings.clone_from(&request.problems);
         refresh.add_files(opted_in.binds.clone(), &running);

@@ -15,7 +15,8 @@ use bindguard_core::report::{Actor, BindRecord, RebindLine, Severity};
 use bindguard_core::spec::SpecView;
 use bindguard_guard::refresh::{BoundMounts, FileBind, PodVolumes, VolumeOfPod, rebind_volume};
 use bindguard_guard::{Probes, kubelet_roots_by_all_names};
-use bindguard_operator::containers::{ContainersOfNode, bundle_of_container};
+use bindguard_operator::containers::bundle_of_container;
+use bindguard_operator::writers::ContainersOfNode;
 use bindguard_sys::bundle::read_spec;
 use tracing::{info, warn};
 
@@ -110,7 +111,7 @@ impl KubeletRoot {
         };
         let request = &opted_in.request;
         let mut warnings = request.problems.clone();
-        let (folder, running) = (pod.directory(), ContainersOfNode::at(Path::new("/")));
+        let (folder, running) = (pod.directory(), ContainersOfNode("/".into()));
         // Without an answer the files of a driver are refused, and the refusal is reported.
         let is_unanswered = Cell::new(false);
         let writable = || {

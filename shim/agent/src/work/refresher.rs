@@ -19,7 +19,8 @@ use bindguard_guard::refresh::{
     BoundFiles, CurrentFiles, FileBind, HeldProcess, HelperProcess, HostRoots, MAX_MOUNTS_OF_FILE,
     ProcessError, RefreshAct, TuckRecords, refresh_container,
 };
-use bindguard_operator::containers::{ContainersOfNode, NotInit, hold_init};
+use bindguard_operator::containers::{NotInit, hold_init};
+use bindguard_operator::writers::ContainersOfNode;
 use tracing::info;
 
 use crate::limits::SayOnce;
