@@ -187,23 +187,18 @@ impl Change {
 
     /// The unified diff of a text; `None` for a program or a link.
     pub fn diff(&self) -> Option<String> {
-        let text = |content: &Option<Content>| match content {
-            None => Some(String::new()),
-            Some(Content::File(bytes)) => String::from_utf8(bytes.clone()).ok(),
-            Some(Content::Link(_)) => None,
-        };
-        let (before, after) = (text(&self.before)?, text(&self.after)?);
+        let path = self.path.display().to_string();
+        let mut sides = [("", "/dev/null"); 2];
+        for (side, content) in sides.iter_mut().zip([&self.before, &self.after]) {
+            let Some(content) = content else { continue };
+            *side = (str::from_utf8(content.bytes()?).ok()?, &path);
+        }
+        let [(before, from), (after, to)] = sides;
         if before.contains('\0') || after.contains('\0') {
             return None;
         }
-        let name = |content: &Option<Content>| match content {
-            Some(_) => self.path.display().to_string(),
-            None => "/dev/null".to_owned(),
-        };
-        let diff = TextDiff::from_lines(&before, &after);
-        let mut diff = diff.unified_diff();
-        diff.header(&name(&self.before), &name(&self.after));
-        Some(diff.to_string())
+        let diff = TextDiff::from_lines(before, after);
+        Some(diff.unified_diff().header(from, to).to_string())
     }
 
     pub fn apply(&self) -> Result<()> {
@@ -515,23 +510,19 @@ pub fn sweep_private() {
 /// Removes the files and private folders of processes that have ended from a folder.
 pub fn sweep(folder: &Path) {
     for entry in folder.read_dir().into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let name = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
-        let Some((pid, _)) = name.and_then(|name| name.split_once('-')) else {
-            continue;
-        };
-        let Ok(pid) = pid.parse::<u32>() else {
-            continue;
-        };
-        let runs = PathBuf::from(format!("/proc/{pid}"));
-        if pid == process::id() || runs.symlink_metadata().is_ok() {
-            continue;
+        if let Some(name) = entry.file_name().to_str()
+            && let Some(name) = name.strip_prefix(PREFIX)
+            && let Some((pid, _)) = name.split_once('-')
+            && let Ok(pid) = pid.parse::<u32>()
+            && pid != process::id()
+            && fs::symlink_metadata(format!("/proc/{pid}")).is_err()
+        {
+            // the next sweep tries again
+            let _ = match entry.file_type() {
+                Ok(kind) if kind.is_dir() => fs::remove_dir_all(entry.path()),
+                _ => fs::remove_file(entry.path()),
+            };
         }
-        // the next sweep tries again
-        let _ = match entry.file_type() {
-            Ok(kind) if kind.is_dir() => fs::remove_dir_all(entry.path()),
-            _ => fs::remove_file(entry.path()),
-        };
     }
 }
 

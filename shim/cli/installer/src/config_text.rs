@@ -13,8 +13,8 @@ use std::ops::Range;
 
 use anyhow::{Result, anyhow, bail};
 use bindguard_core::spec::RawObject;
-use serde_json::{Value as Json, json};
-use toml::Value;
+use serde::Serialize;
+use serde_json::{Value, json};
 use toml_edit::{Document, Item, Key, Table};
 
 /// The place of runtimes in a program's file.
@@ -39,20 +39,30 @@ impl Place {
         [self.section, &[self.default]].concat()
     }
 
-    /// The value at a path.
+    /// The value at a path, in JSON's types: those of TOML have no `null` and no number above
+    /// `i64::MAX`. A `null` counts as absent.
     ///
     /// # Errors
     /// If the text cannot be parsed.
     pub fn value_in(&self, text: &str, path: &[&str]) -> Result<Option<Value>> {
-        if self.is_json {
-            return Ok(json_member(text, path)?.and_then(value_of_json));
+        let mut value: Value = if !self.is_json {
+            parse(text)?;
+            toml::from_str(text).unwrap_or_default()
+        } else if text.trim().is_empty() {
+            return Ok(None);
+        } else {
+            serde_json::from_str(text).map_err(not_an_object)?
+        };
+        for name in path {
+            match value.get_mut(name) {
+                Some(inner) => value = inner.take(),
+                None => return Ok(None),
+            }
         }
-        parse(text)?;
-        let mut value = toml::from_str(text).ok().map(Value::Table);
-        for key in path {
-            value = value.and_then(|value| value.get(key).cloned());
+        if let Value::Object(members) = &mut value {
+            members.retain(|_, member| !member.is_null());
         }
-        Ok(value)
+        Ok(Some(value).filter(|value| !value.is_null()))
     }
 
     /// The text with this value at a path.
@@ -61,8 +71,8 @@ impl Place {
     /// If the text cannot be edited, or has a value that is no table on the path.
     pub fn with(&self, text: &str, path: &[&str], value: &Value) -> Result<String> {
         match self.is_json {
-            true => json_with(text, path, &json!(value)),
-            false => with_value(text, path, &value.to_string()),
+            true => json_with(text, path, value),
+            false => with_value(text, path, &toml::Value::try_from(value)?.to_string()),
         }
     }
 
@@ -77,27 +87,25 @@ impl Place {
     ///
     /// # Errors
     /// As [`Place::with`].
-    pub fn with_runtime(&self, text: &str, name: &str, runtime: &Value) -> Result<String> {
-        if self.runtime_in(text, name)?.as_ref() == Some(runtime) {
+    pub fn with_runtime(&self, text: &str, name: &str, runtime: &impl Serialize) -> Result<String> {
+        let mut runtime = json!(runtime);
+        if self.runtime_in(text, name)?.as_ref() == Some(&runtime) {
             return Ok(text.to_owned());
         }
         let path = self.runtime(name);
         if self.is_json {
-            return self.with(text, &path, runtime);
+            return json_with(text, &path, &runtime);
         }
         let text = without_value(text, &path)?;
         let document = parse(&text)?;
         let (_, above) = deepest(&document, &path)?;
-        match runtime {
-            Value::Table(_) if !above.is_value() => {
-                let mut nested = runtime.clone();
-                for name in path.into_iter().rev() {
-                    nested = Value::Table([(name.to_owned(), nested)].into_iter().collect());
-                }
-                appended(&text, &toml::to_string(&nested)?)
-            }
-            _ => self.with(&text, &path, runtime),
+        if !runtime.is_object() || above.is_value() {
+            return self.with(&text, &path, &runtime);
         }
+        for name in path.into_iter().rev() {
+            runtime = json!({ name: runtime });
+        }
+        appended(&text, &toml::to_string(&toml::Value::try_from(runtime)?)?)
     }
 
     /// The text with `name` as the default runtime.
@@ -127,8 +135,8 @@ impl Place {
         let mut edited = self.without(text, &self.runtime(name))?;
         if self.is_json && edited != text {
             let runtimes = &[self.runtimes];
-            let left = json_member(&edited, runtimes)?;
-            if left == Some(json!({})) && json_member(original, runtimes)?.is_none() {
+            let left = self.value_in(&edited, runtimes)?;
+            if left == Some(json!({})) && self.value_in(original, runtimes)?.is_none() {
                 edited = json_without(&edited, runtimes)?;
             }
         }
@@ -379,45 +387,6 @@ fn line_end(text: &str, at: usize) -> usize {
     newline.map_or(text.len(), |newline| at + newline + 1)
 }
 
-/// The value at a path of a JSON text.
-fn json_member(text: &str, path: &[&str]) -> Result<Option<Json>> {
-    if text.trim().is_empty() {
-        return Ok(None);
-    }
-    let mut value: Json = serde_json::from_str(text).map_err(not_an_object)?;
-    for name in path {
-        match value.get_mut(name) {
-            Some(inner) => value = inner.take(),
-            None => return Ok(None),
-        }
-    }
-    Ok(Some(value))
-}
-
-/// The value in TOML's types, which have no `null` and no number above `i64::MAX`. What is left out
-/// names no program.
-fn value_of_json(json: Json) -> Option<Value> {
-    Some(match json {
-        Json::Null => return None,
-        Json::Bool(value) => value.into(),
-        Json::Number(number) => match number.as_i64() {
-            Some(integer) => integer.into(),
-            None => number.as_f64()?.into(),
-        },
-        Json::String(text) => text.into(),
-        Json::Array(items) => Value::Array(items.into_iter().filter_map(value_of_json).collect()),
-        Json::Object(members) => {
-            let mut table = toml::Table::new();
-            for (name, member) in members {
-                if let Some(value) = value_of_json(member) {
-                    table.insert(name, value);
-                }
-            }
-            Value::Table(table)
-        }
-    })
-}
-
 fn not_an_object(error: serde_json::Error) -> anyhow::Error {
     anyhow!("it is not a JSON object: {error}")
 }
@@ -463,7 +432,7 @@ fn deepest_object(text: &str, path: &[&str]) -> Result<(usize, Range<usize>, Vec
 }
 
 /// The JSON text with `value` as the member at `path`. Missing objects on the way are created.
-fn json_with(text: &str, path: &[&str], value: &Json) -> Result<String> {
+fn json_with(text: &str, path: &[&str], value: &Value) -> Result<String> {
     let text = if text.trim().is_empty() { "{}\n" } else { text };
     let (depth, inside, members) = deepest_object(text, path)?;
     if let Some(member) = members.iter().rfind(|member| member.name == path[depth]) {
@@ -474,7 +443,7 @@ fn json_with(text: &str, path: &[&str], value: &Json) -> Result<String> {
         value = json!({ *name: value });
     }
     // formatted like the neighbours, each line behind an indentation that begins with the newline
-    let key = Json::from(path[depth]);
+    let key = Value::from(path[depth]);
     let pretty = |indent: &str| format!("{value:#}").replace('\n', indent);
     let Some(last) = members.last() else {
         let outer = format!("\n{}", "  ".repeat(depth));
@@ -531,7 +500,7 @@ mod tests {
 
     fn runtime() -> Value {
         let text = "type = \"runc.v2\"\noptions = { SystemdCgroup = true }\n";
-        Value::Table(toml::from_str(text).unwrap())
+        toml::from_str(text).unwrap()
     }
 
     #[test]
@@ -709,7 +678,7 @@ mod tests {
     /// Tables that were created on the way may stay, empty.
     fn without_empty(table: toml::Table) -> toml::Table {
         let kept = table.into_iter().map(|(key, value)| match value {
-            Value::Table(inner) => (key, Value::Table(without_empty(inner))),
+            toml::Value::Table(inner) => (key, toml::Value::Table(without_empty(inner))),
             other => (key, other),
         });
         kept.filter(|(_, value)| value.as_table().is_none_or(|table| !table.is_empty()))
@@ -732,6 +701,11 @@ mod tests {
     }
 
     const PATH: [&str; 2] = ["runtimes", "guard"];
+    const OF_JSON: Place = Place {
+        is_json: true,
+        section: &[],
+        ..PLACE
+    };
 
     #[test]
     fn members_are_added_where_and_how_people_write_them() {
@@ -781,15 +755,15 @@ mod tests {
         /// With any members: adding and removing the runtime keeps the file's meaning.
         #[test]
         fn nothing_else_changes(members in proptest::collection::btree_map("[a-z\"\\\\ ]{1,5}", 0..9_u32, 0..6), space in "[ \n\t]{0,3}", at_end in any::<bool>()) {
-            let body: Vec<String> = members.iter().map(|(name, n)| format!("{space}{}{space}:{space}{{\"n\":{n}.0}}", Json::from(name.as_str()))).collect();
+            let body: Vec<String> = members.iter().map(|(name, n)| format!("{space}{}{space}:{space}{{\"n\":{n}.0}}", Value::from(name.as_str()))).collect();
             let text = format!("{{{}{}}}", body.join(","), if at_end { "\n" } else { "" });
             let edited = json_with(&text, &PATH, &json!({ "path": "/g" })).unwrap();
-            let mut expected: Json = serde_json::from_str(&text).unwrap();
-            prop_assert_eq!(json_member(&edited, &PATH).unwrap(), Some(json!({ "path": "/g" })));
+            let mut expected: Value = serde_json::from_str(&text).unwrap();
+            prop_assert_eq!(OF_JSON.value_in(&edited, &PATH).unwrap(), Some(json!({ "path": "/g" })));
             let back = json_without(&edited, &["runtimes"]).unwrap();
-            prop_assert_eq!(serde_json::from_str::<Json>(&back).unwrap(), expected.clone());
+            prop_assert_eq!(serde_json::from_str::<Value>(&back).unwrap(), expected.clone());
             expected["runtimes"] = json!({ "guard": { "path": "/g" } });
-            prop_assert_eq!(serde_json::from_str::<Json>(&edited).unwrap(), expected);
+            prop_assert_eq!(serde_json::from_str::<Value>(&edited).unwrap(), expected);
         }
     }
 }

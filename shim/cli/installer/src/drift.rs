@@ -106,39 +106,34 @@ fn changed_files(installed: &Installed, record: &Record) -> Result<Vec<Drift>> {
     Ok(drift)
 }
 
-/// Reports changes by other tools as they come and go.
-#[derive(Debug, Default)]
-pub struct DriftReporter(Vec<String>);
-
-impl DriftReporter {
-    /// Prints what is new since the last call, and counts the changes for the agent's figures.
-    pub fn report(&mut self) {
-        let (drift, mut problems) = drift();
-        // parts that cannot be checked may have changed
-        if problems.is_empty() || !drift.is_empty() {
-            let count = format!("{}\n", drift.len());
-            let written = change::write(Path::new(DRIFT_COUNT), count.as_bytes(), 0o600, None);
-            if let Err(error) = written {
-                problems.push(format!("{error:#}"));
-            }
+/// Prints the changes by other tools that are not in `reported`, and counts the changes for the
+/// agent's figures.
+pub fn report(reported: &mut Vec<String>) {
+    let (drift, mut problems) = drift();
+    // parts that cannot be checked may have changed
+    if problems.is_empty() || !drift.is_empty() {
+        let count = format!("{}\n", drift.len());
+        let written = change::write(Path::new(DRIFT_COUNT), count.as_bytes(), 0o600, None);
+        if let Err(error) = written {
+            problems.push(format!("{error:#}"));
         }
-        let mut now: Vec<String> = Vec::new();
-        for drift in drift {
-            now.push(format!("{}; {}", drift.what, drift.command));
-        }
-        for problem in problems {
-            now.push(format!("check for changes by other tools: {problem}"));
-        }
-        for line in &now {
-            if !self.0.contains(line) {
-                print_remark(line);
-            }
-        }
-        if now.is_empty() && !self.0.is_empty() {
-            print_remark("the installation is as install left it");
-        }
-        self.0 = now;
     }
+    let mut now: Vec<String> = Vec::new();
+    for drift in drift {
+        now.push(format!("{}; {}", drift.what, drift.command));
+    }
+    for problem in problems {
+        now.push(format!("check for changes by other tools: {problem}"));
+    }
+    for line in &now {
+        if !reported.contains(line) {
+            print_remark(line);
+        }
+    }
+    if now.is_empty() && !reported.is_empty() {
+        print_remark("the installation is as install left it");
+    }
+    *reported = now;
 }
 
 /// Programs that are gone, are damaged or do not run. A link to a program of a version that is gone

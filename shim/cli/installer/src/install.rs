@@ -1,17 +1,18 @@
 //! `bindguard install`.
 
-use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
+use bindguard_config::keep_valid;
+use bindguard_core::error_chain;
 use clap::Args;
 
-use crate::change::{Change, Content, Owner};
-use crate::drift::DriftReporter;
+use crate::change::{Content, Owner};
+use crate::drift;
 use crate::programs::{Programs, remove_unneeded, store};
 use crate::record::{InstallOptions, Installed, Record};
-use crate::removal::{make, remember_docker_root};
+use crate::removal::make;
 use crate::restart::{self, NodeLabel, RestartSlot, SandboxFailed, run_trial_sandbox};
 use crate::running::{AGENT_RESTART, find};
 use crate::runtimes;
@@ -69,14 +70,16 @@ impl Install {
         }
         // before signals are blocked, which a child inherits
         let mut slot = RestartSlot::start(&self.common)?;
-        let label = RefCell::new(NodeLabel::start(&self.common)?);
+        let mut label = NodeLabel::start(&self.common)?;
         let stay = Stay::prepare(&self.common)?;
         let mut programs = Programs::beside_this_one(self.agent)?;
         // in another root there may be no /proc
         programs.check_run()?;
-        let usual = || programs.usual_prefix(self.common.root.is_some());
         let options = InstallOptions {
-            prefix: self.prefix.clone().unwrap_or_else(usual),
+            prefix: match &self.prefix {
+                Some(prefix) => prefix.clone(),
+                None => programs.usual_prefix(self.common.root.is_some()),
+            },
             default: self.default,
             wrapper: self.wrapper,
             containerd: self.containerd.clone(),
@@ -87,22 +90,19 @@ impl Install {
             None => None,
         };
         enter(self.common.root.as_deref())?;
-        let follow = || {
-            if let Some(label) = label.borrow_mut().as_mut() {
-                label.follow(try_sandbox);
+        let mut reported = Vec::new();
+        let progress = stay.after(|is_done| {
+            let progress = if is_done {
+                drift::report(&mut reported);
+                Ok(Progress::Done)
+            } else {
+                self.install(&mut programs, &options, node_config.as_ref(), slot.as_mut())
+            };
+            if let Some(label) = &mut label {
+                label.follow();
             }
-        };
-        let install = || {
-            let done = self.install(&mut programs, &options, node_config.as_ref(), slot.as_mut());
-            follow();
-            done
-        };
-        let mut reporter = DriftReporter::default();
-        let check = || {
-            reporter.report();
-            follow();
-        };
-        let progress = stay.after(install, check)?;
+            progress
+        })?;
         Ok(progress.exit_code(self.common.dry_run))
     }
 
@@ -142,7 +142,7 @@ impl Install {
         if let Some(kept) = settings.kept {
             report.unfinished(kept);
         }
-        let mut work = programs.in_prefix(prefix)?;
+        let (folder, mut work) = programs.in_prefix(prefix)?;
         let has_new_programs = work.iter().any(|change| !change.is_none());
         let restarts_agent = programs.with_agent && has_new_programs;
         if restarts_agent {
@@ -158,27 +158,27 @@ impl Install {
             if restarts_agent {
                 record.owe(Owner::Agent, Some(AGENT_RESTART))?;
             }
-            let is_file = |change: &&Change| {
-                change.owner == Owner::Bindguard && matches!(change.after, Some(Content::File(_)))
-            };
-            let (files, others) = work.split_at(work.iter().take_while(is_file).count());
+            let first_other = work.iter().position(|change| {
+                change.owner != Owner::Bindguard || !matches!(change.after, Some(Content::File(_)))
+            });
+            let (files, others) = work.split_at(first_other.unwrap_or(work.len()));
             runtimes::put(record, files)?;
             // before a link selects them, or a runtime's file names them
-            programs.check_installed(prefix)?;
+            programs.check_installed(&folder)?;
             // It would take this installation away if a later step fails.
             record.removal = None;
             record.save()?;
             runtimes::put(record, others)?;
-            remember_docker_root(record, &self.common)?;
+            record.remember_docker_root()?;
             remove_unneeded(record, prefix)?;
-            settings::keep()?;
+            keep_valid().map_err(|error| anyhow!(error_chain(&error)))?;
             record.node_config = settings.wanted;
             for planned in done {
                 record.verify(planned);
             }
             record.save()?;
         } else if !has_new_programs {
-            programs.check_installed(prefix)?;
+            programs.check_installed(&folder)?;
         }
         session.work = work;
         let mut restarted = restart::restart(&mut session, true, slot);
@@ -197,18 +197,6 @@ impl Install {
         }
         session.finish(restarted)
     }
-}
-
-/// Runs a sandbox through the handler, if containerd has it.
-///
-/// # Errors
-/// If no pod of the handler starts.
-fn try_sandbox() -> Result<()> {
-    let record = runtimes::recorded()?;
-    if record.verified(Owner::Containerd).is_some() {
-        restart::try_restarted(&[], &record)?;
-    }
-    Ok(())
 }
 
 /// Makes the former default runtime the default again, and keeps the handler: a node must not have

@@ -11,12 +11,11 @@
 //! this folder: an upgrade does not mix versions. The programs to install are opened first, because with
 //! `--root` their folder is out of reach afterwards.
 
-use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs, io};
@@ -85,13 +84,8 @@ impl Programs {
     ///
     /// # Errors
     /// If one does not.
-    pub fn check_installed(&self, prefix: &Path) -> Result<()> {
-        let programs = self.files()?;
-        let folder = match self.are_in(prefix) {
-            true => prefix.to_owned(),
-            false => folder_for(prefix, &programs)?,
-        };
-        for program in programs {
+    pub fn check_installed(&self, folder: &Path) -> Result<()> {
+        for program in self.files()? {
             let path = folder.join(program.name);
             let ran = installed(&path).and_then(|it| check_runs(program.name, it.command()));
             ran.with_context(|| format!("run {}, which was installed", path.display()))?;
@@ -141,18 +135,13 @@ impl Programs {
         bail!("{}: {why}; {ADVICE}", doing())
     }
 
-    /// True if these programs, as a package's, are in the prefix themselves.
-    fn are_in(&self, prefix: &Path) -> bool {
-        self.identity.is_some() && identity(prefix) == self.identity
-    }
-
-    /// The changes after which services find these programs in `prefix`: the files of this version,
-    /// the link that selects it, and the programs' links in the prefix. A package's own programs
-    /// stay where they are.
-    pub fn in_prefix(&self, prefix: &Path) -> Result<Vec<Change>> {
+    /// The folder of this version's files, and the changes after which services find these programs in
+    /// `prefix`: the files, the link that selects the version, and the programs' links in the prefix.
+    /// Programs that are in the prefix themselves, as a package's, stay where they are.
+    pub fn in_prefix(&self, prefix: &Path) -> Result<(PathBuf, Vec<Change>)> {
         let mut changes = Vec::new();
-        if self.are_in(prefix) {
-            return Ok(changes);
+        if self.identity.is_some() && identity(prefix) == self.identity {
+            return Ok((prefix.to_owned(), changes));
         }
         let programs = self.files()?;
         let version = folder_for(prefix, &programs)?;
@@ -172,7 +161,7 @@ impl Programs {
             let (link, target) = (prefix.join(program.name), current.join(program.name));
             changes.push(Change::link(Owner::Bindguard, link, &target)?);
         }
-        Ok(changes)
+        Ok((version, changes))
     }
 }
 
@@ -190,8 +179,6 @@ struct OwnProgram {
     name: &'static str,
     file: File,
     size: u64,
-    /// The compared files by device and inode, and the results.
-    compared: RefCell<HashMap<(u64, u64), bool>>,
 }
 
 impl OwnProgram {
@@ -201,13 +188,8 @@ impl OwnProgram {
             let path = path.display();
             format!("read {path}, which has to be beside this program")
         })?;
-        let itself = HashMap::from([((found.dev(), found.ino()), true)]);
-        Ok(Self {
-            name,
-            file,
-            size: found.size(),
-            compared: RefCell::new(itself),
-        })
+        let size = found.len();
+        Ok(Self { name, file, size })
     }
 
     fn bytes(&self) -> Result<Vec<u8>> {
@@ -219,19 +201,8 @@ impl OwnProgram {
 
     /// True if the file at a path has this content.
     fn is_at(&self, path: &Path) -> bool {
-        let Some(identity) = identity(path) else {
-            return false;
-        };
-        let known = self.compared.borrow().get(&identity).copied();
-        known.unwrap_or_else(|| {
-            let same = self.equals(path).unwrap_or(false);
-            self.compared.borrow_mut().insert(identity, same);
-            same
-        })
-    }
-
-    fn equals(&self, path: &Path) -> Result<bool> {
-        Ok(fs::metadata(path)?.len() == self.size && fs::read(path)? == self.bytes()?)
+        fs::metadata(path).is_ok_and(|found| found.len() == self.size)
+            && matches!((fs::read(path), self.bytes()), (Ok(there), Ok(own)) if there == own)
     }
 }
 

@@ -376,14 +376,26 @@ impl Record {
     /// well.
     pub fn forget(&mut self, path: &Path) -> Result<()> {
         self.files.retain(|entry| entry.path != path);
-        let mut installed = mem::take(&mut self.installed);
-        installed.retain(|installed| self.has_files_of(installed.owner));
-        self.installed = installed;
+        let files = &self.files;
+        self.installed
+            .retain(|installed| files.iter().any(|entry| entry.owner == installed.owner));
         if !self.has_files_of(Owner::Docker) {
             self.docker_root = None;
         }
         self.remove_empty_folders();
         self.save_or_remove()
+    }
+
+    /// Records the data root of a running dockerd: nothing else names the data root once dockerd has
+    /// ended.
+    pub fn remember_docker_root(&mut self) -> Result<()> {
+        if self.has_files_of(Owner::Docker)
+            && let Some(root) = running::docker_root()
+        {
+            self.docker_root = Some(root);
+            self.save()?;
+        }
+        Ok(())
     }
 
     fn save_or_remove(&mut self) -> Result<()> {

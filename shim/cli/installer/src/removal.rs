@@ -26,11 +26,10 @@ use crate::change::{Change, Doing, Owner, Plan, stays};
 use crate::programs::beside_this_one;
 use crate::record::{Entry, Installed, Record, Removal, USUAL_RUNTIME};
 use crate::running::{
-    ProgramUser, docker_containers, docker_root, find, podman_containers, pods_with_handler,
-    users_of,
+    ProgramUser, docker_containers, find, podman_containers, pods_with_handler, users_of,
 };
 use crate::runtimes;
-use crate::session::{CommonOptions, InstallReport, Progress, Session};
+use crate::session::{InstallReport, Progress, Session};
 use crate::settings::{self, RUNTIME_KEY};
 
 /// The names that a message lists.
@@ -194,7 +193,9 @@ impl KeptName {
     pub fn of(owner: Owner, path: &Path, session: &mut Session) -> Result<Option<Self>> {
         let containers = match owner {
             Owner::Docker => {
-                remember_docker_root(&mut session.record, session.common)?;
+                if !session.common.dry_run {
+                    session.record.remember_docker_root()?;
+                }
                 let recorded = session.record.docker_root.as_deref();
                 docker_containers(recorded, &runtimes::docker_data_root())
             }
@@ -306,22 +307,6 @@ pub fn kept_names(
         }
     }
     Ok(kept)
-}
-
-/// Records the data root of a running dockerd: nothing else names the data root once dockerd has
-/// ended.
-///
-/// # Errors
-/// If the record cannot be written.
-pub fn remember_docker_root(record: &mut Record, common: &CommonOptions) -> Result<()> {
-    if !common.dry_run
-        && record.has_files_of(Owner::Docker)
-        && let Ok(Some(root)) = docker_root()
-    {
-        record.docker_root = Some(root);
-        record.save()?;
-    }
-    Ok(())
 }
 
 /// The runtime that bindguard-runtime called. The engines do not hand on an environment that names

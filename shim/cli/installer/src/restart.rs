@@ -14,15 +14,14 @@ use bindguard_operator::cri::{self, TRIAL_LIMIT};
 use bindguard_operator::root_program::{RootProgram, output_within, status_within};
 use bindguard_operator::terminal::print_remark;
 use bindguard_sys::write_new_file;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::change::{Doing, Owner};
 use crate::record::{Record, remove_file};
 use crate::running::{
     AGENT_RESTART, Daemon, active_config, containerds, has_handler, socket_of, wait_until_healthy,
 };
-use crate::runtimes::{RELOAD_UNITS, sandbox_image};
-use crate::session::{CommonOptions, Session};
+use crate::runtimes::{RELOAD_UNITS, recorded, sandbox_image};
+use crate::session::{CommonOptions, Session, is_readable};
 
 /// The time limit for a command: systemd waits longer for a service that never reports its start, and
 /// another installer waits for the lock meanwhile.
@@ -200,9 +199,13 @@ impl Helper {
     fn line(&mut self) -> Result<Vec<u8>> {
         let (start, mut line) = (Instant::now(), Vec::new());
         while line.last() != Some(&b'\n') {
-            let left = Timespec::try_from(ANSWER_TIMEOUT.saturating_sub(start.elapsed()))?;
-            let ready = poll(&mut [PollFd::new(&self.stdout, PollFlags::IN)], Some(&left))?;
-            ensure!(ready > 0, "no answer within {} s", ANSWER_TIMEOUT.as_secs());
+            let left = ANSWER_TIMEOUT.saturating_sub(start.elapsed());
+            let is_answered = is_readable(&self.stdout, left)?;
+            ensure!(
+                is_answered,
+                "no answer within {} s",
+                ANSWER_TIMEOUT.as_secs()
+            );
             let mut byte = [0];
             if self.stdout.read(&mut byte)? == 0 {
                 bail!("it has ended");
@@ -257,13 +260,13 @@ impl NodeLabel {
 
     /// Sets or removes the label by the running daemon's active configuration, and by a sandbox before
     /// the label is set. A daemon that starts or does not answer changes nothing.
-    pub fn follow(&mut self, try_sandbox: impl FnOnce() -> Result<()>) {
+    pub fn follow(&mut self) {
         let followed = match has_handler() {
             None => Ok(()),
             Some(false) => self.set(false),
             Some(true) if self.is_set == Some(true) => Ok(()),
-            Some(true) => match try_sandbox() {
-                Ok(()) => self.set(true),
+            Some(true) => match try_installed() {
+                Ok(_) => self.set(true),
                 Err(error) => self.set(false).and(Err(error)),
             },
         };
@@ -339,6 +342,15 @@ pub fn try_restarted(former: &[Daemon], record: &Record) -> Result<Vec<String>> 
         }
     }
     Ok(notes)
+}
+
+/// Tries a sandbox in each containerd of which an installation is recorded.
+fn try_installed() -> Result<Vec<String>> {
+    let record = recorded()?;
+    match record.verified(Owner::Containerd) {
+        Some(_) => try_restarted(&[], &record),
+        None => Ok(Vec::new()),
+    }
 }
 
 /// Runs a sandbox in a separate process, which prints why the sandbox was not tried.

@@ -78,10 +78,13 @@ pub struct Session<'a> {
 
 impl<'a> Session<'a> {
     pub fn begin(common: &'a CommonOptions) -> Result<Self> {
-        let lock = match common.dry_run {
-            true => None,
-            false => Some(lock()?),
-        };
+        let mut lock = None;
+        if !common.dry_run {
+            let folder = Path::new("/run/bindguard");
+            make_folders(folder, 0o755).doing("create", folder)?;
+            lock = Some(lock_file(&folder.join("install.lock"), LOCK_TIMEOUT)?);
+            sweep_private();
+        }
         Ok(Self {
             common,
             record: recorded()?,
@@ -278,14 +281,6 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
 
 /// Waits until no other installer runs on this node.
-fn lock() -> Result<File> {
-    let place = Path::new("/run/bindguard");
-    make_folders(place, 0o755).doing("create", place)?;
-    let lock = lock_file(&place.join("install.lock"), LOCK_TIMEOUT)?;
-    sweep_private();
-    Ok(lock)
-}
-
 fn lock_file(path: &Path, patience: Duration) -> Result<File> {
     // A reader can have a lease on the file, which makes an open for writing wait: fcntl(2).
     let flags = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits().cast_signed();
@@ -358,20 +353,16 @@ impl Stay {
         Ok(Self(Some(signals)))
     }
 
-    /// Does the work once or, with `--stay`, until it succeeds. Then calls `check`, and again once a
-    /// minute, until a signal comes.
+    /// Does the work once or, with `--stay`, until it succeeds. Then calls it with `true`, at once and
+    /// once a minute, until a signal comes.
     ///
     /// # Errors
     /// If the work fails. The kubelet then starts the container again.
-    pub fn after(
-        &self,
-        mut work: impl FnMut() -> Result<Progress>,
-        mut check: impl FnMut(),
-    ) -> Result<Progress> {
+    pub fn after(&self, mut work: impl FnMut(bool) -> Result<Progress>) -> Result<Progress> {
         let mut last = None;
         let mut pause = RETRY;
         loop {
-            let progress = work()?;
+            let progress = work(false)?;
             let Some(signals) = &self.0 else {
                 return Ok(progress);
             };
@@ -383,8 +374,8 @@ impl Stay {
                 Progress::Done => {
                     print_remark("done; waiting for SIGTERM, which changes nothing on this node");
                     loop {
-                        check();
-                        if signal_within(signals, CHECK_INTERVAL)? {
+                        work(true)?;
+                        if is_readable(signals, CHECK_INTERVAL).context("wait for SIGTERM")? {
                             return Ok(progress);
                         }
                     }
@@ -400,7 +391,8 @@ impl Stay {
             // the pods of a fleet start at the same time, and query one API server
             let clock = SystemTime::now().duration_since(UNIX_EPOCH);
             let random = clock.map_or(0, |now| now.subsec_micros() % 1000);
-            if signal_within(signals, pause.mul_f64(1.0 - f64::from(random) / 2000.0))? {
+            let pause_of_pod = pause.mul_f64(1.0 - f64::from(random) / 2000.0);
+            if is_readable(signals, pause_of_pod).context("wait for SIGTERM")? {
                 return Ok(progress);
             }
             pause = CHECK_INTERVAL.min(pause * 2);
@@ -408,14 +400,14 @@ impl Stay {
     }
 }
 
-fn signal_within(signals: &SignalFd, limit: Duration) -> Result<bool> {
-    let limit = Timespec::try_from(limit).context("wait for SIGTERM")?;
+/// True once the descriptor can be read, false after the time limit.
+pub fn is_readable(descriptor: impl AsFd, limit: Duration) -> Result<bool> {
+    let limit = Timespec::try_from(limit)?;
     loop {
-        let mut fds = [PollFd::new(signals, PollFlags::IN)];
-        match poll(&mut fds, Some(&limit)) {
+        match poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], Some(&limit)) {
             Ok(ready) => return Ok(ready > 0),
             Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno).context("wait for SIGTERM"),
+            Err(errno) => return Err(errno.into()),
         }
     }
 }

@@ -8,7 +8,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use bindguard_config::{Config, DEFAULT_PATH, Loaded, SHIPPED, keep_valid};
+use bindguard_config::{Config, DEFAULT_PATH, Loaded, SHIPPED};
 use bindguard_core::error_chain;
 use bindguard_operator::root_program::open_of_root;
 
@@ -165,11 +165,6 @@ fn written(text: String) -> Result<SettingsPlan> {
         change: Some(change),
         ..SettingsPlan::default()
     })
-}
-
-/// Keeps the config for a time in which an edit has broken it.
-pub fn keep() -> Result<()> {
-    keep_valid().map_err(|error| anyhow!(error_chain(&error)))
 }
 
 /// The key of the OCI runtime that bindguard-runtime calls.

@@ -57,7 +57,10 @@ impl Uninstall {
         let mut label = NodeLabel::start(&self.common)?;
         let stay = Stay::prepare(&self.common)?;
         enter(self.common.root.as_deref())?;
-        let uninstall = || {
+        let progress = stay.after(|is_done| {
+            if is_done {
+                return Ok(Progress::Done);
+            }
             // or the cluster would go on to send pods of the handler here
             if let Some(Err(error)) = label.as_mut().map(|label| label.set(false)) {
                 print_remark(format_args!("nothing is removed yet: {error:#}"));
@@ -69,8 +72,7 @@ impl Uninstall {
                 leave_own_sandbox()?;
             }
             Ok(progress)
-        };
-        let progress = stay.after(uninstall, || ())?;
+        })?;
         Ok(progress.exit_code(self.common.dry_run && !self.complete || self.pending))
     }
 
@@ -111,17 +113,24 @@ impl Uninstall {
         }
         let mut changes = removals(&files, session);
         changes.extend(self.unrecorded(&runtimes, session)?);
-        keep_defaults(&mut changes, session)?;
+        keep_defaults(&mut changes, session);
         take_off(changes, session)?;
         kept.retain(|change| !change.is_none());
-        keep_defaults(&mut kept, session)?;
+        keep_defaults(&mut kept, session);
         for change in kept {
-            if names.iter().any(|kept| kept.path == change.path) {
-                keep(change, session)?;
-            } else {
+            if names.iter().all(|kept| kept.path != change.path) {
                 // a default in another file of the engine
                 take_off(vec![change], session)?;
+                continue;
             }
+            let record = &mut session.record;
+            session.report.command(change.command.as_deref());
+            if !common.dry_run {
+                record.installed.retain(|it| it.owner != change.owner);
+                record.save()?;
+                runtimes::put(record, slice::from_ref(&change))?;
+            }
+            session.work.push(change);
         }
         for kept in &handlers {
             if let Err(error) = kept.without_default(session) {
@@ -236,19 +245,6 @@ impl Uninstall {
     }
 }
 
-/// Makes a kept name that of the real runtime.
-fn keep(change: Change, session: &mut Session) -> Result<()> {
-    let record = &mut session.record;
-    session.report.command(change.command.as_deref());
-    if !session.common.dry_run {
-        record.installed.retain(|it| it.owner != change.owner);
-        record.save()?;
-        runtimes::put(record, slice::from_ref(&change))?;
-    }
-    session.work.push(change);
-    Ok(())
-}
-
 /// Reports a name that stays. Until its restart, dockerd gave the name to each new container:
 /// afterwards the name may go.
 fn finish_name(mut kept: KeptName, session: &mut Session) -> Result<()> {
@@ -264,13 +260,13 @@ fn finish_name(mut kept: KeptName, session: &mut Session) -> Result<()> {
         return Ok(());
     };
     let mut changes = removals(&[entry], session);
-    keep_defaults(&mut changes, session)?;
+    keep_defaults(&mut changes, session);
     take_off(changes, session)
 }
 
 /// Adds edits after which the defaults of these runtimes start containers. Of a runtime without
 /// such an edit nothing is removed.
-fn keep_defaults(changes: &mut Vec<Change>, session: &mut Session) -> Result<()> {
+fn keep_defaults(changes: &mut Vec<Change>, session: &mut Session) {
     for owner in [Owner::Containerd, Owner::Docker, Owner::Podman, Owner::Crio] {
         let Some(first) = changes.iter().find(|change| change.owner == owner) else {
             continue;
@@ -299,7 +295,6 @@ fn keep_defaults(changes: &mut Vec<Change>, session: &mut Session) -> Result<()>
             }
         }
     }
-    Ok(())
 }
 
 /// Reports why these programs cannot be removed: a restart is owed, a running daemon names one, or

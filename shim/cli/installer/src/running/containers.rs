@@ -129,15 +129,9 @@ const CONTAINERS: &str = "containers";
 /// The length of an id in Docker's own output.
 const SHORT_ID: usize = 12;
 
-/// The data root that the running dockerd uses; `None` if no dockerd runs.
-///
-/// # Errors
-/// If dockerd does not name it.
-pub fn docker_root() -> Result<Option<PathBuf>> {
-    match daemon_of(Owner::Docker) {
-        Some(dockerd) => root_of(&docker_info(&dockerd)?).map(Some),
-        None => Ok(None),
-    }
+/// The data root, if a dockerd runs and names it.
+pub fn docker_root() -> Option<PathBuf> {
+    root_of(&docker_info(&daemon_of(Owner::Docker)?).ok()?).ok()
 }
 
 fn root_of(info: &Value) -> Result<PathBuf> {

@@ -481,15 +481,9 @@ pub fn option(words: &[String], names: &[&str]) -> Option<String> {
 }
 
 fn service_in(cgroup: &str) -> Option<String> {
-    for line in cgroup.lines() {
-        let path = line.splitn(3, ':').nth(2).unwrap_or_default();
-        for part in path.rsplit('/') {
-            if let Some(service) = part.strip_suffix(".service") {
-                return Some(service.to_owned());
-            }
-        }
-    }
-    None
+    let mut parts = cgroup.lines().flat_map(|line| line.rsplit('/'));
+    let service = parts.find_map(|part| part.strip_suffix(".service"))?;
+    Some(service.to_owned())
 }
 
 /// A number of proc_pid_stat(5), by the field's number there.

@@ -15,7 +15,7 @@ use std::{fs, slice};
 
 use anyhow::{Context, Result, bail};
 use bindguard_core::handover::{RUNTIME, WRAPPER};
-use toml::{Table, Value};
+use serde_json::{Map, Value, json};
 
 use crate::change::{Change, Doing, Owner, Plan, bytes_after, read_text, resolved};
 use crate::config_text::Place;
@@ -124,11 +124,6 @@ pub static ENGINES: [Engine; 3] = [DOCKER, PODMAN, CRIO];
 type FileText = (PathBuf, String);
 
 impl Engine {
-    /// The engine of an owner of files.
-    pub fn of(owner: Owner) -> Option<&'static Self> {
-        ENGINES.iter().find(|engine| engine.owner == owner)
-    }
-
     /// The files in the order in which the engine reads them.
     pub fn files(&self) -> Vec<PathBuf> {
         let mut paths: Vec<PathBuf> = Vec::new();
@@ -181,12 +176,9 @@ impl Engine {
         Ok(found)
     }
 
-    /// Plans the changes for this engine.
-    pub fn plan(&self, options: &InstallOptions, record: &Record) -> Result<Plan> {
+    /// Plans the drop-in of Podman or CRI-O.
+    pub fn plan_drop_in(&self, options: &InstallOptions) -> Result<Plan> {
         let guard = options.prefix.join(WRAPPER).display().to_string();
-        if self.owner == Owner::Docker {
-            return plan_docker(guard, options, record);
-        }
         let drop_in = Path::new(self.file);
         let mut others = self.files();
         others.retain(|path| path != drop_in);
@@ -207,8 +199,7 @@ impl Engine {
         let (text, runtime);
         if self.owner == Owner::Podman {
             runtime = guarded_by_podman(&files, options)?;
-            let entry = Value::from(vec![guard]);
-            let with_runtime = self.with_runtime(HEADING, &entry, options.default)?;
+            let with_runtime = self.with_runtime(HEADING, &json!([guard]), options.default)?;
             text = with_abilities(with_runtime, &files, &runtime)?;
             if !options.default {
                 plan = self.heal(&mut files)?;
@@ -359,12 +350,11 @@ impl Engine {
         runtime: &Path,
     ) -> Result<Option<String>> {
         let mut text = text.to_owned();
-        let runtime = Value::from(runtime.display().to_string());
+        let runtime = json!(runtime.display().to_string());
         match self.place.runtime_in(&text, RUNTIME)? {
             Some(entry) if !calls_guard(&entry) => {}
             Some(Value::Array(_)) => {
-                let paths = Value::from(vec![runtime]);
-                text = self.place.with_runtime(&text, RUNTIME, &paths)?;
+                text = self.place.with_runtime(&text, RUNTIME, &[runtime])?;
                 text = text.replacen(HEADING, &format!("{HEADING}{NAME_ONLY}"), 1);
             }
             Some(_) => {
@@ -394,7 +384,7 @@ fn usual_runtime() -> PathBuf {
     crun.unwrap_or_else(|| USUAL_RUNTIME.into())
 }
 
-fn plan_docker(guard: String, options: &InstallOptions, record: &Record) -> Result<Plan> {
+pub fn plan_docker(options: &InstallOptions, record: &Record) -> Result<Plan> {
     let path = Path::new(DOCKER.file);
     let before = read_text(path)?.unwrap_or_default();
     let original = record.original(&resolved(path))?;
@@ -410,8 +400,8 @@ fn plan_docker(guard: String, options: &InstallOptions, record: &Record) -> Resu
     let notes = DOCKER.heal(&mut files)?.notes;
     let [(_, former)] = &files;
     let text = if options.default { &before } else { former };
-    let entry = Value::Table(Table::from_iter([("path".to_owned(), guard.into())]));
-    let text = DOCKER.with_runtime(text, &entry, options.default);
+    let guard = options.prefix.join(WRAPPER).display().to_string();
+    let text = DOCKER.with_runtime(text, &json!({ "path": guard }), options.default);
     let runtime = match options.default {
         true => default_of_docker(former).doing("parse", path)?,
         false => USUAL_RUNTIME.into(),
@@ -530,7 +520,7 @@ fn with_abilities(text: String, files: &[FileText], guarded: &Path) -> Result<St
             if !list.iter().any(appends) {
                 names = Vec::new();
             }
-            names.extend(list.into_iter().filter(Value::is_str));
+            names.extend(list.into_iter().filter(Value::is_string));
         }
         if names.contains(&Value::from(guarded)) {
             names.push(Value::from(RUNTIME));
@@ -555,8 +545,8 @@ fn runtime_of_crio(files: &[FileText], guard: String) -> Result<(Value, PathBuf)
         None => None,
     };
     let mut settings = match entry {
-        Some(Value::Table(settings)) => settings,
-        _ => Table::new(),
+        Some(Value::Object(settings)) => settings,
+        _ => Map::new(),
     };
     let word = |key: &str| {
         settings
@@ -583,7 +573,7 @@ fn runtime_of_crio(files: &[FileText], guard: String) -> Result<(Value, PathBuf)
     settings.remove("platform_runtime_paths");
     settings.insert("runtime_path".to_owned(), guard.into());
     settings.entry("runtime_type").or_insert("oci".into());
-    Ok((Value::Table(settings), runtime))
+    Ok((Value::Object(settings), runtime))
 }
 
 #[cfg(test)]
@@ -666,15 +656,14 @@ monitor_path = "/usr/libexec/crio/conmon"
                 .contains("calls no OCI runtime")
         );
         let (entry, _) = runtime_of_crio(&[], "/x".to_owned()).unwrap();
-        let expected: Table = toml::from_str("runtime_path = '/x'\nruntime_type = 'oci'").unwrap();
-        assert_eq!(entry, Value::Table(expected));
+        let expected = json!({ "runtime_path": "/x", "runtime_type": "oci" });
+        assert_eq!(entry, expected);
     }
 
     const MINE: &str = "{\n    \"default-runtime\": \"nvidia\",\n    \"runtimes\": { \"nvidia\": { \"path\": \"/usr/bin/nv\" } },\n    \"mtu\": 1450.0\n}\n";
 
     fn edited(text: &str, path: &str, is_default: bool) -> String {
-        let entry = toml::from_str(&format!("path = {path:?}")).unwrap();
-        let entry = Value::Table(entry);
+        let entry = json!({ "path": path });
         DOCKER.with_runtime(text, &entry, is_default).unwrap()
     }
 

@@ -32,11 +32,13 @@ pub fn recorded() -> Result<Record> {
 
 /// Plans an installation for a runtime.
 pub fn plan(owner: Owner, options: &InstallOptions, record: &Record) -> Result<(Installed, Plan)> {
-    let mut plan = match (owner, Engine::of(owner)) {
-        (_, Some(engine)) => engine.plan(options, record)?,
-        (Owner::Containerd, _) => containerd::plan(options, record)?,
-        (Owner::Agent, _) => plan_agent(options)?,
-        _ => Plan::default(),
+    let mut plan = match owner {
+        Owner::Containerd => containerd::plan(options, record)?,
+        Owner::Docker => engines::plan_docker(options, record)?,
+        Owner::Podman => PODMAN.plan_drop_in(options)?,
+        Owner::Crio => CRIO.plan_drop_in(options)?,
+        Owner::Agent => plan_agent(options)?,
+        Owner::Bindguard => Plan::default(),
     };
     for change in &mut plan.changes {
         change.command.clone_from(&plan.command);
@@ -56,21 +58,22 @@ pub fn plan(owner: Owner, options: &InstallOptions, record: &Record) -> Result<(
 /// # Errors
 /// If no edit gives the runtime such a default: then the changes must not be made.
 pub fn default_after_removal(owner: Owner, changes: &[Change], record: &Record) -> Result<Plan> {
-    match Engine::of(owner) {
+    match engine_of(owner) {
         Some(engine) => engine.default_after_removal(changes),
         None if owner == Owner::Containerd => containerd::default_after_removal(record),
         None => Ok(Plan::default()),
     }
 }
 
+fn engine_of(owner: Owner) -> Option<&'static Engine> {
+    ENGINES.iter().find(|engine| engine.owner == owner)
+}
+
 /// The files that runtimes read. `true`: an installation may have put an entry into the file.
 pub fn files(record: &Record) -> Vec<(Owner, PathBuf, bool)> {
     let installed = record.verified(Owner::Containerd);
     let named = installed.and_then(|installed| installed.options.containerd_config.as_deref());
-    let mut files = Vec::new();
-    for (path, is_edited) in containerd::files(named) {
-        files.push((Owner::Containerd, path, is_edited));
-    }
+    let mut files = containerd::files(named);
     for engine in &ENGINES {
         for path in engine.files() {
             let is_own = path == Path::new(engine.file);
@@ -89,26 +92,19 @@ pub fn unrecorded(record: &Record) -> Vec<Change> {
         if !is_edited || record.entry(&path).is_some() {
             continue;
         }
-        let Ok(mut change) = Change::to(owner, path, None) else {
-            continue;
-        };
-        let Some(present) = &change.before else {
-            continue;
-        };
-        let Ok(after) = without_bindguard(owner, &change.path, present, record) else {
-            continue;
-        };
-        change.after = after;
-        if change.is_none() {
-            continue;
+        if let Ok(mut change) = Change::to(owner, path, None)
+            && let Some(present) = &change.before
+            && let Ok(after) = without_bindguard(owner, &change.path, present, record)
+            && after.as_ref() != Some(present)
+        {
+            change.after = after;
+            let installed = match engine_of(owner) {
+                Some(engine) => engine.restart.map(str::to_owned),
+                None => ContainerdLayout::detect(None).ok().map(|it| it.restart),
+            };
+            change.command = removal_command(owner, installed.as_deref(), change.before.as_ref());
+            changes.push(change);
         }
-        let installed = match owner {
-            Owner::Containerd => ContainerdLayout::detect(None).ok().map(|it| it.restart),
-            Owner::Crio => CRIO.restart.map(str::to_owned),
-            Owner::Docker | Owner::Podman | Owner::Agent | Owner::Bindguard => None,
-        };
-        change.command = removal_command(owner, installed.as_deref(), change.before.as_ref());
-        changes.push(change);
     }
     changes
 }
@@ -123,7 +119,7 @@ pub fn without_bindguard(
     if owner == Owner::Containerd {
         return containerd::without_bindguard(path, present, record);
     }
-    let cleaned = Engine::of(owner).map(|engine| {
+    let cleaned = engine_of(owner).map(|engine| {
         move |text: &str, former: Option<&str>| engine.cleaned(text, former.unwrap_or_default())
     });
     record.content_without(path, present, cleaned)
@@ -194,7 +190,7 @@ pub fn with_name_only(
     original: Option<&Content>,
     runtime: &Path,
 ) -> Result<Option<Content>> {
-    let Some(engine) = Engine::of(owner).filter(|_| owner != Owner::Crio) else {
+    let Some(engine) = engine_of(owner) else {
         return Ok(None);
     };
     let text = engine.with_name_only(text_of(present)?, text_of(original)?, runtime)?;

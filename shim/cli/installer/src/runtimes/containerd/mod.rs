@@ -8,27 +8,26 @@
 //! | an import with the CRI plugin's section | containerd 1.7 takes the whole section from it |
 //!
 //! An edit is right if `containerd config dump` shows the intended change and nothing else
-//! ([`files`], [`dump`]). This module writes no permanent file.
+//! ([`files`]). This module writes no permanent file.
 
-mod dump;
 mod files;
 mod node;
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use bindguard_core::handover::{RUNTIME, WRAPPER};
+use bindguard_core::handover::{RUNTIME, SHIM, WRAPPER};
 use bindguard_core::text::shell_word;
 use bindguard_operator::terminal::print_text;
-use toml::Value;
+use toml::{Table, Value};
 
 use crate::change::{self, Change, Content, Doing, Owner, Plan};
 use crate::config_text::{Place, find, parse};
 use crate::record::{HEADING, InstallOptions, Record, USUAL_RUNTIME, text_of};
 use crate::running::SearchPath;
-use crate::runtimes::containerd::dump::{Effective, PLUGINS, RUNC, binary_name, handler, kind_of};
 use crate::runtimes::containerd::files::{
-    Files, Texts, imports, matches, patterns, with_import, with_imports_of_others, without_import,
+    Effective, Files, PLUGINS, RUNC, Texts, binary_name, imports, kind_of, matches, patterns,
+    with_import, with_imports_of_others, without_import,
 };
 use crate::runtimes::containerd::node::{Distribution, node_config, of_template};
 
@@ -92,7 +91,10 @@ pub fn plan(options: &InstallOptions, record: &Record) -> Result<Plan> {
     let edit = Edit::of(&files, version, options, &mut plan)?;
     let is_right = match files.without.is_empty() {
         true => edit.before == edit.wanted,
-        false => edit.surprises(&files.effective(&Texts::new())?).is_empty(),
+        false => edit
+            .wanted
+            .differences(&files.effective(&Texts::new())?)
+            .is_empty(),
     };
     if is_right {
         return Ok(plan);
@@ -195,11 +197,6 @@ impl<'a> Edit<'a> {
         })
     }
 
-    /// The effects of these edits that are not meant, and those that are missing.
-    fn surprises(&self, after: &Effective) -> Vec<String> {
-        self.wanted.differences(after)
-    }
-
     /// The files to edit and their new texts, with the handler at this place. `None` if the edit is the
     /// operator's.
     fn edits(&self, place: Place) -> Result<Option<Vec<(PathBuf, String)>>> {
@@ -214,7 +211,11 @@ impl<'a> Edit<'a> {
             }
             has_folder = true;
             let edits = vec![self.drop_in(place, path)?];
-            if self.surprises(&files.effective_with(&edits)?).is_empty() {
+            if self
+                .wanted
+                .differences(&files.effective_with(&edits)?)
+                .is_empty()
+            {
                 return Ok(Some(edits));
             }
         }
@@ -238,7 +239,11 @@ impl<'a> Edit<'a> {
             let pattern = folder.join("*.toml").display().to_string();
             let imports = (layout.config.clone(), with_import(&main, &pattern)?);
             let edits = vec![self.drop_in(place, folder.join(DROP_IN))?, imports];
-            if self.surprises(&files.effective_with(&edits)?).is_empty() {
+            if self
+                .wanted
+                .differences(&files.effective_with(&edits)?)
+                .is_empty()
+            {
                 return Ok(Some(edits));
             }
         }
@@ -348,7 +353,7 @@ impl<'a> Edit<'a> {
                 path.display()
             );
         }
-        let surprises = self.surprises(&after);
+        let surprises = self.wanted.differences(&after);
         ensure!(
             surprises.is_empty(),
             "with {} edited, containerd config dump differs in more than was meant ({}), so nothing was changed: {}",
@@ -398,7 +403,7 @@ pub fn sandbox_image(record: &Record) -> Result<Option<String>> {
 
 /// The files in which an installation may have put an entry, with `true`, and the templates in which an
 /// operator may have. `named`: the main file that the operator named.
-pub fn files(named: Option<&Path>) -> Vec<(PathBuf, bool)> {
+pub fn files(named: Option<&Path>) -> Vec<(Owner, PathBuf, bool)> {
     let Ok(layout) = ContainerdLayout::detect(named) else {
         return Vec::new();
     };
@@ -412,10 +417,15 @@ pub fn files(named: Option<&Path>) -> Vec<(PathBuf, bool)> {
     }
     files.sort();
     files.dedup();
-    let files = files.into_iter().map(|path| (path, true));
-    files
-        .chain(templates.into_iter().map(|path| (path, false)))
-        .collect()
+    let mut found = Vec::new();
+    for (paths, is_edited) in [(files, true), (templates, false)] {
+        found.extend(
+            paths
+                .into_iter()
+                .map(|path| (Owner::Containerd, path, is_edited)),
+        );
+    }
+    found
 }
 
 /// The content that a removal leaves at a path: see [`Record::content_without`]. An import that files
@@ -527,5 +537,94 @@ fn base_of<'e>(before: &'e Effective, options: &InstallOptions) -> &'e str {
         &before.default
     } else {
         USUAL_RUNTIME
+    }
+}
+
+/// The handler's table, made from the table of the runtime that it guards. bindguard's shim, by
+/// `runtime_path`, keeps every option. With `--wrapper` containerd's own shim stays, and calls
+/// bindguard-runtime by `BinaryName`.
+///
+/// # Errors
+/// If the runtime is not of runc's kind.
+fn handler(base: &Table, options: &InstallOptions) -> Result<Table> {
+    ensure!(
+        kind_of(base) == RUNC,
+        "its runtime_type is {:?}, and bindguard guards {RUNC} only",
+        kind_of(base)
+    );
+    let program = |name: &str| Value::from(options.prefix.join(name).display().to_string());
+    let mut table = base.clone();
+    table.retain(|key, _| {
+        // with --wrapper, a foreign shim of the operator is kept
+        !key.starts_with("runtime_") || key == "runtime_path" && options.wrapper
+    });
+    table.insert("runtime_type".to_owned(), Value::from(RUNC));
+    if options.wrapper {
+        let inner = table
+            .entry("options")
+            .or_insert_with(|| Table::new().into());
+        if let Some(inner) = inner.as_table_mut() {
+            inner.insert("BinaryName".to_owned(), program(WRAPPER));
+        }
+    } else {
+        table.insert("runtime_path".to_owned(), program(SHIM));
+    }
+    Ok(table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn base() -> Table {
+        toml::from_str(
+            "runtime_type = 'io.containerd.runc.v2'\nruntime_path = '/old'\nsnapshotter = 's'\npod_annotations = ['a']\n\
+             [options]\nSystemdCgroup = true\nBinaryName = '/usr/bin/crun'\nRoot = '/r'\n",
+        )
+        .unwrap()
+    }
+
+    fn made(base: &Table, wrapper: bool, prefix: &str) -> Result<Table> {
+        let options = InstallOptions {
+            prefix: prefix.into(),
+            default: false,
+            wrapper,
+            containerd: None,
+            containerd_config: None,
+        };
+        handler(base, &options)
+    }
+
+    #[test]
+    fn the_shim_keeps_every_option() {
+        assert_eq!(
+            made(&base(), false, "/opt/b").unwrap(),
+            toml::from_str(
+                "runtime_type = 'io.containerd.runc.v2'\nruntime_path = '/opt/b/containerd-shim-bindguard-v2'\n\
+                 pod_annotations = ['a']\nsnapshotter = 's'\n\
+                 [options]\nBinaryName = '/usr/bin/crun'\nRoot = '/r'\nSystemdCgroup = true\n"
+            )
+            .unwrap()
+        );
+    }
+
+    #[test]
+    fn the_wrapper_stands_before_the_runtime_that_was_named() {
+        let table = made(&base(), true, "/usr/bin").unwrap();
+        assert_eq!(binary_name(&table), "/usr/bin/bindguard-runtime");
+        assert_eq!(binary_name(&base()), "/usr/bin/crun");
+        assert_eq!(table["runtime_path"].as_str(), Some("/old"));
+        let mut plain = base();
+        plain.remove("options");
+        let table = made(&plain, true, "/usr/bin").unwrap();
+        assert_eq!(binary_name(&table), "/usr/bin/bindguard-runtime");
+        assert_eq!(binary_name(&plain), "runc");
+    }
+
+    #[test]
+    fn another_kind_of_runtime_is_refused() {
+        let kata: Table = toml::from_str("runtime_type = 'io.containerd.kata.v2'").unwrap();
+        let error = made(&kata, false, "/b").unwrap_err().to_string();
+        assert!(error.contains("kata"), "{error}");
     }
 }

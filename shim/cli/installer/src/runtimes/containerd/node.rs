@@ -13,7 +13,7 @@ use bindguard_core::handover::{RUNTIME, SHIM};
 use bindguard_operator::doctor::{os_release, os_release_value};
 
 use crate::change::read_text;
-use crate::running::{Daemon, SearchPath, containerds, option};
+use crate::running::{Daemon, containerds, option};
 
 const DEFAULT: &str = "/etc/containerd/config.toml";
 /// The files that distributions generate for containerd.
@@ -35,7 +35,7 @@ pub struct ContainerdLayout {
     pub restart: String,
     /// The config file of the running containerd, if it differs from `config`.
     pub unread: Option<PathBuf>,
-    daemon: Option<Daemon>,
+    pub daemon: Option<Daemon>,
 }
 
 impl ContainerdLayout {
@@ -82,12 +82,6 @@ impl ContainerdLayout {
     pub fn is_generated(&self, file: &Path) -> bool {
         use Distribution::{K0s, K3s, Microk8s, Rke2};
         file == self.config && matches!(self.distribution, K3s | Rke2 | Microk8s | K0s)
-    }
-
-    /// The folders in which this containerd searches shims and runtimes.
-    pub fn search_path(&self, program: &Path) -> SearchPath {
-        let path = self.daemon.as_ref().and_then(Daemon::search_path);
-        SearchPath::of(path, Some(program))
     }
 }
 
