@@ -15,7 +15,7 @@ use bindguard_operator::terminal::print_remark;
 
 use crate::change;
 use crate::change::Owner;
-use crate::programs::check_starts;
+use crate::own_files::check_starts;
 use crate::record::{Entry, Installed, Record, hash};
 use crate::running::is_gone;
 use crate::runtimes::{self, recorded};

@@ -10,14 +10,13 @@ use clap::Args;
 
 use crate::change::{Content, Owner};
 use crate::drift;
-use crate::programs::{Programs, remove_unneeded, store};
+use crate::own_files::{NodeConfig, Programs, plan_config, remove_unneeded, store};
 use crate::record::{InstallOptions, Installed, Record};
 use crate::removal::make;
 use crate::restart::{self, NodeLabel, RestartSlot, SandboxFailed, run_trial_sandbox};
 use crate::running::{AGENT_RESTART, find};
 use crate::runtimes;
 use crate::session::{CommonOptions, Progress, Session, Stay, enter};
-use crate::settings::{self, NodeConfig};
 
 /// Arguments of `install`.
 #[derive(Debug, Args)]
@@ -137,7 +136,7 @@ impl Install {
             changes.extend(plan.changes);
         }
         let runtime = runtime_of_all(&done, record)?;
-        let settings = settings::plan(runtime, node_config, record)?;
+        let settings = plan_config(runtime, node_config, record)?;
         report.notes.extend(settings.mistakes);
         if let Some(kept) = settings.kept {
             report.unfinished(kept);

@@ -14,14 +14,13 @@ mod change;
 mod config_text;
 pub mod drift;
 mod install;
-mod programs;
+mod own_files;
 pub mod record;
 pub mod removal;
 mod restart;
 pub mod running;
 mod runtimes;
 pub mod session;
-mod settings;
 mod uninstall;
 
 pub use self::change::private_folder;

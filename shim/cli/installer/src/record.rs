@@ -4,13 +4,14 @@
 //! it has their former content, named by SHA-256. The record is written before a file is changed:
 //! uninstall can also undo an install that was killed half-way.
 
-use std::io::{self, ErrorKind};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::{fs, mem};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use bindguard_config::KEPT_PATH;
 use bindguard_operator::root_program::open_of_root;
+use bindguard_sys::unless_absent;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -418,7 +419,7 @@ impl Record {
             return Ok(());
         }
         sweep(Path::new(FOLDER));
-        there_or_not(fs::remove_dir_all(ORIGINALS)).doing("remove", Path::new(ORIGINALS))?;
+        unless_absent(fs::remove_dir_all(ORIGINALS)).doing("remove", Path::new(ORIGINALS))?;
         for file in [KEPT_PATH, FILE] {
             remove_file(Path::new(file))?;
         }
@@ -432,7 +433,7 @@ impl Record {
     fn remove_empty_folders(&mut self) {
         self.folders.reverse();
         self.folders
-            .retain(|folder| there_or_not(fs::remove_dir(folder)).is_err());
+            .retain(|folder| unless_absent(fs::remove_dir(folder)).is_err());
         self.folders.reverse();
     }
 
@@ -544,14 +545,8 @@ pub fn text_of(content: Option<&Content>) -> Result<&str> {
 
 /// Removes a file that may be missing.
 pub fn remove_file(path: &Path) -> Result<()> {
-    there_or_not(fs::remove_file(path)).doing("remove", path)
-}
-
-fn there_or_not(removed: io::Result<()>) -> io::Result<()> {
-    match removed {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        removed => removed,
-    }
+    unless_absent(fs::remove_file(path)).doing("remove", path)?;
+    Ok(())
 }
 
 fn hash_of(content: &Content) -> String {

@@ -23,14 +23,13 @@ use bindguard_operator::pods::Pods;
 use bindguard_operator::terminal::print_remark;
 
 use crate::change::{Change, Doing, Owner, Plan, stays};
-use crate::programs::beside_this_one;
+use crate::own_files::{RUNTIME_KEY, beside_this_one, plan_config};
 use crate::record::{Entry, Installed, Record, Removal, USUAL_RUNTIME};
 use crate::running::{
     ProgramUser, docker_containers, find, podman_containers, pods_with_handler, users_of,
 };
 use crate::runtimes;
 use crate::session::{InstallReport, Progress, Session};
-use crate::settings::{self, RUNTIME_KEY};
 
 /// The names that a message lists.
 const MAX_NAMES: usize = 3;
@@ -90,7 +89,7 @@ pub fn make(installed: Installed, plan: Plan, session: &mut Session) -> Result<(
     let (record, report) = (&mut session.record, &mut session.report);
     report.take(&plan);
     let mut changes = plan.changes;
-    match settings::plan(installed.needs_runtime.as_deref(), None, record) {
+    match plan_config(installed.needs_runtime.as_deref(), None, record) {
         Ok(settings) => changes.extend(settings.change),
         // a config that is not valid must not keep the default on the node
         Err(error) => report.notes.push(format!("{error:#}")),

@@ -15,7 +15,7 @@ use bindguard_operator::terminal::print_remark;
 use clap::Args;
 
 use crate::change::{self, Change, Doing, Owner, bytes_after, stays, sweep};
-use crate::programs::CURRENT;
+use crate::own_files::CURRENT;
 use crate::record::{Entry, PendingRemoval, Record, Removal};
 use crate::removal::{
     KeptHandler, KeptName, counted, is_meant, kept_handlers, kept_names, pods_of, programs_to_go,

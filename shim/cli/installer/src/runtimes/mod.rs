@@ -11,7 +11,7 @@ use anyhow::{Result, ensure};
 use bindguard_config::DEFAULT_PATH;
 
 use crate::change::{self, Change, Content, Owner, Plan};
-use crate::programs::CURRENT;
+use crate::own_files::CURRENT;
 use crate::record::{InstallOptions, Installed, Record, text_of};
 use crate::running::AGENT_RESTART;
 use crate::runtimes::containerd::{ContainerdLayout, unit_exists};

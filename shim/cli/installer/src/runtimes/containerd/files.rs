@@ -396,10 +396,11 @@ impl Effective {
             let Some(cri) = cri.and_then(Value::as_table_mut) else {
                 continue;
             };
-            let runtimes = match cri.remove("runtimes") {
-                Some(Value::Table(runtimes)) => telling(&runtimes),
+            let mut runtimes = match cri.remove("runtimes") {
+                Some(Value::Table(runtimes)) => runtimes,
                 _ => Table::new(),
             };
+            remove_silent(&mut runtimes);
             let default = match cri.remove("default_runtime_name") {
                 Some(Value::String(name)) => name,
                 _ => String::new(),
@@ -477,32 +478,22 @@ impl Effective {
     }
 }
 
-/// A runtime's table without the keys that equal an absent key: Go's zero values, and the
+/// Removes the keys of a runtime's table that equal an absent key: Go's zero values, and the
 /// sandboxer's default.
-fn telling(table: &Table) -> Table {
-    let mut kept = Table::new();
-    for (key, value) in table {
-        let says_something = match value {
-            Value::String(text) => {
-                !(text.is_empty() || key.starts_with("sandbox") && text == "podsandbox")
-            }
-            Value::Integer(number) => *number != 0,
-            Value::Boolean(yes) => *yes,
-            Value::Array(array) => !array.is_empty(),
-            Value::Table(table) => {
-                let inner = telling(table);
-                if !inner.is_empty() || key != "options" {
-                    kept.insert(key.clone(), Value::Table(inner));
-                }
-                continue;
-            }
-            Value::Float(_) | Value::Datetime(_) => true,
-        };
-        if says_something {
-            kept.insert(key.clone(), value.clone());
+fn remove_silent(table: &mut Table) {
+    table.retain(|key, value| match value {
+        Value::String(text) => {
+            !(text.is_empty() || key.starts_with("sandbox") && text == "podsandbox")
         }
-    }
-    kept
+        Value::Integer(number) => *number != 0,
+        Value::Boolean(yes) => *yes,
+        Value::Array(array) => !array.is_empty(),
+        Value::Table(inner) => {
+            remove_silent(inner);
+            !inner.is_empty() || key != "options"
+        }
+        Value::Float(_) | Value::Datetime(_) => true,
+    });
 }
 
 fn compare(at: &str, before: &Table, after: &Table, found: &mut Vec<String>) {

@@ -92,7 +92,7 @@ fn config_of_files(root: &Path) -> PathBuf {
             return PathBuf::from(path);
         }
     }
-    config_of(root, "containerd").unwrap_or_else(|| DEFAULT.into())
+    config_of_unit(root).unwrap_or_else(|| DEFAULT.into())
 }
 
 /// The service of the running containerd, or of the distribution if there is such a unit.
@@ -304,11 +304,11 @@ pub fn unit_exists(root: &Path, service: &str) -> bool {
         .any(|folder| root.join(folder).join(&unit).symlink_metadata().is_ok())
 }
 
-/// The file that `--config` names in the service's command.
-fn config_of(root: &Path, service: &str) -> Option<PathBuf> {
+/// The file that `--config` names in the command of containerd's service.
+fn config_of_unit(root: &Path) -> Option<PathBuf> {
     let mut command = String::new();
     let mut variables = Vec::new();
-    for text in texts(root, service) {
+    for text in unit_texts(root) {
         for line in text.lines().map(str::trim) {
             if let Some(line) = line.strip_prefix("Environment=") {
                 for word in line.split_whitespace() {
@@ -333,13 +333,13 @@ fn config_of(root: &Path, service: &str) -> Option<PathBuf> {
 }
 
 /// The unit, and then its drop-ins in the order of their names.
-fn texts(root: &Path, service: &str) -> Vec<String> {
+fn unit_texts(root: &Path) -> Vec<String> {
     let mut unit = None;
     let mut drop_ins = Vec::new();
     for folder in FOLDERS.map(|folder| root.join(folder)) {
-        let path = folder.join(format!("{service}.service"));
+        let path = folder.join("containerd.service");
         unit = unit.or_else(|| read_text(&path).ok()?);
-        let folder = folder.join(format!("{service}.service.d"));
+        let folder = folder.join("containerd.service.d");
         for entry in folder.read_dir().into_iter().flatten().flatten() {
             let path = entry.path();
             if path.extension().is_some_and(|it| it == "conf") {
@@ -480,25 +480,22 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         };
-        assert_eq!(config_of(root.path(), "containerd"), None);
+        assert_eq!(config_of_unit(root.path()), None);
         write(
             "lib/systemd/system/containerd.service",
             "[Service]\nExecStart=/usr/bin/containerd\n",
         );
-        assert_eq!(config_of(root.path(), "containerd"), None);
+        assert_eq!(config_of_unit(root.path()), None);
         let flatcar = "[Service]\nEnvironment=CONTAINERD_CONFIG=/usr/share/containerd/config.toml\nExecStart=/usr/bin/containerd --config ${CONTAINERD_CONFIG}\n";
         write("usr/lib/systemd/system/containerd.service", flatcar);
         assert_eq!(
-            config_of(root.path(), "containerd"),
+            config_of_unit(root.path()),
             Some("/usr/share/containerd/config.toml".into())
         );
         write(
             "etc/systemd/system/containerd.service.d/10-own.conf",
             "[Service]\nExecStart=\nExecStart=/usr/bin/containerd -c /etc/own.toml\n",
         );
-        assert_eq!(
-            config_of(root.path(), "containerd"),
-            Some("/etc/own.toml".into())
-        );
+        assert_eq!(config_of_unit(root.path()), Some("/etc/own.toml".into()));
     }
 }
