@@ -31,12 +31,14 @@ BIN    := $(CURDIR)/target/$(TARGET)/release
 DEV    := $(CURDIR)/target/$(TARGET)/debug
 FAULTS := $(CURDIR)/target/fault-points
 
-PROGRAMS := -p containerd-shim-bindguard-v2 -p bindguard-runtime -p bindguard
+PROGRAMS := -p bindguard-runtime -p bindguard
 FAULTY := bindguard-runtime containerd-shim-bindguard-v2 bindguard-agent
 NAMES := containerd-shim-bindguard-v2 bindguard-runtime bindguard bindguard-agent
 
 # Built by a call of its own: cargo unites the features of all packages of a call, and the other programs need few.
 AGENT := -p bindguard-agent
+# As well: the wrapper wants the guard's crates fast, and the shim wants them small.
+SHIM := -p containerd-shim-bindguard-v2 $(foreach crate,core sys,--config 'profile.release.package.bindguard-$(crate).opt-level="z"')
 
 # One file each, for any node: glibc linked in, loaded where it was linked (a static-pie needs relocations at start).
 # `--target` keeps these flags away from build scripts and procedural macros.
@@ -71,6 +73,7 @@ BUILD := build
 ## the programs a node gets, static
 build: setup
 	RUSTFLAGS="$(STATIC) $(REMAP)" cargo $(BUILD) --locked --release --target $(TARGET) $(PROGRAMS)
+	RUSTFLAGS="$(STATIC) $(REMAP)" cargo $(BUILD) --locked --release --target $(TARGET) $(SHIM)
 	RUSTFLAGS="$(STATIC) $(REMAP)" cargo $(BUILD) --locked --release --target $(TARGET) $(AGENT)
 
 ## the same programs and the demo, not optimized, by one call
@@ -178,6 +181,7 @@ release: built-twice package-files helm
 	sh integration/matrix/setup.sh jq:jq $(if $(CROSS),debootstrap:debootstrap)
 ifneq ($(CROSS),)
 	sh integration/arm64/build.sh $(ARM64) $(BUILD) --release $(PROGRAMS)
+	sh integration/arm64/build.sh $(ARM64) $(BUILD) --release $(SHIM)
 	sh integration/arm64/build.sh $(ARM64) $(BUILD) --release $(AGENT)
 endif
 	@if grep -lF -e '$(CURDIR)' -e '$(PACKAGES)' $(addprefix $(BIN)/,$(NAMES)) $(if $(CROSS),$(addprefix $(ARM64_BIN)/,$(NAMES))); then \
@@ -395,6 +399,7 @@ ARM64_TESTS := mounts replace target admit attributes_of_the_mount host_root_bin
 arm64: setup
 	sh integration/matrix/setup.sh debootstrap:debootstrap qemu-system-aarch64:qemu-system-arm cpio:cpio xz:xz-utils
 	sh integration/arm64/build.sh $(ARM64) build --release $(PROGRAMS)
+	sh integration/arm64/build.sh $(ARM64) build --release $(SHIM)
 	sh integration/arm64/build.sh $(ARM64) build --release $(AGENT)
 	sh integration/arm64/build.sh $(ARM64) test -p bindguard-sys -p bindguard-guard -p bindguard-integration \
 	  --test it --no-run --message-format=json | $(call keep_programs,$(ARM64)/programs)

@@ -95,12 +95,17 @@ impl Identity {
     /// that contradict each other are ignored. Podman takes annotations from the image and runs no
     /// pods of a kubelet.
     pub fn from_spec(spec: &SpecView<'_>) -> Self {
-        if spec.annotation(MANAGER) == Some("libpod") {
+        Self::from_annotations(|key| spec.annotation(key))
+    }
+
+    /// The same for annotations that are not in a [`SpecView`].
+    pub fn from_annotations<'a>(annotation: impl Fn(&str) -> Option<&'a str>) -> Self {
+        if annotation(MANAGER) == Some("libpod") {
             return Self::default();
         }
         let named = |keys: [&str; 4]| {
             let [container, uid, namespace, name] =
-                keys.map(|key| spec.annotation(key).map(str::to_owned));
+                keys.map(|key| annotation(key).map(str::to_owned));
             Self {
                 container,
                 pod: PodName {

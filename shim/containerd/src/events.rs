@@ -26,7 +26,7 @@ use ttrpc::asynchronous::Client;
 use ttrpc::asynchronous::transport::Socket;
 use ttrpc::{Code, context};
 
-use crate::work::lock;
+use crate::work::{lock, spawn};
 
 /// The number of events that Go's shim keeps for a retry.
 const MAX_EVENTS: usize = 2048;
@@ -66,7 +66,7 @@ impl TaskEvents {
             client: None,
         };
         let queued = events.clone();
-        tokio::spawn(async move {
+        spawn(async move {
             loop {
                 publisher.deliver(&queued.next().await).await;
                 lock(&queued.0.items).is_sending = false;
@@ -78,13 +78,16 @@ impl TaskEvents {
 
     /// Puts an event in the queue.
     pub fn send<M: Message>(&self, topic: &'static str, event: &M) {
-        let value = match event.write_to_bytes() {
-            Ok(value) => value,
-            Err(error) => return tracing::error!(topic, %error, "cannot encode an event"),
-        };
+        match event.write_to_bytes() {
+            Ok(value) => self.send_encoded(topic, M::NAME, value),
+            Err(error) => log::error!(topic:%, error:%; "cannot encode an event"),
+        }
+    }
+
+    fn send_encoded(&self, topic: &str, name: &str, value: Vec<u8>) {
         let any = Any {
             // Go's registry has the full name alone.
-            type_url: format!("containerd.events.{}", M::NAME),
+            type_url: format!("containerd.events.{name}"),
             value,
             ..Default::default()
         };
@@ -113,7 +116,7 @@ impl TaskEvents {
             }
         };
         if timeout(limit, flushed).await.is_err() {
-            tracing::warn!("the last events did not reach containerd");
+            log::warn!("the last events did not reach containerd");
         }
     }
 
@@ -126,10 +129,7 @@ impl TaskEvents {
             if let Some(event) = items.waiting.remove(oldest)
                 && items.dropped == 0
             {
-                tracing::warn!(
-                    topic = &*event.topic,
-                    "containerd receives no events: dropping the oldest of {MAX_EVENTS}"
-                );
+                log::warn!(topic:% = event.topic; "containerd receives no events: dropping the oldest of {MAX_EVENTS}");
             }
             items.dropped += 1;
         }
@@ -163,10 +163,7 @@ impl Items {
             // Frees the memory of a long queue.
             self.waiting = VecDeque::new();
             if self.dropped > 0 {
-                tracing::warn!(
-                    dropped = self.dropped,
-                    "containerd receives events again; the oldest were dropped"
-                );
+                log::warn!(dropped:% = self.dropped; "containerd receives events again; the oldest were dropped");
             }
             self.dropped = 0;
         }
@@ -197,11 +194,7 @@ impl Publisher {
                 {
                     rejections += 1;
                     if rejections >= REJECTIONS {
-                        return tracing::error!(
-                            topic = &*event.topic,
-                            "containerd does not take an event: {}",
-                            status.message
-                        );
+                        return log::error!(topic:% = event.topic; "containerd does not take an event: {}", status.message);
                     }
                 }
                 Err(error) => {
@@ -210,7 +203,7 @@ impl Publisher {
                         error => error.to_string(),
                     };
                     self.client = None;
-                    tracing::debug!(topic = &*event.topic, "containerd cannot be reached: {why}");
+                    log::debug!(topic:% = event.topic; "containerd cannot be reached: {why}");
                 }
             }
             sleep(pause).await;

@@ -198,7 +198,7 @@ pub async fn reap_on_sigchld(exits: Arc<Exits>) {
     let mut children = match Signals::register(&[SIGCHLD]) {
         Ok(children) => children,
         Err(error) => {
-            return tracing::error!(%error, "orphans will stay zombies, and memory of a burst will be kept: no SIGCHLD");
+            return log::error!(error:%; "orphans will stay zombies, and memory of a burst will be kept: no SIGCHLD");
         }
     };
     let mut arrived = children.next().await;
@@ -242,10 +242,10 @@ fn reap(pid: u32, exits: &Exits) {
         Ok(Some(status)) => {
             let exit = Exit::now(status_of(&status));
             exits.inner().statuses.keep(pid, exit);
-            tracing::debug!(pid, "reaped an orphan");
+            log::debug!(pid:%; "reaped an orphan");
         }
         Ok(None) => {}
-        Err(error) => tracing::debug!(pid, %error, "an orphan was gone already"),
+        Err(error) => log::debug!(pid:%, error:%; "an orphan was gone already"),
     }
 }
 
@@ -353,7 +353,7 @@ impl Watched {
             let mut ready = match pidfd.readable().await {
                 Ok(ready) => ready,
                 Err(error) => {
-                    tracing::error!(pid = self.pid, %error, "cannot wait for a process");
+                    log::error!(pid:% = self.pid, error:%; "cannot wait for a process");
                     break LOST_STATUS;
                 }
             };
@@ -364,7 +364,7 @@ impl Watched {
                 Err(error) => {
                     // ECHILD: the process is not the shim's child, so the kernel reports the end
                     // without the status.
-                    tracing::warn!(pid = self.pid, %error, "the exit status of a process is lost");
+                    log::warn!(pid:% = self.pid, error:%; "the exit status of a process is lost");
                     break LOST_STATUS;
                 }
             }

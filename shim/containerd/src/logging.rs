@@ -4,27 +4,23 @@
 //! fifo is opened for reading and writing and never blocks. Without a reader (containerd is being
 //! restarted) lines wait in the fifo. A full fifo loses lines. A log must never stop a container.
 
-use std::fmt::{self, Write as _};
+use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use log::kv::{self, Key, Value, VisitSource};
+use log::{Level, LevelFilter, Log, Metadata, Record};
 use rustix::fs::OFlags;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
-use tracing::field::{Field, Visit};
-use tracing::level_filters::LevelFilter;
-use tracing::{Event, Level, Metadata, Subscriber, span};
 
 /// The fifo's name in the bundle, which is a shim's current directory.
 pub const FIFO: &str = "log";
 
-/// Writes a line for each event. The shim uses no spans.
-struct Logfmt {
-    file: File,
-    level: LevelFilter,
-}
+/// Writes a line for each record.
+struct Logfmt(File);
 
 /// Logs into the fifo, with stderr or without. Not for the stderr of `start`: containerd takes all
 /// its output for the address.
@@ -46,78 +42,60 @@ pub fn to_stderr(debug: bool) -> io::Result<()> {
 }
 
 fn install(file: File, debug: bool) -> io::Result<()> {
-    let level = if debug {
-        LevelFilter::DEBUG
+    log::set_boxed_logger(Box::new(Logfmt(file))).map_err(io::Error::other)?;
+    log::set_max_level(if debug {
+        LevelFilter::Debug
     } else {
-        LevelFilter::INFO
-    };
-    tracing::subscriber::set_global_default(Logfmt { file, level }).map_err(io::Error::other)?;
+        LevelFilter::Info
+    });
     // A panic is caught where it happens, see `service::run_to_end`; its message must be in the log.
-    std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
+    std::panic::set_hook(Box::new(|panic| log::error!("{panic}")));
     Ok(())
 }
 
-impl Subscriber for Logfmt {
+impl Log for Logfmt {
+    /// The records of this crate: those of ttrpc are for its own developers.
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_event() && *metadata.level() <= self.level
+        metadata.target().starts_with(env!("CARGO_CRATE_NAME"))
     }
 
-    fn max_level_hint(&self) -> Option<LevelFilter> {
-        Some(self.level)
-    }
-
-    fn event(&self, event: &Event<'_>) {
+    fn log(&self, record: &Record<'_>) {
+        if !self.enabled(record.metadata()) {
+            return;
+        }
         let now = OffsetDateTime::now_utc()
             .format(&Rfc3339)
             .unwrap_or_default();
-        let mut line = LogfmtLine::default();
-        event.record(&mut line);
-        let level = match *event.metadata().level() {
-            Level::WARN => "warning".to_owned(),
+        let level = match record.level() {
+            Level::Warn => "warning".to_owned(),
             level => level.as_str().to_ascii_lowercase(),
         };
-        let LogfmtLine { message, fields } = line;
-        let text = format!("time=\"{now}\" level={level} msg={message:?}{fields}\n");
+        let message = record.args().to_string();
+        let mut fields = Fields(String::new());
+        let _ = record.key_values().visit(&mut fields);
+        let text = format!("time=\"{now}\" level={level} msg={message:?}{}\n", fields.0);
         // A single write, usually shorter than PIPE_BUF, so lines of two shims do not mix; a full
         // fifo drops the line.
-        let _ = (&self.file).write_all(text.as_bytes());
+        let _ = (&self.0).write_all(text.as_bytes());
     }
 
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-    fn enter(&self, _: &span::Id) {}
-    fn exit(&self, _: &span::Id) {}
+    fn flush(&self) {}
 }
 
-#[derive(Default)]
-struct LogfmtLine {
-    message: String,
-    fields: String,
-}
+struct Fields(String);
 
-impl Visit for LogfmtLine {
-    fn record_str(&mut self, field: &Field, value: &str) {
-        self.record_debug(field, &format_args!("{value}"));
-    }
-
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        let text = format!("{value:?}");
-        if field.name() == "message" {
-            self.message = text;
-            return;
-        }
+impl VisitSource<'_> for Fields {
+    fn visit_pair(&mut self, key: Key<'_>, value: Value<'_>) -> Result<(), kv::Error> {
+        let text = value.to_string();
         let bare = !text.is_empty()
             && text
                 .bytes()
                 .all(|b| b.is_ascii_alphanumeric() || b"-._/@^+:".contains(&b));
         let _ = match bare {
-            true => write!(self.fields, " {}={text}", field.name()),
-            false => write!(self.fields, " {}={text:?}", field.name()),
+            true => write!(self.0, " {key}={text}"),
+            false => write!(self.0, " {key}={text:?}"),
         };
+        Ok(())
     }
 }
 
@@ -128,14 +106,11 @@ mod tests {
     #[test]
     fn a_line_of_logfmt() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let log = Logfmt {
-            file: file.reopen().unwrap(),
-            level: LevelFilter::INFO,
-        };
-        tracing::subscriber::with_default(log, || {
-            tracing::warn!(id = "abc", why = "two words", pid = 7, "it \"happened\"");
-            tracing::debug!("not this");
-        });
+        let log = Logfmt(file.reopen().unwrap());
+        log::set_max_level(LevelFilter::Info);
+        log::warn!(logger: log, id:% = "abc", why:% = "two words", pid:% = 7; "it \"happened\"");
+        log::debug!(logger: log, "not this");
+        log::warn!(logger: log, target: "ttrpc", "nor this");
         let text = std::fs::read_to_string(file.path()).unwrap();
         let (_time, rest) = text.split_once(" level=").unwrap();
         assert_eq!(

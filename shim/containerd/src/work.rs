@@ -5,13 +5,15 @@
 //! process that is nearly always idle.
 
 use std::error::Error;
+use std::pin::Pin;
 use std::sync::mpsc::channel;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use std::{io, thread};
 
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Builder;
 use tokio::sync::{Semaphore, oneshot};
+use tokio::task::JoinHandle;
 
 use crate::kernel;
 
@@ -20,16 +22,34 @@ const EVENTS_AT_ONCE: usize = 128;
 /// Enough for a buffer and some calls.
 const STACK: usize = 256 * 1024;
 
-/// The event loop of a process: one thread.
-pub fn event_loop() -> io::Result<Runtime> {
-    Builder::new_current_thread()
+// Work is boxed before it is handed to tokio or to a thread: their code for it is in the program
+// once, not once for each kind of work.
+
+/// Runs the event loop of a process, one thread, until this work has ended.
+pub fn block_on<T>(work: impl Future<Output = T>) -> io::Result<T> {
+    let event_loop = Builder::new_current_thread()
         .enable_all()
         .max_io_events_per_tick(EVENTS_AT_ONCE)
-        .build()
+        .build()?;
+    let mut result = None;
+    let work: Pin<Box<dyn Future<Output = ()> + '_>> =
+        Box::pin(async { result = Some(work.await) });
+    event_loop.block_on(work);
+    result.ok_or_else(|| io::ErrorKind::Interrupted.into())
+}
+
+/// Starts a task of the event loop.
+pub fn spawn(work: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+    let work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(work);
+    tokio::spawn(work)
 }
 
 /// Starts a thread that no caller waits for.
 pub fn spawn_thread(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    spawn_boxed(Box::new(work))
+}
+
+fn spawn_boxed(work: Box<dyn FnOnce() + Send>) -> io::Result<()> {
     thread::Builder::new()
         .stack_size(STACK)
         .spawn(|| {
@@ -45,9 +65,18 @@ pub fn spawn_thread(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
 pub async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<T> {
-    let (send, receive) = oneshot::channel();
-    spawn_thread(move || drop(send.send(work())))?;
-    receive.await.map_err(io::Error::other)
+    let result = Arc::new(Mutex::new(None));
+    let own = Arc::clone(&result);
+    let (done, ended) = oneshot::channel();
+    spawn_thread(move || {
+        *lock(&own) = Some(work());
+        // Without a receiver the result is dropped here, not by the event loop.
+        drop(own);
+        let _ = done.send(());
+    })?;
+    ended.await.map_err(io::Error::other)?;
+    let result = lock(&result).take();
+    result.ok_or_else(|| io::ErrorKind::Interrupted.into())
 }
 
 /// Locks for a look-up or a small change, never across an await. A panic elsewhere leaves the value

@@ -94,7 +94,7 @@ pub fn claim(
             continue;
         }
         if is_dead && old != link {
-            tracing::debug!(path = %old.display(), "removing a stale socket");
+            log::debug!(path:% = old.display(); "removing a stale socket");
             let _ = fs::remove_file(old);
         }
         return Ok(Claim::New(new));
@@ -160,7 +160,7 @@ pub fn remove_stale(socket: &Path) -> Result<Option<UnixStream>, Errno> {
     if matches!(connected, Err(Errno::CONNREFUSED)) {
         match OwnSocket::bind(&socket) {
             Ok(own) => remove(&own.path, &socket),
-            Err(error) => tracing::warn!(%error, path = %socket.display(), "a stale socket stays"),
+            Err(error) => log::warn!(error:%, path:% = socket.display(); "a stale socket stays"),
         }
     }
     connected

@@ -22,6 +22,7 @@ use std::env;
 use std::error::Error;
 use std::fs;
 use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -29,12 +30,16 @@ use std::time::SystemTime;
 
 use bindguard_core::error_chain;
 use bindguard_core::handover::{SHIM, SHIM_RUNTIME_TYPE};
-use containerd_shim_protos::api::DeleteResponse;
+use containerd_shim_protos::api::{ConnectRequest, DeleteResponse};
 use containerd_shim_protos::types::introspection::{RuntimeInfo, RuntimeVersion};
 use nix::libc::SIGKILL;
 use protobuf::well_known_types::any::Any;
 use protobuf::{Message, MessageField};
 use rustix::io::Errno;
+use tokio::net;
+use ttrpc::asynchronous::Client;
+use ttrpc::asynchronous::transport::Socket;
+use ttrpc::{Code, Request, Response};
 
 use crate::args::Args;
 use crate::bundle::{Bundle, Options, ShimSpec, given_or};
@@ -42,9 +47,9 @@ use crate::events::timestamp;
 use crate::exits::Exits;
 use crate::logging;
 use crate::runtime::{DEFAULT_BINARY, Runtime, look_up};
-use crate::service::is_alive;
+use crate::service::{EXPECT, V3};
 use crate::task::{end_pod, roll_back};
-use crate::work::{Result, event_loop, failed};
+use crate::work::{Result, block_on, failed};
 use claim::hash;
 
 pub use claim::remove as remove_socket;
@@ -147,8 +152,7 @@ pub fn delete(args: &Args) -> Result<()> {
     };
     let bundle = Bundle::at(path.map_err(failed("find the bundle"))?);
     let pid = Bundle::read_pid(&bundle.init_pid_file()).unwrap_or_default();
-    let event_loop = event_loop().map_err(failed("start an event loop"))?;
-    event_loop.block_on(async {
+    let done = block_on(async {
         let crashed = !bundle.is_settled();
         if crashed {
             clean_up(args, &args.id, &bundle).await;
@@ -159,6 +163,7 @@ pub fn delete(args: &Args) -> Result<()> {
             }
         }
     });
+    done.map_err(failed("start an event loop"))?;
     let answer = DeleteResponse {
         pid,
         exit_status: 128 + SIGKILL.unsigned_abs(),
@@ -173,17 +178,11 @@ pub fn delete(args: &Args) -> Result<()> {
 
 async fn clean_up(args: &Args, id: &str, bundle: &Bundle) {
     let options = bundle.read_options().unwrap_or_else(|error| {
-        tracing::warn!(
-            error = error_chain(&error),
-            "using the default runtime to delete the container"
-        );
+        log::warn!(error:% = error_chain(&error); "using the default runtime to delete the container");
         Options::default()
     });
     let spec = bundle.spec().unwrap_or_else(|error| {
-        tracing::warn!(
-            error = error_chain(&error),
-            "what the spec says is not known"
-        );
+        log::warn!(error:% = error_chain(&error); "what the spec says is not known");
         ShimSpec::default()
     });
     let exits = Arc::new(Exits::default());
@@ -236,6 +235,69 @@ fn joined(sandbox: &Path, id: &str) -> Vec<(String, Bundle)> {
         }
     }
     joined
+}
+
+/// The time limit: a server that hangs must not block the caller.
+const LIMIT_NANOSECONDS: i64 = 2_000_000_000;
+
+/// True if the connection's server lives. The kernel accepts for a killed server until its files
+/// are closed, and then hangs up. A living server answers, with or without the container. A server
+/// that hangs counts as alive.
+pub async fn is_alive(server: UnixStream, id: &str) -> bool {
+    let answer = call_server(server, V3, "Connect", id).await;
+    matches!(
+        answer,
+        Ok(_) | Err(ttrpc::Error::RpcStatus(_) | ttrpc::Error::Others(_))
+    )
+}
+
+/// Announces a container to the server behind this connection, for `start`. False if the server is
+/// about to end.
+///
+/// A pod's last container may be deleted, and its shim shut down, between a new container's `start`
+/// and `Create`: the create would find no server. So `start` calls first. If the server answers
+/// that it ends, `start` makes a new server. A server without this call, of Go's shim or of an
+/// older version, is used without the announcement.
+pub async fn takes(server: UnixStream, id: &str) -> bool {
+    let (service, method) = EXPECT.split_once('/').unwrap_or_default();
+    match call_server(server, service, method, id).await {
+        Err(ttrpc::Error::RpcStatus(status)) => status.code() != Code::UNAVAILABLE,
+        Err(error @ ttrpc::Error::Others(_)) => {
+            log::warn!(error:%; "announce the container to the shim of its group");
+            true
+        }
+        // The server hung up before, during or after the call.
+        Err(_) => false,
+        Ok(_) => true,
+    }
+}
+
+/// Calls a method whose only argument is the container. `Others`: no answer in time, or the call
+/// could not be sent.
+async fn call_server(
+    server: UnixStream,
+    service: &str,
+    method: &str,
+    id: &str,
+) -> ttrpc::Result<Response> {
+    let message = ConnectRequest {
+        id: id.to_owned(),
+        ..Default::default()
+    };
+    let request = Request {
+        service: service.to_owned(),
+        method: method.to_owned(),
+        timeout_nano: LIMIT_NANOSECONDS,
+        payload: message.write_to_bytes().map_err(not_sent)?,
+        ..Default::default()
+    };
+    server.set_nonblocking(true).map_err(not_sent)?;
+    let server = net::UnixStream::from_std(server).map_err(not_sent)?;
+    Client::new(Socket::from(server)).request(request).await
+}
+
+fn not_sent(error: impl Error) -> ttrpc::Error {
+    ttrpc::Error::Others(error.to_string())
 }
 
 #[cfg(test)]

@@ -31,12 +31,11 @@ use rustix::process::{getpid, getppid};
 use rustix::thread::{CoreSchedulingScope, create_core_scheduling_cookie};
 
 use super::claim::{Claim, claim};
-use super::{ADDRESS_FILE, SOCKET_DIRECTORY, link_of_group};
+use super::{ADDRESS_FILE, SOCKET_DIRECTORY, link_of_group, takes};
 use crate::args::Args;
 use crate::bundle::{Bundle, Options, OptionsError, ShimSpec, given_or, write_beside};
 use crate::cgroup::{ROOT, with_controllers};
-use crate::service::takes;
-use crate::work::{Result, StepError, event_loop, failed};
+use crate::work::{Result, StepError, block_on, failed};
 use crate::{kernel, logging};
 
 /// The annotations that name the group of containers that share a server, those of a pod. Searched
@@ -64,9 +63,7 @@ pub fn start(args: &Args) -> Result<(), Box<dyn Error>> {
     }
     let group = group_of(&spec, &args.id);
     let link = link_of_group(directory, &args.address, &args.namespace, &group);
-    let claimed = claim(&link, |server| {
-        Ok(event_loop()?.block_on(takes(server, &args.id)))
-    });
+    let claimed = claim(&link, |server| block_on(takes(server, &args.id)));
     let claimed = claimed.map_err(failed("bind the shim's socket"))?;
     let socket = match claimed {
         Claim::Serving(socket) => socket,
@@ -103,7 +100,7 @@ fn start_server(args: &Args, sent: &StartInput, listener: &UnixListener) -> Resu
         && let Err(error) =
             create_core_scheduling_cookie(getpid(), CoreSchedulingScope::ProcessGroup)
     {
-        tracing::warn!(%error, "no core scheduling for the shim");
+        log::warn!(error:%; "no core scheduling for the shim");
     }
     // The link, not its target: after an upgrade, too, bindguard-runtime is searched beside it.
     let program = std::env::current_exe().map_err(failed("find this program"))?;
@@ -185,7 +182,7 @@ fn adjust_oom_score(server: u32) {
         fs::write(format!("/proc/{server}/oom_score_adj"), score.to_string())
     };
     if let Err(error) = adjust() {
-        tracing::debug!(%error, "the shim's oom_score_adj stays as it is");
+        log::debug!(error:%; "the shim's oom_score_adj stays as it is");
     }
 }
 
@@ -201,7 +198,7 @@ fn join_cgroup(server: u32, cgroup: &str) {
         let joined = make_cgroup(&hierarchy, cgroup)
             .and_then(|()| fs::write(directory.join("cgroup.procs"), server.to_string()));
         if let Err(error) = joined {
-            tracing::warn!(%error, cgroup = %directory.display(), "the shim stays out of a cgroup");
+            log::warn!(error:%, cgroup:% = directory.display(); "the shim stays out of a cgroup");
         }
     }
 }
@@ -324,10 +321,7 @@ fn start_options(any: Option<&Any>) -> Result<Options> {
     match Options::from_any(any) {
         Err(OptionsError::Malformed(error)) => Err(error),
         Err(error) => {
-            tracing::debug!(
-                error = error_chain(&error),
-                "options that `create` will refuse"
-            );
+            log::debug!(error:% = error_chain(&error); "options that `create` will refuse");
             Ok(Options::default())
         }
         Ok(options) => Ok(options),

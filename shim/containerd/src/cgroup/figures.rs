@@ -49,7 +49,7 @@ pub fn text(directory: &Path, name: &str) -> Option<String> {
         Ok(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
         Err(error) => {
             if !is_absent(&error) {
-                tracing::debug!(path = %path.display(), %error, "a figure cannot be read");
+                log::debug!(path:% = path.display(), error:%; "a figure cannot be read");
             }
             None
         }

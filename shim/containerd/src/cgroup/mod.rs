@@ -340,7 +340,7 @@ pub fn enable_controllers(cgroup: &Path) {
     };
     for cgroup in above.into_iter().rev() {
         if let Err(error) = hand_down(&cgroup.join(SUBTREE_CONTROL), &all) {
-            tracing::debug!(%error, cgroup = %cgroup.display(), "some controllers stay disabled");
+            log::debug!(error:%, cgroup:% = cgroup.display(); "some controllers stay disabled");
         }
     }
 }
@@ -388,7 +388,7 @@ pub async fn remove_leftover_cgroup(cgroups_path: &str, state: &Path) {
     }
     let (within, state) = (cgroups.clone(), state.to_owned());
     if let Err(error) = run_blocking(move || end_waiting_init(&within, &state)).await {
-        tracing::warn!(%error, "the init of an interrupted create may stay");
+        log::warn!(error:%; "the init of an interrupted create may stay");
     }
     if let Some((unit, _)) = scope {
         return stop_if_empty(unit, &cgroups).await;
@@ -397,7 +397,7 @@ pub async fn remove_leftover_cgroup(cgroups_path: &str, state: &Path) {
         for _ in 0..TRIES {
             match fs::remove_dir(&cgroup) {
                 Ok(()) => {
-                    tracing::debug!(cgroup = %cgroup.display(), "removed what a killed runtime left")
+                    log::debug!(cgroup:% = cgroup.display(); "removed what a killed runtime left")
                 }
                 Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
                     tokio::time::sleep(PAUSE).await;
@@ -451,9 +451,9 @@ fn end_waiting_init(cgroups: &[PathBuf], state: &Path) {
         match ended {
             Ok(false) => {}
             Ok(true) => {
-                tracing::warn!(%pid, state = %state.display(), "ended the init that a killed runtime left")
+                log::warn!(pid:%, state:% = state.display(); "ended the init that a killed runtime left")
             }
-            Err(error) => tracing::warn!(%pid, %error, "a process of an interrupted create stays"),
+            Err(error) => log::warn!(pid:%, error:%; "a process of an interrupted create stays"),
         }
     }
 }
@@ -571,11 +571,11 @@ async fn stop_if_empty(unit: String, cgroups: &[PathBuf]) {
             None => {}
             Some(Ok(_)) => return,
             Some(Err(error)) => {
-                return tracing::warn!(unit, error = error_chain(error), "a scope stays");
+                return log::warn!(unit:%, error:% = error_chain(error); "a scope stays");
             }
         }
     }
-    tracing::debug!(unit, "stopping the scope that a killed runtime left");
+    log::debug!(unit:%; "stopping the scope that a killed runtime left");
     let stop = move || {
         let mut command = Command::new("systemctl");
         command
@@ -587,13 +587,13 @@ async fn stop_if_empty(unit: String, cgroups: &[PathBuf]) {
         match command.status() {
             Ok(status) if status.success() => {}
             Ok(status) => {
-                tracing::warn!(unit, %status, "an empty scope stays: systemctl stop failed")
+                log::warn!(unit:%, status:%; "an empty scope stays: systemctl stop failed")
             }
-            Err(error) => tracing::warn!(unit, %error, "an empty scope stays: run systemctl"),
+            Err(error) => log::warn!(unit:%, error:%; "an empty scope stays: run systemctl"),
         }
     };
     if let Err(error) = run_blocking(stop).await {
-        tracing::warn!(%error, "an empty scope stays: run systemctl");
+        log::warn!(error:%; "an empty scope stays: run systemctl");
     }
 }
 

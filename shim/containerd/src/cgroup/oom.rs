@@ -212,7 +212,7 @@ impl OomWatch {
                         return alarms + pending > 1;
                     }
                     Err(error) => {
-                        tracing::warn!(%error, path = %directory.display(), "memory.oom_control cannot be read");
+                        log::warn!(error:%, path:% = directory.display(); "memory.oom_control cannot be read");
                         false
                     }
                 };
@@ -227,7 +227,7 @@ impl OomWatch {
                 Ok(events) => has_grown(&mut self.kills, events.of(KILLS)),
                 Err(error) => {
                     if !is_absent(&error) {
-                        tracing::warn!(%error, "memory.events cannot be read");
+                        log::warn!(error:%; "memory.events cannot be read");
                     }
                     self.has_ended = true;
                     false

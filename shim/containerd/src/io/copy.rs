@@ -21,7 +21,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
 
 use super::WatchedFd;
-use crate::work::spawn_thread;
+use crate::work::{spawn, spawn_thread};
 
 /// The limit of a step; a pipe holds 64 KiB.
 const STEP: usize = 16 * 1024;
@@ -73,13 +73,13 @@ impl StreamCopy {
         let progress = Arc::<Progress>::default();
         let ends = [&from, &to].map(Arc::downgrade);
         let own = Arc::clone(&progress);
-        let task = tokio::spawn(async move {
+        let task = spawn(async move {
             let ended = run(&from, &to, &own).await;
             // The descriptors close before the end is reported: the reader must also see the end by
             // then.
             drop((from, to));
             if let Err(error) = ended {
-                tracing::debug!(%error, "a stream ended early");
+                log::debug!(error:%; "a stream ended early");
             }
             own.ended.send_replace(true);
         });
@@ -127,16 +127,16 @@ impl StreamCopy {
         };
         match (self.progress.drain(limits, can_move).await, &self.task) {
             (DrainResult::Passed, _) => {}
-            (_, None) => tracing::warn!(
+            (_, None) => log::warn!(
                 "a process left behind still holds a log file's pipe open, or its disk hangs"
             ),
             (DrainResult::Moving, _) => {
-                tracing::warn!(
+                log::warn!(
                     "a slow reader still takes the output of a process that is being deleted"
                 )
             }
             (DrainResult::Stalled, Some(task)) => {
-                tracing::warn!(
+                log::warn!(
                     "closing a stream that has no reader, or that a leftover process has open"
                 );
                 task.abort();
@@ -231,7 +231,7 @@ fn pass_on(pipe: &mut File, file: &mut File, own: &Progress) {
             Ok(read) => read,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => {
-                return tracing::warn!(%error, "cannot read a container's output any more");
+                return log::warn!(error:%; "cannot read a container's output any more");
             }
         };
         own.holding.store(true, Ordering::Relaxed);
@@ -242,7 +242,7 @@ fn pass_on(pipe: &mut File, file: &mut File, own: &Progress) {
             Err(_) if losing => {}
             Err(error) => {
                 losing = true;
-                tracing::warn!(%error, "cannot write a container's log file: its output is lost until that works again");
+                log::warn!(error:%; "cannot write a container's log file: its output is lost until that works again");
             }
         }
         own.moved.fetch_add(read as u64, Ordering::Relaxed);

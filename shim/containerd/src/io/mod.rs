@@ -294,7 +294,7 @@ impl PreparedIo {
     pub fn write_failure(&self) {
         for output in &self.outputs {
             if let Err(error) = output.write_failure() {
-                tracing::warn!(%error, "the runtime's error is not in the log file");
+                log::warn!(error:%; "the runtime's error is not in the log file");
             }
         }
     }
@@ -374,7 +374,7 @@ impl PendingOutput {
         let mut file = File::from(self.to.try_clone()?);
         spawn_thread(move || {
             if let Err(error) = file.write_all(&text) {
-                tracing::warn!(%error, path = %path.display(), "the runtime's error is not in the log file");
+                log::warn!(error:%, path:% = path.display(); "the runtime's error is not in the log file");
             }
         })
     }

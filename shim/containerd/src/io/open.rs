@@ -45,7 +45,7 @@ use tokio::time::timeout;
 
 use crate::exits::{Exits, Watched};
 use crate::kernel;
-use crate::work::{Result, StepError, failed, run_blocking, spawn_thread};
+use crate::work::{Result, StepError, failed, run_blocking, spawn, spawn_thread};
 
 /// The destination of an output.
 pub enum OutputTarget {
@@ -135,7 +135,7 @@ fn open_input(path: &Path) -> io::Result<Input> {
         let (read, mut write) = io::pipe()?;
         spawn_thread(move || {
             if let Err(error) = io::copy(&mut file, &mut write) {
-                tracing::debug!(%error, "an input ended early");
+                log::debug!(error:%; "an input ended early");
             }
         })?;
         return Ok(Input {
@@ -282,14 +282,14 @@ impl Logger {
         kernel::with_default_signals(&mut command);
         let exits = Arc::clone(process.exits);
         // Known before the thread ends: while the thread lives, the child is no orphan.
-        let spawn = move || command.spawn().map(|child| exits.know(child.id()));
+        let start = move || command.spawn().map(|child| exits.know(child.id()));
         // Away from the event loop: the file may be on a server that does not answer.
-        let known = run_blocking(spawn).await.and_then(|started| started);
+        let known = run_blocking(start).await.and_then(|started| started);
         let known = known.map_err(failed(&step))?;
         let watched = Arc::new(Watched::known(known).map_err(failed(format!("watch {name}")))?);
         let (end, ended) = watch::channel(false);
         let dying = Arc::clone(&watched);
-        tokio::spawn(async move {
+        spawn(async move {
             dying.exit().await;
             end.send_replace(true);
         });
@@ -318,7 +318,7 @@ impl Logger {
         }
         self.send(SIGTERM);
         if !self.ends_within(TERM_LIMIT).await {
-            tracing::warn!(program = %self.program.display(), "a logging program does not end and is killed");
+            log::warn!(program:% = self.program.display(); "a logging program does not end and is killed");
             self.send(SIGKILL);
         }
     }
@@ -330,7 +330,7 @@ impl Logger {
 
     fn send(&self, signal: i32) {
         if let Err(error) = self.watched.signal(signal) {
-            tracing::debug!(program = %self.program.display(), %error, "signal a logging program");
+            log::debug!(program:% = self.program.display(), error:%; "signal a logging program");
         }
     }
 }

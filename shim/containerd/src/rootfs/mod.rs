@@ -102,10 +102,7 @@ fn mount_all(mounts: &[Mount], rootfs: &Path) -> Result<()> {
     for mount in mounts {
         mount_one(mount, rootfs).inspect_err(|_| {
             if let Err(left) = unmount_all(rootfs) {
-                tracing::warn!(
-                    error = error_chain(&left),
-                    "a half mounted root filesystem stays"
-                );
+                log::warn!(error:% = error_chain(&left); "a half mounted root filesystem stays");
             }
         })?;
     }
@@ -570,7 +567,7 @@ impl Drop for MappedLayers {
         let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
         let _ = unmount_once(&self.directory, flags);
         if let Err(error) = fs::remove_dir(&self.directory) {
-            tracing::warn!(path = %self.directory.display(), %error, "cannot remove the mount point of an overlay's mapped layers");
+            log::warn!(path:% = self.directory.display(), error:%; "cannot remove the mount point of an overlay's mapped layers");
         }
     }
 }

@@ -48,8 +48,7 @@ use bindguard_core::mount_table::MountEntry;
 use bindguard_core::policy::Policy;
 use bindguard_core::proof::{Comparison, EXPECTED_FILE, ExpectedBinds};
 use bindguard_core::report::{CreateLine, Report, Unchecked};
-use bindguard_core::spec::SpecView;
-use bindguard_sys::bundle::{self, read_spec};
+use bindguard_sys::bundle;
 use bindguard_sys::journal::append;
 use rustix::pipe::{PipeFlags, pipe_with};
 use time::OffsetDateTime;
@@ -62,7 +61,7 @@ use tokio::time::timeout;
 use super::{Result, RunStreams, Running, Runtime, RuntimeCall, RuntimeError, is_program, look_up};
 use crate::io::PreparedIo;
 use crate::kernel;
-use crate::work::{run_blocking, spawn_thread};
+use crate::work::{run_blocking, spawn, spawn_thread};
 
 const RETRIES: u32 = 3;
 /// The time limit for the end of a killed guard, which may have become the runtime.
@@ -81,8 +80,9 @@ pub struct NewContainer<'a> {
     pub settings: &'a GuardSettings,
 }
 
-/// The settings of the guard, and the policy for a container that it could not check.
+/// The settings of the guard, and the facts for a container that it could not check.
 pub struct GuardSettings {
+    pub container: Identity,
     pub deadline: Duration,
     /// Decides whether an unchecked container is refused.
     pub policy: Policy,
@@ -127,11 +127,7 @@ impl Runtime {
             let failed = match (self.run_guard(&guard, call, attempt).await?, failure) {
                 (GuardResult::Created { is_provable }, before) => {
                     if let Some(before) = before {
-                        tracing::info!(
-                            id,
-                            attempt,
-                            "created after a mount was repaired; before: {before}"
-                        );
+                        log::info!(id:%, attempt:%; "created after a mount was repaired; before: {before}");
                     }
                     return Ok(is_provable);
                 }
@@ -144,7 +140,7 @@ impl Runtime {
                     return self.run_unguarded(call, why).await;
                 }
                 (GuardResult::NoGuard(why), Some(failure)) => {
-                    tracing::warn!(id, attempt, "no second check of the mounts: {why}");
+                    log::warn!(id:%, attempt:%; "no second check of the mounts: {why}");
                     return Err(failure);
                 }
                 (GuardResult::NoGuard(why), None) => {
@@ -167,14 +163,11 @@ impl Runtime {
             return Err(RuntimeError::Refused { reason });
         }
         let id = &self.id;
-        tracing::warn!(
-            id,
-            "{why}: the container is created without a check of its mounts"
-        );
+        log::warn!(id:%; "{why}: the container is created without a check of its mounts");
         // A guard that broke, or was killed when it had become the runtime, may have written to the
         // container's stderr.
         if let Some(output) = call.prepared_io.last_output() {
-            tracing::warn!(id, "the guard's last output: {output}");
+            log::warn!(id:%; "the guard's last output: {output}");
         }
         let plain = self.call(call.verb, call.args.clone()).await?;
         let streams = RunStreams::Process(call.prepared_io);
@@ -197,7 +190,7 @@ impl Runtime {
         let read = answers.read_until(b'\n', &mut received);
         let (how, why) = if let Ok(read) = timeout(deadline, read).await {
             if let Err(error) = read {
-                tracing::warn!(%error, "cannot read the guard's answer");
+                log::warn!(error:%; "cannot read the guard's answer");
             }
             let answer = parse_answer(&received);
             if let Some(GuardAnswer::Handover { prove }) = answer {
@@ -325,10 +318,7 @@ impl Runtime {
         }
         let compared = self.prove_in_full(pid, settings.deadline).await;
         let reason = compared.unwrap_or_else(|why| {
-            tracing::warn!(
-                id = self.id,
-                "the mounts of the container are not proven: {why}"
-            );
+            log::warn!(id:% = self.id; "the mounts of the container are not proven: {why}");
             refusal_of_uncompared(&why, &settings.policy)
         });
         reason.map_or(Ok(()), |reason| Err(RuntimeError::Refused { reason }))
@@ -364,10 +354,10 @@ impl Runtime {
         match self.spawn_besides(&guard, DETACH_VERB, vec![]) {
             Ok(running) => {
                 if running.finish_within(DETACH_TIMEOUT).await.is_none() {
-                    tracing::warn!(id, "{DETACH_VERB} did not end in time");
+                    log::warn!(id:%; "{DETACH_VERB} did not end in time");
                 }
             }
-            Err(error) => tracing::warn!(id, %error, "cannot run {DETACH_VERB}"),
+            Err(error) => log::warn!(id:%, error:%; "cannot run {DETACH_VERB}"),
         }
     }
 
@@ -376,40 +366,35 @@ impl Runtime {
         let (Some(journal), Ok(slot)) = (settings.journal.clone(), LINES.try_acquire()) else {
             return;
         };
-        let bundle = self.bundle.path.clone();
-        let refused = refusal_of_unseen(why, &settings.policy);
-        let id = self.id.clone();
-        let problem = format!("no guard checked this create: {why}");
+        let mut report = Report::about_bundle(&self.bundle.path);
+        report.container = settings.container.clone();
+        report
+            .problems
+            .push(format!("no guard checked this create: {why}"));
+        let mut line = CreateLine::new(&report);
+        line.time = OffsetDateTime::now_utc().format(&Rfc3339).ok();
+        line.id = Some(self.id.clone());
+        line.refused = refusal_of_unseen(why, &settings.policy);
+        line.unchecked = Some(Unchecked::Missing);
+        let text = serde_json::to_string(&line).unwrap_or_default();
         let write = move || {
-            let mut report = Report::about_bundle(&bundle);
-            report.problems.push(problem);
-            let bytes = read_spec(&bundle).unwrap_or_default();
-            if let Ok(spec) = SpecView::from_bytes(&bytes) {
-                report.container = Identity::from_spec(&spec);
-            }
-            let mut line = CreateLine::new(&report);
-            line.time = OffsetDateTime::now_utc().format(&Rfc3339).ok();
-            line.id = Some(id);
-            line.refused = refused;
-            line.unchecked = Some(Unchecked::Missing);
-            let text = serde_json::to_string(&line).unwrap_or_default();
             if let Err(error) = append(&journal, &text) {
-                tracing::warn!("{}", error_chain(&error));
+                log::warn!("{}", error_chain(&error));
             }
             drop(slot);
         };
         if let Err(error) = spawn_thread(write) {
-            tracing::warn!(%error, "cannot start a thread for a line of the journal");
+            log::warn!(error:%; "cannot start a thread for a line of the journal");
         }
     }
 
     /// Starts a verb that writes a line of the journal. A verb that hangs is killed.
     fn spawn_record(&self, guard: &Path, verb: &'static str, more: Vec<OsString>) {
         match self.spawn_besides(guard, verb, more) {
-            Ok(running) => drop(tokio::spawn(async move {
+            Ok(running) => drop(spawn(async move {
                 let _ = running.finish_within(RECORD_TIMEOUT).await;
             })),
-            Err(error) => tracing::warn!(id = self.id, %error, "cannot run {verb} of the guard"),
+            Err(error) => log::warn!(id:% = self.id, error:%; "cannot run {verb} of the guard"),
         }
     }
 
@@ -528,6 +513,7 @@ mod proof_tests {
         );
         let prove = |proof| {
             let settings = GuardSettings {
+                container: Identity::default(),
                 deadline: Duration::from_secs(60),
                 policy: Policy {
                     proof,

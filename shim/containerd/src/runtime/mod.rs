@@ -40,7 +40,7 @@ use crate::bundle::{Bundle, Options, given_or};
 use crate::exits::{Exit, Exits, Watched, kernel_pid};
 use crate::io::PreparedIo;
 use crate::kernel;
-use crate::work::run_blocking;
+use crate::work::{run_blocking, spawn};
 
 /// runc's state directory under containerd, without the namespace; Go's shim uses it for every
 /// runtime.
@@ -117,7 +117,7 @@ impl Runtime {
         if let Err(error) = self.run("delete", vec!["--force".into()]).await {
             // crun returns an error when there is nothing to remove.
             if self.knows_container() {
-                tracing::warn!(id = self.id, %error, "cannot remove what a failed create left");
+                log::warn!(id:% = self.id, error:%; "cannot remove what a failed create left");
             }
         }
     }
@@ -399,7 +399,9 @@ impl Running {
         // Passes on its current content.
         self.log.read();
         // In the kernel it may hang for as long as a server does.
-        tokio::spawn(async move { self.child.exit().await });
+        spawn(async move {
+            self.child.exit().await;
+        });
         None
     }
 
@@ -476,7 +478,7 @@ fn read_from(mut file: File, start: u64) -> Vec<u8> {
         .seek(SeekFrom::Start(start))
         .and_then(|_| file.read_to_end(&mut bytes));
     if let Err(error) = read {
-        tracing::warn!(%error, "cannot read what the runtime printed");
+        log::warn!(error:%; "cannot read what the runtime printed");
     }
     bytes
 }
@@ -526,7 +528,7 @@ impl LogFile {
         let (path, file) = match opened {
             Ok(file) => (path, Some(file)),
             Err(error) => {
-                tracing::warn!(%error, path = %path.display(), "the runtime is called without a log");
+                log::warn!(error:%, path:% = path.display(); "the runtime is called without a log");
                 (NOWHERE.into(), None)
             }
         };
@@ -543,9 +545,9 @@ impl LogFile {
         let messages = parse(&String::from_utf8_lossy(&bytes));
         for RuntimeMessage { level, msg, .. } in &messages {
             match level.to_ascii_lowercase().as_str() {
-                "warning" | "warn" => tracing::warn!(from = "runtime", "{msg}"),
-                "info" => tracing::info!(from = "runtime", "{msg}"),
-                "debug" | "trace" => tracing::debug!(from = "runtime", "{msg}"),
+                "warning" | "warn" => log::warn!(from:% = "runtime"; "{msg}"),
+                "info" => log::info!(from:% = "runtime"; "{msg}"),
+                "debug" | "trace" => log::debug!(from:% = "runtime"; "{msg}"),
                 _ => {}
             }
         }

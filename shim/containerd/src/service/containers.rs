@@ -25,7 +25,7 @@ use ttrpc::Status;
 
 use super::{Calls, shutting_down};
 use crate::task::{SharedState, Task, TaskError};
-use crate::work::lock;
+use crate::work::{lock, spawn};
 
 /// The time limit for the `Create` of a container whose `start` was answered; it usually follows
 /// within milliseconds.
@@ -118,7 +118,7 @@ impl Containers {
         let (init, changed) = (task.process("")?, Arc::clone(&self.occupancy_changed));
         self.register().by_id.insert(name.id.clone(), Some(task));
         changed.notify_one();
-        tokio::spawn(async move {
+        spawn(async move {
             init.wait().await;
             changed.notify_one();
         });
@@ -216,12 +216,12 @@ impl Containers {
             }
         }
         for (id, task) in abandoned {
-            tracing::info!(id, "deleting the container: containerd removed its bundle");
+            log::info!(id:%; "deleting the container: containerd removed its bundle");
             match task.delete("").await {
                 Ok(_) => self.forget(&id),
                 // Tried again after the next pause.
                 Err(error) => {
-                    tracing::warn!(id, error = error_chain(&error), "delete the container");
+                    log::warn!(id:%, error:% = error_chain(&error); "delete the container");
                 }
             }
         }

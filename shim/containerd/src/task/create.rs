@@ -1,44 +1,41 @@
-//! `Create`: from containerd's request to an init that waits for its start.
+//! `Create`: from containerd's request to an init that waits for its start, and whose end is waited
+//! for.
 //!
 //! If any step fails, the steps before are undone: streams are closed, the root filesystem is
 //! unmounted, and the container that the runtime began is deleted.
 //!
-//! `Checkpoint` and restore are here as well. A restored container has no time between its creation and its start: criu creates it running. So
-//! `Create` only opens its streams, answers with pid 0 and keeps the parameters. `Start` lets the
-//! runtime restore it.
-//!
-//! A client of containerd may name the directory of the images in its options. containerd copies
-//! the directory into the request, but 1.x does so only if the runtime's name begins with
-//! `io.containerd.runc`. Under any other name the shim must read the options.
+//! For a container that is restored from a checkpoint, `Create` only opens the streams: see
+//! `lifecycle`.
 
 use std::ffi::OsString;
-use std::mem::swap;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
-use std::{fs, io};
 
 use bindguard_config::load_without_file;
 use bindguard_core::error_chain;
-use bindguard_core::identity::CONTAINER_TYPE;
+use bindguard_core::identity::{CONTAINER_TYPE, Identity};
 use bindguard_core::policy::{BelowEmptyDirs, policy_of_pod};
-use containerd_shim_protos::api::{CheckpointTaskRequest, CreateTaskRequest};
+use containerd_shim_protos::api::CreateTaskRequest;
 use containerd_shim_protos::events::task as proto;
-use containerd_shim_protos::shim::oci::CheckpointOptions;
 use containerd_shim_protos::topics;
-use protobuf::well_known_types::any::Any;
-use protobuf::{Message, MessageField};
+use nix::libc::SIGKILL;
+use protobuf::MessageField;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::{Result, SharedState, Task, TaskError, TaskProcess};
-use crate::bundle::{Bundle, Options, ShimSpec, given_or, malformed, text, unknown_type};
-use crate::cgroup::{self, is_systemd, remove_leftover_cgroup};
-use crate::exits::Watched;
+use super::lifecycle::Exec;
+use super::{ProcessState, Restoration, Result, SharedState, Task, TaskError, TaskProcess};
+use crate::bundle::{Bundle, Options, ShimSpec, given_or};
+use crate::cgroup::{self, OomWatch, is_systemd, remove_leftover_cgroup};
+use crate::events::timestamp;
+use crate::exits::{Exit, Watched};
 use crate::io::{PreparedIo, StreamOwner, Streams};
 use crate::rootfs;
-use crate::runtime::{GuardSettings, NewContainer, Runtime, checkpoint_args, images_args};
-use crate::work::{lock, run_blocking};
+use crate::runtime::{GuardSettings, NewContainer, Runtime};
+use crate::work::{lock, run_blocking, spawn};
 
 /// The time limit for reading the config: it may be on a server that hangs, and the event loop
 /// serves the whole pod.
@@ -55,11 +52,7 @@ pub async fn roll_back(runtime: &Runtime, cgroups_path: &str) {
     runtime.remove_failed_create().await;
     remove_leftover_cgroup(cgroups_path, &runtime.state()).await;
     if let Err(error) = rootfs::unmount(runtime.bundle.rootfs()).await {
-        tracing::warn!(
-            id = runtime.id,
-            error = error_chain(&error),
-            "the root filesystem stays mounted"
-        );
+        log::warn!(id:% = runtime.id, error:% = error_chain(&error); "the root filesystem stays mounted");
     }
 }
 
@@ -148,7 +141,7 @@ impl Task {
         self.attach_init(made.await?, prepared_io).map(Some)
     }
 
-    async fn make_init(
+    pub(super) async fn make_init(
         &self,
         verb: &'static str,
         mut args: Vec<OsString>,
@@ -178,7 +171,11 @@ impl Task {
     }
 
     /// Finds the new init's cgroup, and starts the copies of its streams.
-    fn attach_init(&self, watched: Arc<Watched>, prepared_io: PreparedIo) -> Result<Arc<Watched>> {
+    pub(super) fn attach_init(
+        &self,
+        watched: Arc<Watched>,
+        prepared_io: PreparedIo,
+    ) -> Result<Arc<Watched>> {
         // A process that has ended already is in no cgroup any more, and another process may have
         // its pid.
         if !watched.has_ended() {
@@ -188,11 +185,9 @@ impl Task {
                     let _ = self.cgroup.set(cgroup);
                 }
                 // No error: the container only has no figures.
-                Err(error) => tracing::warn!(
-                    id = self.id,
-                    error = error_chain(&error),
-                    "no figures of this container"
-                ),
+                Err(error) => {
+                    log::warn!(id:% = self.id, error:% = error_chain(&error); "no figures of this container")
+                }
             }
         }
         self.init
@@ -237,14 +232,14 @@ async fn guard_settings(spec: &ShimSpec) -> GuardSettings {
     };
     // The guard records the mistakes of a file that is used.
     if let Some(problem) = &loaded.problem {
-        tracing::warn!("{}", error_chain(problem));
+        log::warn!("{}", error_chain(problem));
     }
     let config = loaded.config;
+    let annotation = |name: &str| spec.annotations.get(name).map(String::as_str);
     // The guard itself reports the annotations that are ignored.
-    let (policy, _) = policy_of_pod(config.policy(), |name| {
-        spec.annotations.get(name).map(String::as_str)
-    });
+    let (policy, _) = policy_of_pod(config.policy(), annotation);
     GuardSettings {
+        container: Identity::from_annotations(annotation),
         deadline: config.deadline(),
         policy: policy.into_owned(),
         journal: config.journal().map(Path::to_owned),
@@ -276,104 +271,106 @@ pub async fn end_pod(runtime: &Runtime, spec: &ShimSpec) {
     }
 }
 
-const OPTIONS_TYPE: &str = "containerd.runc.v1.CheckpointOptions";
-/// The type that clients of containerd 1.x send with a foreign runtime type. Its fields are the
-/// same, but two are swapped.
-const FIRST_OPTIONS_TYPE: &str = "containerd.linux.runc.CheckpointOptions";
-/// The field of the checkpoint to build on, which the protos crate does not name yet.
-const PARENT_PATH: u32 = 10;
-/// The copy of criu's log, for after the removal of criu's own directory.
-const DUMP_LOG: &str = "criu-dump.log";
-
-/// The parameters that are kept from the `Create` to the `Start` of a container to restore.
-pub struct Restoration {
-    images: String,
-    parent: String,
-    prepared_io: PreparedIo,
-}
+/// The time limit for which an init's exit waits for the exits of execs. The execs are dead or
+/// dying by then: only an exec that hangs in the kernel can take longer.
+const EXECS_LIMIT: Duration = Duration::from_secs(10);
+/// The time limit for the runtime's answer to a signal. The init has ended, so only a runtime that
+/// hangs takes that long.
+const SIGNALS_LIMIT: Duration = Duration::from_secs(10);
 
 impl Task {
-    /// Writes the container into a directory, with criu.
-    pub async fn checkpoint(&self, request: CheckpointTaskRequest) -> Result<()> {
-        let mut options = decode(request.options.as_ref())?;
-        let parent = text(options.special_fields.unknown_fields(), PARENT_PATH);
-        // The client expects the images in the directory that it names.
-        options.image_path = given_or(&options.image_path, &request.path).to_owned();
-        let _turn = self.turn.lock().await;
-        self.init.state().admits_checkpoint()?;
-        // A directory that the client names stays for the client to inspect.
-        let is_own = options.work_path.is_empty();
-        if is_own {
-            options.work_path = self.bundle.work().join("criu-work").display().to_string();
-        }
-        let work = Path::new(&options.work_path);
-        let mut done = Ok(());
-        let args = checkpoint_args(&options, &parent);
-        if let Err(source) = self.runtime.run("checkpoint", args).await {
-            let log = self.bundle.path.join(DUMP_LOG);
-            let (from, to) = (work.join("dump.log"), log.clone());
-            // Away from the event loop: the client may have named any directory.
-            let copied = run_blocking(move || fs::copy(from, to)).await;
-            if let Err(error) = copied.and_then(|copied| copied) {
-                tracing::debug!(id = self.id, %error, "criu left no log");
+    /// Waits for the init in a task of its own.
+    pub(super) fn await_init(self: &Arc<Self>, watched: Arc<Watched>) {
+        let task = Arc::clone(self);
+        let id = self.id.clone();
+        spawn(async move {
+            let exit = task.end_of_init(&watched).await;
+            if task.outlives_init {
+                // Without its own pid namespace the container's other processes continue to run.
+                let kill = task.runtime.kill(SIGKILL.unsigned_abs(), true);
+                match timeout(SIGNALS_LIMIT, kill).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => log::debug!(id:%, error:%; "kill what the init left"),
+                    Err(_) => log::warn!(id:%; "the runtime hangs killing what the init left"),
+                }
             }
-            done = Err(TaskError::Checkpoint { source, log });
-        }
-        if is_own {
-            let _ = fs::remove_dir_all(work);
-        }
-        done
+            if timeout(EXECS_LIMIT, task.execs_ended()).await.is_err() {
+                log::warn!(id:%; "an exec outlives its container's init");
+            }
+            // A start or signal of the init that is in progress is answered first.
+            let _turn = task.turn.lock().await;
+            if timeout(SIGNALS_LIMIT, task.signals.write()).await.is_err() {
+                log::warn!(id:%; "the runtime hangs with a signal to an init that has ended");
+            }
+            if task.deleted_unstarted.load(Ordering::Relaxed) {
+                task.init.finish(ProcessState::exited, exit);
+            } else {
+                task.publish_exit(&task.init, exit);
+            }
+        });
     }
 
-    /// Restores the init, if it waits for that; the caller holds its turn. After a failure the start
-    /// may be tried again.
-    pub(super) async fn restore(&self) -> Result<Option<Arc<Watched>>> {
-        let Some(from) = lock(&self.restoration).take() else {
-            return Ok(None);
+    /// Waits for the init and reports out-of-memory kills up to the end.
+    async fn end_of_init(&self, watched: &Watched) -> Exit {
+        let opened = self.cgroup.get().map(OomWatch::open).transpose();
+        let opened = opened.unwrap_or_else(|error| {
+            // The node has no memory controller, or the init is gone already.
+            log::debug!(id:% = self.id, error:% = error_chain(&error); "out-of-memory kills will not be reported");
+            None
+        });
+        let Some(mut ooms) = opened else {
+            return watched.exit().await;
         };
-        let restored = match self.run_restore(&from).await {
-            Ok(watched) => self.attach_init(watched, from.prepared_io).map(Some),
-            Err(error) => {
-                *lock(&self.restoration) = Some(from);
-                Err(error)
+        let report = || {
+            self.shared.events.send(
+                topics::TASK_OOM_EVENT_TOPIC,
+                &proto::TaskOOM {
+                    container_id: self.id.clone(),
+                    ..Default::default()
+                },
+            );
+        };
+        let exit = loop {
+            tokio::select! {
+                exit = watched.exit() => break exit,
+                true = ooms.next() => report(),
             }
         };
-        if restored.is_err() {
-            // A half-restored container is useless.
-            self.runtime.remove_failed_create().await;
+        if ooms.take_unreported() {
+            report();
         }
-        restored
+        exit
     }
 
-    async fn run_restore(&self, from: &Restoration) -> Result<Arc<Watched>> {
-        let options = self.bundle.read_options()?;
-        let work = match options.criu_work_path.as_str() {
-            "" => self.bundle.work(),
-            path => path.into(),
-        };
-        let mut args = images_args(&from.images, work.as_ref(), &from.parent);
-        // The shim is the subreaper: the restored process becomes its child.
-        args.extend(["--detach".into(), "--no-subreaper".into()]);
-        let spec = self.bundle.spec()?;
-        let made = self.make_init("restore", args, &options, &from.prepared_io, &spec);
-        made.await
+    pub(super) fn publish_exit(&self, process: &TaskProcess, exit: Exit) {
+        process.finish(ProcessState::exited, exit);
+        self.shared.events.send(
+            topics::TASK_EXIT_EVENT_TOPIC,
+            &proto::TaskExit {
+                container_id: self.id.clone(),
+                id: process.id.clone(),
+                pid: process.pid(),
+                exit_status: exit.status,
+                exited_at: timestamp(exit.at),
+                ..Default::default()
+            },
+        );
     }
-}
 
-fn decode(any: Option<&Any>) -> Result<CheckpointOptions> {
-    let Some(any) = any.filter(|any| !any.type_url.is_empty()) else {
-        return Ok(CheckpointOptions::default());
-    };
-    let kind = match any.type_url.rsplit('/').next() {
-        Some(OPTIONS_TYPE) => OPTIONS_TYPE,
-        Some(FIRST_OPTIONS_TYPE) => FIRST_OPTIONS_TYPE,
-        _ => return Err(unknown_type(&any.type_url).into()),
-    };
-    let mut options = CheckpointOptions::parse_from_bytes(&any.value).map_err(malformed(kind))?;
-    if kind == FIRST_OPTIONS_TYPE {
-        swap(&mut options.work_path, &mut options.image_path);
+    async fn execs_ended(&self) {
+        let execs: Vec<Arc<Exec>> = self.execs().values().cloned().collect();
+        for exec in execs {
+            // The delete of an ended exec, which drains its output, does not delay the init's exit.
+            if exec.process.exit().is_some() {
+                continue;
+            }
+            // After its turn, an exec whose start was in progress has started or has failed.
+            drop(exec.turn.lock().await);
+            if exec.process.watched().is_some() {
+                Arc::clone(&exec.process).wait().await;
+            }
+        }
     }
-    Ok(options)
 }
 
 #[cfg(test)]
@@ -390,60 +387,5 @@ mod tests {
         assert!(run_in_slot(&SLOTS, || panic!("no config")).await.is_err());
         run_in_slot(&SLOTS, || ()).await.unwrap();
         assert_eq!(SLOTS.available_permits(), 1);
-    }
-}
-
-#[cfg(test)]
-mod checkpoint_tests {
-    use super::*;
-
-    #[test]
-    fn the_directory_in_the_options_is_used() {
-        assert_eq!(
-            given_or("", "/tmp/ctrd-checkpoint1"),
-            "/tmp/ctrd-checkpoint1"
-        );
-        assert_eq!(given_or("/images", "/tmp/ctrd-checkpoint1"), "/images");
-        assert_eq!(given_or("", ""), "");
-    }
-
-    #[test]
-    fn options_by_their_type() {
-        let any = |type_url: &str, value: &[u8]| Any {
-            type_url: type_url.to_owned(),
-            value: value.to_owned(),
-            ..Default::default()
-        };
-        // exit, and fields 8 and 9
-        let bytes = b"\x08\x01\x42\x01e\x4a\x01n";
-        let options = decode(Some(&any(OPTIONS_TYPE, bytes))).unwrap();
-        assert_eq!(
-            (
-                options.exit,
-                options.image_path.as_str(),
-                options.work_path.as_str()
-            ),
-            (true, "e", "n")
-        );
-        assert_eq!(
-            text(options.special_fields.unknown_fields(), PARENT_PATH),
-            ""
-        );
-        let with_parent = decode(Some(&any(OPTIONS_TYPE, b"\x08\x01\x52\x03../"))).unwrap();
-        assert_eq!(
-            text(with_parent.special_fields.unknown_fields(), PARENT_PATH),
-            "../"
-        );
-        let first = decode(Some(&any(FIRST_OPTIONS_TYPE, bytes))).unwrap();
-        assert_eq!(
-            (
-                first.exit,
-                first.work_path.as_str(),
-                first.image_path.as_str()
-            ),
-            (true, "e", "n")
-        );
-        assert_eq!(decode(None).unwrap(), CheckpointOptions::default());
-        assert!(decode(Some(&any("containerd.runc.v1.Options", bytes))).is_err());
     }
 }

@@ -1,32 +1,44 @@
 //! The life of an init and of an exec, from `Exec` and `Start` to `Delete`; `Pause`, `Resume`, `Update`
-//! and `Kill`. A process ends with the kernel's report, which becomes an event for containerd.
+//! `Kill`, `Checkpoint` and restore.
+//!
+//! A restored container has no time between its creation and its start: criu creates it running. So
+//! `Create` only opens its streams, answers with pid 0 and keeps the parameters. `Start` lets the
+//! runtime restore it.
+//!
+//! A client of containerd may name the directory of the images in its options. containerd copies
+//! the directory into the request, but 1.x does so only if the runtime's name begins with
+//! `io.containerd.runc`. Under any other name the shim must read the options.
 
 use std::collections::hash_map::Entry;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::fs;
+use std::mem::swap;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use bindguard_core::error_chain;
 use bindguard_core::spec::RawObject;
 use bindguard_sys::write_new_file;
-use containerd_shim_protos::api::{DeleteResponse, ExecProcessRequest};
+use containerd_shim_protos::api::{CheckpointTaskRequest, DeleteResponse, ExecProcessRequest};
 use containerd_shim_protos::events::task as proto;
+use containerd_shim_protos::shim::oci::CheckpointOptions;
 use containerd_shim_protos::topics;
 use nix::libc::{ESRCH, SIGKILL};
+use protobuf::Message;
+use protobuf::well_known_types::any::Any;
 use tokio::time::timeout;
 
 use super::create::end_pod;
-use super::{IllegalMove, ProcessState, Result, Task, TaskError, TaskProcess};
-use crate::bundle::Bundle;
-use crate::cgroup::OomWatch;
+use super::{IllegalMove, ProcessState, Restoration, Result, Task, TaskError, TaskProcess};
+use crate::bundle::{Bundle, given_or, malformed, text, unknown_type};
 use crate::events::timestamp;
 use crate::exits::{Exit, Watched};
 use crate::io::Streams;
 use crate::rootfs;
-use crate::work::{failed, lock};
+use crate::runtime::{checkpoint_args, images_args};
+use crate::work::{failed, lock, run_blocking, spawn};
 
 /// The status of an exec whose start failed, as of `runc exec`. A client that only waits must not
 /// see success.
@@ -91,7 +103,7 @@ impl Task {
         // Its end is waited for only now: however early it comes, it is reported after the start.
         let task = Arc::clone(self);
         let process = Arc::clone(&exec.process);
-        tokio::spawn(async move {
+        spawn(async move {
             let exit = watched.exit().await;
             task.publish_exit(&process, exit);
         });
@@ -234,116 +246,10 @@ fn with_terminal(process: &[u8], terminal: bool) -> serde_json::Result<Vec<u8>> 
     Ok(out.into_bytes())
 }
 
-/// The time limit for which an init's exit waits for the exits of execs. The execs are dead or
-/// dying by then: only an exec that hangs in the kernel can take longer.
-const EXECS_LIMIT: Duration = Duration::from_secs(10);
-/// The time limit for the runtime's answer to a signal. The init has ended, so only a runtime that
-/// hangs takes that long.
-const SIGNALS_LIMIT: Duration = Duration::from_secs(10);
 /// The time limit for the end of an init that was never started, after the runtime has killed it.
 const KILLED_LIMIT: Duration = Duration::from_secs(5);
 
 impl Task {
-    /// Waits for the init in a task of its own.
-    pub(super) fn await_init(self: &Arc<Self>, watched: Arc<Watched>) {
-        let task = Arc::clone(self);
-        let id = self.id.clone();
-        tokio::spawn(async move {
-            let exit = task.end_of_init(&watched).await;
-            if task.outlives_init {
-                // Without its own pid namespace the container's other processes continue to run.
-                let kill = task.runtime.kill(SIGKILL.unsigned_abs(), true);
-                match timeout(SIGNALS_LIMIT, kill).await {
-                    Ok(Ok(())) => {}
-                    Ok(Err(error)) => tracing::debug!(id, %error, "kill what the init left"),
-                    Err(_) => tracing::warn!(id, "the runtime hangs killing what the init left"),
-                }
-            }
-            if timeout(EXECS_LIMIT, task.execs_ended()).await.is_err() {
-                tracing::warn!(id, "an exec outlives its container's init");
-            }
-            // A start or signal of the init that is in progress is answered first.
-            let _turn = task.turn.lock().await;
-            if timeout(SIGNALS_LIMIT, task.signals.write()).await.is_err() {
-                tracing::warn!(
-                    id,
-                    "the runtime hangs with a signal to an init that has ended"
-                );
-            }
-            if task.deleted_unstarted.load(Ordering::Relaxed) {
-                task.init.finish(ProcessState::exited, exit);
-            } else {
-                task.publish_exit(&task.init, exit);
-            }
-        });
-    }
-
-    /// Waits for the init and reports out-of-memory kills up to the end.
-    async fn end_of_init(&self, watched: &Watched) -> Exit {
-        let opened = self.cgroup.get().map(OomWatch::open).transpose();
-        let opened = opened.unwrap_or_else(|error| {
-            // The node has no memory controller, or the init is gone already.
-            tracing::debug!(
-                id = self.id,
-                error = error_chain(&error),
-                "out-of-memory kills will not be reported"
-            );
-            None
-        });
-        let Some(mut ooms) = opened else {
-            return watched.exit().await;
-        };
-        let report = || {
-            self.shared.events.send(
-                topics::TASK_OOM_EVENT_TOPIC,
-                &proto::TaskOOM {
-                    container_id: self.id.clone(),
-                    ..Default::default()
-                },
-            );
-        };
-        let exit = loop {
-            tokio::select! {
-                exit = watched.exit() => break exit,
-                true = ooms.next() => report(),
-            }
-        };
-        if ooms.take_unreported() {
-            report();
-        }
-        exit
-    }
-
-    fn publish_exit(&self, process: &TaskProcess, exit: Exit) {
-        process.finish(ProcessState::exited, exit);
-        self.shared.events.send(
-            topics::TASK_EXIT_EVENT_TOPIC,
-            &proto::TaskExit {
-                container_id: self.id.clone(),
-                id: process.id.clone(),
-                pid: process.pid(),
-                exit_status: exit.status,
-                exited_at: timestamp(exit.at),
-                ..Default::default()
-            },
-        );
-    }
-
-    async fn execs_ended(&self) {
-        let execs: Vec<Arc<Exec>> = self.execs().values().cloned().collect();
-        for exec in execs {
-            // The delete of an ended exec, which drains its output, does not delay the init's exit.
-            if exec.process.exit().is_some() {
-                continue;
-            }
-            // After its turn, an exec whose start was in progress has started or has failed.
-            drop(exec.turn.lock().await);
-            if exec.process.watched().is_some() {
-                Arc::clone(&exec.process).wait().await;
-            }
-        }
-    }
-
     /// Removes an exec, or the container.
     ///
     /// The output of a process is passed on before its delete is answered, because the client then
@@ -386,10 +292,7 @@ impl Task {
         } else if self.init.watched().is_some() {
             let ended = Arc::clone(&self.init).wait();
             if timeout(KILLED_LIMIT, ended).await.is_err() {
-                tracing::warn!(
-                    id = self.id,
-                    "an init that was never started outlives its container"
-                );
+                log::warn!(id:% = self.id; "an init that was never started outlives its container");
             }
             release(&self.init).await;
         }
@@ -495,8 +398,101 @@ fn has_ended(process: &TaskProcess) -> bool {
 }
 
 fn finished(process: &TaskProcess) -> TaskError {
-    tracing::debug!(id = process.id, "signalled after its end");
+    log::debug!(id:% = process.id; "signalled after its end");
     TaskError::NotFound("process already finished".to_owned())
+}
+
+const OPTIONS_TYPE: &str = "containerd.runc.v1.CheckpointOptions";
+/// The type that clients of containerd 1.x send with a foreign runtime type. Its fields are the
+/// same, but two are swapped.
+const FIRST_OPTIONS_TYPE: &str = "containerd.linux.runc.CheckpointOptions";
+/// The field of the checkpoint to build on, which the protos crate does not name yet.
+const PARENT_PATH: u32 = 10;
+/// The copy of criu's log, for after the removal of criu's own directory.
+const DUMP_LOG: &str = "criu-dump.log";
+
+impl Task {
+    /// Writes the container into a directory, with criu.
+    pub async fn checkpoint(&self, request: CheckpointTaskRequest) -> Result<()> {
+        let mut options = decode(request.options.as_ref())?;
+        let parent = text(options.special_fields.unknown_fields(), PARENT_PATH);
+        // The client expects the images in the directory that it names.
+        options.image_path = given_or(&options.image_path, &request.path).to_owned();
+        let _turn = self.turn.lock().await;
+        self.init.state().admits_checkpoint()?;
+        // A directory that the client names stays for the client to inspect.
+        let is_own = options.work_path.is_empty();
+        if is_own {
+            options.work_path = self.bundle.work().join("criu-work").display().to_string();
+        }
+        let work = Path::new(&options.work_path);
+        let mut done = Ok(());
+        let args = checkpoint_args(&options, &parent);
+        if let Err(source) = self.runtime.run("checkpoint", args).await {
+            let log = self.bundle.path.join(DUMP_LOG);
+            let (from, to) = (work.join("dump.log"), log.clone());
+            // Away from the event loop: the client may have named any directory.
+            let copied = run_blocking(move || fs::copy(from, to)).await;
+            if let Err(error) = copied.and_then(|copied| copied) {
+                log::debug!(id:% = self.id, error:%; "criu left no log");
+            }
+            done = Err(TaskError::Checkpoint { source, log });
+        }
+        if is_own {
+            let _ = fs::remove_dir_all(work);
+        }
+        done
+    }
+
+    /// Restores the init, if it waits for that; the caller holds its turn. After a failure the start
+    /// may be tried again.
+    async fn restore(&self) -> Result<Option<Arc<Watched>>> {
+        let Some(from) = lock(&self.restoration).take() else {
+            return Ok(None);
+        };
+        let restored = match self.run_restore(&from).await {
+            Ok(watched) => self.attach_init(watched, from.prepared_io).map(Some),
+            Err(error) => {
+                *lock(&self.restoration) = Some(from);
+                Err(error)
+            }
+        };
+        if restored.is_err() {
+            // A half-restored container is useless.
+            self.runtime.remove_failed_create().await;
+        }
+        restored
+    }
+
+    async fn run_restore(&self, from: &Restoration) -> Result<Arc<Watched>> {
+        let options = self.bundle.read_options()?;
+        let work = match options.criu_work_path.as_str() {
+            "" => self.bundle.work(),
+            path => path.into(),
+        };
+        let mut args = images_args(&from.images, work.as_ref(), &from.parent);
+        // The shim is the subreaper: the restored process becomes its child.
+        args.extend(["--detach".into(), "--no-subreaper".into()]);
+        let spec = self.bundle.spec()?;
+        let made = self.make_init("restore", args, &options, &from.prepared_io, &spec);
+        made.await
+    }
+}
+
+fn decode(any: Option<&Any>) -> Result<CheckpointOptions> {
+    let Some(any) = any.filter(|any| !any.type_url.is_empty()) else {
+        return Ok(CheckpointOptions::default());
+    };
+    let kind = match any.type_url.rsplit('/').next() {
+        Some(OPTIONS_TYPE) => OPTIONS_TYPE,
+        Some(FIRST_OPTIONS_TYPE) => FIRST_OPTIONS_TYPE,
+        _ => return Err(unknown_type(&any.type_url).into()),
+    };
+    let mut options = CheckpointOptions::parse_from_bytes(&any.value).map_err(malformed(kind))?;
+    if kind == FIRST_OPTIONS_TYPE {
+        swap(&mut options.work_path, &mut options.image_path);
+    }
+    Ok(options)
 }
 
 #[cfg(test)]
@@ -529,5 +525,60 @@ mod tests {
             got,
             r#"{"args":["sh"],"cwd":"/a","cwd":"/b","terminal":true}"#
         );
+    }
+}
+
+#[cfg(test)]
+mod checkpoint_tests {
+    use super::*;
+
+    #[test]
+    fn the_directory_in_the_options_is_used() {
+        assert_eq!(
+            given_or("", "/tmp/ctrd-checkpoint1"),
+            "/tmp/ctrd-checkpoint1"
+        );
+        assert_eq!(given_or("/images", "/tmp/ctrd-checkpoint1"), "/images");
+        assert_eq!(given_or("", ""), "");
+    }
+
+    #[test]
+    fn options_by_their_type() {
+        let any = |type_url: &str, value: &[u8]| Any {
+            type_url: type_url.to_owned(),
+            value: value.to_owned(),
+            ..Default::default()
+        };
+        // exit, and fields 8 and 9
+        let bytes = b"\x08\x01\x42\x01e\x4a\x01n";
+        let options = decode(Some(&any(OPTIONS_TYPE, bytes))).unwrap();
+        assert_eq!(
+            (
+                options.exit,
+                options.image_path.as_str(),
+                options.work_path.as_str()
+            ),
+            (true, "e", "n")
+        );
+        assert_eq!(
+            text(options.special_fields.unknown_fields(), PARENT_PATH),
+            ""
+        );
+        let with_parent = decode(Some(&any(OPTIONS_TYPE, b"\x08\x01\x52\x03../"))).unwrap();
+        assert_eq!(
+            text(with_parent.special_fields.unknown_fields(), PARENT_PATH),
+            "../"
+        );
+        let first = decode(Some(&any(FIRST_OPTIONS_TYPE, bytes))).unwrap();
+        assert_eq!(
+            (
+                first.exit,
+                first.work_path.as_str(),
+                first.image_path.as_str()
+            ),
+            (true, "e", "n")
+        );
+        assert_eq!(decode(None).unwrap(), CheckpointOptions::default());
+        assert!(decode(Some(&any("containerd.runc.v1.Options", bytes))).is_err());
     }
 }

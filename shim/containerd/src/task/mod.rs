@@ -30,7 +30,6 @@ use crate::exits::{Exit, Exits, Watched};
 use crate::io::{LoggedProcess, PreparedIo, RunningIo, StreamOwner, Streams};
 use crate::runtime::{Runtime, RuntimeError};
 use crate::work::{StepError, failed, lock};
-use create::Restoration;
 use lifecycle::Exec;
 
 pub use create::{end_pod, roll_back};
@@ -65,6 +64,13 @@ pub struct Task {
     /// report.
     deleted_unstarted: AtomicBool,
     shared: SharedState,
+}
+
+/// The parameters that are kept from the `Create` to the `Start` of a container to restore.
+struct Restoration {
+    images: String,
+    parent: String,
+    prepared_io: PreparedIo,
 }
 
 pub type Result<T, E = TaskError> = std::result::Result<T, E>;
@@ -229,7 +235,7 @@ impl Task {
             Err(error) if self.pid() == 0 => return Err(TaskError::runtime("ps")(error)),
             Err(error) => {
                 let id = &self.id;
-                tracing::warn!(id, %error, "only the init and the execs are listed: runtime ps");
+                log::warn!(id:%, error:%; "only the init and the execs are listed: runtime ps");
                 let mut started = vec![self.pid()];
                 started.extend(names.keys());
                 started
@@ -352,7 +358,7 @@ impl TaskProcess {
     /// Records the end, or that the start failed, and wakes all waiters.
     pub fn finish(&self, event: impl FnOnce(ProcessState) -> Move, exit: Exit) {
         if let Err(illegal) = self.advance(event) {
-            tracing::error!(id = self.id, "{illegal}");
+            log::error!(id:% = self.id; "{illegal}");
         }
         self.exit.send_replace(Some(exit));
     }
