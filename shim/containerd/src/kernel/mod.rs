@@ -40,6 +40,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::{env, io};
 
+use linux_raw_sys::loop_device::{
+    LO_FLAGS_AUTOCLEAR, LO_FLAGS_DIRECT_IO, LO_FLAGS_READ_ONLY, LOOP_CLR_FD, LOOP_CONFIGURE,
+    LOOP_CTL_GET_FREE, LOOP_SET_DIRECT_IO, LOOP_SET_FD, LOOP_SET_STATUS64, loop_config,
+};
 use nix::errno::Errno;
 use nix::libc;
 use nix::sched::{CloneFlags, clone};
@@ -372,39 +376,6 @@ pub fn child_in_user_namespace() -> io::Result<Pid> {
     Pid::from_raw(child.as_raw()).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-// linux/loop.h
-const LOOP_SET_FD: libc::Ioctl = 0x4C00;
-const LOOP_CLR_FD: libc::Ioctl = 0x4C01;
-const LOOP_SET_STATUS64: libc::Ioctl = 0x4C04;
-const LOOP_SET_DIRECT_IO: libc::Ioctl = 0x4C08;
-const LOOP_CONFIGURE: libc::Ioctl = 0x4C0A;
-const LOOP_CTL_GET_FREE: libc::Ioctl = 0x4C82;
-const LO_FLAGS_READ_ONLY: u32 = 1;
-const LO_FLAGS_AUTOCLEAR: u32 = 4;
-const LO_FLAGS_DIRECT_IO: u32 = 16;
-
-#[repr(C)]
-#[derive(Default)]
-struct LoopInfo {
-    places: [u64; 5],
-    number: u32,
-    encrypt_type: u32,
-    encrypt_key_size: u32,
-    flags: u32,
-    names: [[u64; 8]; 2],
-    encrypt_key: [u64; 4],
-    init: [u64; 2],
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct LoopConfig {
-    fd: u32,
-    block_size: u32,
-    info: LoopInfo,
-    reserved: [u64; 8],
-}
-
 /// The options for attaching a file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LoopMode {
@@ -423,51 +394,44 @@ pub fn free_loop_device(control: &File) -> io::Result<u32> {
 /// Attaches a file to a loop device, which detaches the file after the last user. EBUSY: a
 /// competing process attached first.
 pub fn attach_loop_device(device: &File, file: &File, mode: LoopMode) -> io::Result<()> {
-    let mut flags = LO_FLAGS_AUTOCLEAR;
-    if mode.direct_io {
-        flags |= LO_FLAGS_DIRECT_IO;
-    }
-    if mode.read_only {
-        flags |= LO_FLAGS_READ_ONLY;
-    }
-    let config = LoopConfig {
-        fd: u32::try_from(file.as_raw_fd()).map_err(io::Error::other)?,
-        info: LoopInfo {
-            flags,
-            ..LoopInfo::default()
-        },
-        ..LoopConfig::default()
-    };
+    let config = configure(file, mode)?;
     match ioctl(device, LOOP_CONFIGURE, (&raw const config).addr()) {
         // Before Linux 5.8.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOTTY)) => {
-            attach_in_steps(device, file.as_raw_fd(), flags)
+            attach_in_steps(device, &config, mode)
         }
         result => result.map(drop),
     }
 }
 
-fn attach_in_steps(device: &File, file: RawFd, flags: u32) -> io::Result<()> {
-    let fd = usize::try_from(file).map_err(io::Error::other)?;
-    ioctl(device, LOOP_SET_FD, fd)?;
-    let info = LoopInfo {
-        flags,
-        ..LoopInfo::default()
-    };
-    let set = || {
-        ioctl(device, LOOP_SET_STATUS64, (&raw const info).addr())?;
-        if flags & LO_FLAGS_DIRECT_IO != 0 {
-            ioctl(device, LOOP_SET_DIRECT_IO, 1)?;
-        }
-        Ok(())
-    };
-    set().inspect_err(|_| drop(ioctl(device, LOOP_CLR_FD, 0)))
+fn configure(file: &File, mode: LoopMode) -> io::Result<loop_config> {
+    // SAFETY: all zeros are a valid loop_config, which has only numbers.
+    let mut config: loop_config = unsafe { MaybeUninit::zeroed().assume_init() };
+    config.fd = u32::try_from(file.as_raw_fd()).map_err(io::Error::other)?;
+    config.info.lo_flags = LO_FLAGS_AUTOCLEAR as u32;
+    if mode.direct_io {
+        config.info.lo_flags |= LO_FLAGS_DIRECT_IO as u32;
+    }
+    if mode.read_only {
+        config.info.lo_flags |= LO_FLAGS_READ_ONLY as u32;
+    }
+    Ok(config)
 }
 
-fn ioctl(device: &File, request: libc::Ioctl, argument: usize) -> io::Result<i32> {
+fn attach_in_steps(device: &File, config: &loop_config, mode: LoopMode) -> io::Result<()> {
+    ioctl(device, LOOP_SET_FD, config.fd as usize)?;
+    let mut set = ioctl(device, LOOP_SET_STATUS64, (&raw const config.info).addr());
+    if set.is_ok() && mode.direct_io {
+        set = ioctl(device, LOOP_SET_DIRECT_IO, 1);
+    }
+    set.map(drop)
+        .inspect_err(|_| drop(ioctl(device, LOOP_CLR_FD, 0)))
+}
+
+fn ioctl(device: &File, request: u32, argument: usize) -> io::Result<i32> {
     // SAFETY: private to this file. The argument is a number, or the address of a struct in the
     // kernel's layout that outlives the call and that none of these requests writes to.
-    let answer = unsafe { libc::ioctl(device.as_raw_fd(), request, argument) };
+    let answer = unsafe { libc::ioctl(device.as_raw_fd(), request.into(), argument) };
     Ok(Errno::result(answer)?)
 }
 
@@ -761,12 +725,14 @@ mod mounts_tests {
     use std::fs::{self, OpenOptions};
     use std::io::Write;
 
+    use linux_raw_sys::loop_device::loop_info64;
+
     use super::*;
 
     #[test]
     fn the_structs_have_the_kernels_sizes() {
-        assert_eq!(size_of::<LoopInfo>(), 232);
-        assert_eq!(size_of::<LoopConfig>(), 304);
+        assert_eq!(size_of::<loop_info64>(), 232);
+        assert_eq!(size_of::<loop_config>(), 304);
     }
 
     /// The calls for kernels before 5.8; newer kernels still have them.
@@ -786,8 +752,12 @@ mod mounts_tests {
         let attached = (0..100).find_map(|_| {
             let number = free_loop_device(&control).ok()?;
             let device = open(&format!("/dev/loop{number}")).ok()?;
-            let flags = LO_FLAGS_AUTOCLEAR | LO_FLAGS_DIRECT_IO;
-            attach_in_steps(&device, image.as_file().as_raw_fd(), flags)
+            let mode = LoopMode {
+                direct_io: true,
+                ..LoopMode::default()
+            };
+            let config = configure(image.as_file(), mode).unwrap();
+            attach_in_steps(&device, &config, mode)
                 .ok()
                 .map(|()| (number, device))
         });

@@ -160,7 +160,7 @@ impl Runtime {
 
     async fn run_unguarded(&self, call: &NewContainer<'_>, why: &str) -> Result<bool> {
         if let Some(reason) = refusal_of_unseen(why, &call.settings.policy) {
-            return Err(RuntimeError::Refused { reason });
+            return Err(RuntimeError::refused(&reason));
         }
         let id = &self.id;
         log::warn!(id:%; "{why}: the container is created without a check of its mounts");
@@ -204,7 +204,7 @@ impl Runtime {
             }
             let _ = running.finish_within(KILL_GRACE).await;
             match answer {
-                Some(GuardAnswer::Refused(reason)) => return Err(RuntimeError::Refused { reason }),
+                Some(GuardAnswer::Refused(reason)) => return Err(RuntimeError::refused(&reason)),
                 Some(GuardAnswer::Unchanged) => {
                     let unrepaired = read_unrepaired(&mut answers, &mut received).await;
                     return Ok(GuardResult::Unchanged(unrepaired));
@@ -321,7 +321,7 @@ impl Runtime {
             log::warn!(id:% = self.id; "the mounts of the container are not proven: {why}");
             refusal_of_uncompared(&why, &settings.policy)
         });
-        reason.map_or(Ok(()), |reason| Err(RuntimeError::Refused { reason }))
+        reason.map_or(Ok(()), |reason| Err(RuntimeError::refused(&reason)))
     }
 
     /// The reason why policy refuses the container, if it does. A comparison that came to no end is
@@ -526,6 +526,7 @@ mod proof_tests {
         };
         assert!(prove(Alarm::Report).await.is_ok());
         let refused = prove(Alarm::Refuse).await.unwrap_err();
-        assert!(matches!(refused, RuntimeError::Refused { .. }), "{refused}");
+        let refused = refused.to_string();
+        assert!(refused.starts_with("refused by bindguard: "), "{refused}");
     }
 }

@@ -124,9 +124,7 @@ impl Runtime {
 
     /// The pids of all processes of the container, within [`PIDS_LIMIT`].
     pub async fn pids(&self) -> Result<Vec<u32>> {
-        let no_answer = |why| RuntimeError::Failed {
-            message: format!("read the answer of ps: {why}"),
-        };
+        let no_answer = |why| RuntimeError::from(format!("read the answer of ps: {why}"));
         let args = vec!["--format".into(), "json".into(), (&self.id).into()];
         let mut call = self.call("ps", args).await?;
         call.command.process_group(0);
@@ -191,7 +189,7 @@ impl Runtime {
             ),
             Err(error) => format!("run {}: {error}", self.binary),
         };
-        Err(RuntimeError::Failed { message })
+        Err(message.into())
     }
 }
 
@@ -250,27 +248,24 @@ type Result<T, E = RuntimeError> = std::result::Result<T, E>;
 
 /// A run of the runtime that failed.
 #[derive(Debug, thiserror::Error)]
-pub enum RuntimeError {
-    /// The runtime reports an error, in its own text, or could not be run, or its output is invalid.
-    #[error("{message}")]
-    Failed { message: String },
-    /// The runtime failed, and neither its log nor a stderr that the shim captured gives a reason.
-    #[error("{verb}: exit status {status}")]
-    Unexplained {
-        verb: &'static str,
-        /// The exit status as in a shell.
-        status: u32,
-    },
-    /// The runtime failed, and an unrepaired bind explains the failure.
-    #[error("{failure}; bindguard: {reason}")]
-    Unrepaired {
-        failure: Box<RuntimeError>,
-        /// The fault of the bind, and the next step.
-        reason: String,
-    },
-    /// The guard's policy refuses the container.
-    #[error("refused by bindguard: {reason}")]
-    Refused { reason: String },
+#[error("{message}{unrepaired}")]
+pub struct RuntimeError {
+    /// The runtime's own text, or why it could not be run.
+    message: String,
+    /// False if neither the runtime's log nor a stderr that the shim captured gives a reason.
+    is_explained: bool,
+    /// The fault of an unrepaired bind that explains the failure; empty without one.
+    unrepaired: String,
+}
+
+impl From<String> for RuntimeError {
+    fn from(message: String) -> Self {
+        Self {
+            message,
+            is_explained: true,
+            unrepaired: String::new(),
+        }
+    }
 }
 
 /// The destinations of a run's streams.
@@ -331,9 +326,7 @@ impl RuntimeCall {
     fn spawn(self, streams: RunStreams<'_>) -> Result<Running> {
         let program = Path::new(self.command.get_program()).to_owned();
         self.try_spawn(streams)
-            .map_err(|error| RuntimeError::Failed {
-                message: format!("run {}: {error}", program.display()),
-            })
+            .map_err(|error| format!("run {}: {error}", program.display()).into())
     }
 
     fn try_spawn(mut self, streams: RunStreams<'_>) -> io::Result<Running> {
@@ -411,11 +404,11 @@ impl Running {
             let stdout = self.stdout_file.map(|file| read_from(file, 0));
             return Ok(stdout.unwrap_or_default());
         }
-        let unexplained = RuntimeError::Unexplained {
-            verb: self.verb,
-            status: exit.status,
-        };
         let message = last_error.filter(|text| !text.is_empty());
+        let unexplained = RuntimeError {
+            is_explained: false,
+            ..format!("{}: exit status {}", self.verb, exit.status).into()
+        };
         Err(unexplained.explained_by(message.or_else(|| self.stderr_file.and_then(tail))))
     }
 
@@ -437,28 +430,28 @@ impl RuntimeError {
         self.explained_by(message)
     }
 
+    /// The guard's policy refuses the container.
+    fn refused(reason: &str) -> Self {
+        format!("refused by bindguard: {reason}").into()
+    }
+
     /// Adds the guard's reason. The reason of the latest check wins.
-    fn with_unrepaired(self, unrepaired: Option<String>) -> Self {
-        let Some(reason) = unrepaired else {
-            return self;
-        };
-        let failure = match self {
-            Self::Unrepaired { failure, .. } => failure,
-            error => Box::new(error),
-        };
-        Self::Unrepaired { failure, reason }
+    fn with_unrepaired(mut self, unrepaired: Option<String>) -> Self {
+        if let Some(reason) = unrepaired {
+            self.unrepaired = format!("; bindguard: {reason}");
+        }
+        self
     }
 
     /// Uses this text as the reason, if the error has none.
-    fn explained_by(self, message: Option<String>) -> Self {
-        match (self, message) {
-            (Self::Unexplained { .. }, Some(message)) => Self::Failed { message },
-            (Self::Unrepaired { failure, reason }, message) => Self::Unrepaired {
-                failure: Box::new(failure.explained_by(message)),
-                reason,
-            },
-            (error, _) => error,
+    fn explained_by(mut self, reason: Option<String>) -> Self {
+        if let Some(reason) = reason
+            && !self.is_explained
+        {
+            self.message = reason;
+            self.is_explained = true;
         }
+        self
     }
 }
 

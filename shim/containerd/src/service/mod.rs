@@ -428,9 +428,8 @@ mod tests {
 
     #[test]
     fn a_failed_create_reads_as_with_gos_shim() {
-        let source = RuntimeError::Failed {
-            message: "runc create failed: no such file or directory".into(),
-        };
+        let message = "runc create failed: no such file or directory".to_owned();
+        let source = RuntimeError::from(message);
         let status = Status::from(TaskError::Runtime {
             stage: "create",
             source,
