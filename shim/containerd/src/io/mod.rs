@@ -12,41 +12,38 @@
 //! only after its success do the copies begin (`RunningIo`). A second try of a create reuses the
 //! `PreparedIo`, without the output of the failed try (`PreparedIo::withhold_output`). A logging
 //! program reads the pipes directly, and so gets the output of failed tries too.
+//!
+//! A process's output must be passed on before its delete is answered. But a leftover process may
+//! keep the stream open for ever, and a reader may be gone: neither may delay the delete for ever.
+//! So the wait depends on whether bytes move, and whether there are any: the limit for a reader
+//! that pauses is longer than that for a writer without output.
 
-mod copy;
 mod open;
 
-use std::fs::{self, File, Permissions};
-use std::io::{self, IoSliceMut, Write};
-use std::mem::{self, MaybeUninit};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::mem;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use bindguard_sys::make_folders;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Gid, OFlags, Uid, fchown, fcntl_getfl, fcntl_setfl};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
-use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
 use rustix::termios::Winsize;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, timeout};
 
 use crate::kernel;
-use crate::work::{Result, failed, lock, run_blocking, spawn_thread};
-use copy::{DrainLimits, StreamCopy};
-use open::{Input, LogProgram, Logger, OutputTarget, open, open_output, open_stdin, unsupported};
+use crate::work::{Result, failed, lock, spawn, spawn_thread};
+use open::{ConsoleSocket, Input, Logger};
 
-pub use open::LoggedProcess;
-
-/// A socket's path may have 107 bytes and a bundle's path is longer, so console sockets are in a
-/// short directory of our own.
-const DIRECTORY: &str = "/run/containerd/s";
-static COUNTER: AtomicU64 = AtomicU64::new(0);
+pub use open::{LoggedProcess, StreamOwner};
 
 /// A descriptor in the event loop. Both directions share a pty's master.
 type WatchedFd = Arc<AsyncFd<OwnedFd>>;
@@ -143,124 +140,7 @@ pub struct PreparedIo {
     logger: Option<Logger>,
 }
 
-/// A logging program that is not started yet, with the reading ends of stdout and stderr.
-type PendingLogger = (LogProgram, [OwnedFd; 2]);
-
 impl PreparedIo {
-    /// Opens everything for these streams, and waits for a logging program to be ready.
-    pub async fn open(
-        streams: &Streams,
-        owner: StreamOwner,
-        process: LoggedProcess<'_>,
-    ) -> Result<Self> {
-        let names = [&streams.stdin, &streams.stdout, &streams.stderr];
-        if !streams.terminal && names.iter().all(|name| name.is_empty()) {
-            return Ok(Self::default());
-        }
-        let streams = streams.clone();
-        let opened = run_blocking(move || Self::open_all(&streams, owner)).await;
-        let (mut io, logger) =
-            opened.map_err(failed("open the process's streams in a thread"))??;
-        if let Some((program, outputs)) = logger {
-            io.logger = Some(Logger::start(program, process, outputs).await?);
-        }
-        Ok(io)
-    }
-
-    fn open_all(
-        streams: &Streams,
-        mut owner: StreamOwner,
-    ) -> Result<(Self, Option<PendingLogger>)> {
-        let mut io = Self {
-            stdin: open_stdin(&streams.stdin)?,
-            ..Self::default()
-        };
-        let stdout = match open_output("stdout", &streams.stdout)? {
-            // Without a reader the process would hang as soon as the terminal is full.
-            OutputTarget::Nowhere if streams.terminal => {
-                let missing = io::Error::from(io::ErrorKind::NotFound);
-                return Err(failed(open("stdout", Path::new("")))(missing));
-            }
-            // The event loop watches no such file: a thread writes it.
-            OutputTarget::File(file) if streams.terminal => {
-                OutputTarget::LogFile(streams.stdout.clone().into(), file)
-            }
-            stdout => stdout,
-        };
-        let has_same_log_file = !streams.terminal
-            && matches!(stdout, OutputTarget::LogFile(..))
-            && streams.stderr == streams.stdout;
-        let stderr = match &stdout {
-            // A logging program also reads stderr, whatever name stderr has.
-            OutputTarget::Logger(_) => OutputTarget::Nowhere,
-            _ if streams.terminal || has_same_log_file => OutputTarget::Nowhere,
-            _ => match open_output("stderr", &streams.stderr)? {
-                OutputTarget::Logger(_) => return Err(unsupported("stderr", &streams.stderr)),
-                target => target,
-            },
-        };
-        if streams.terminal {
-            let socket = ConsoleSocket::bind(Path::new(DIRECTORY));
-            io.console = Some(socket.map_err(failed("set up the terminal"))?);
-            owner = StreamOwner::default();
-        } else if io.stdin.is_some() {
-            let (read, write) = owned_pipe("stdin", owner)?;
-            io.child[0] = Some(read);
-            io.stdin_pipe = Some(write);
-        }
-        let mut logger = None;
-        let [out, err] = match stdout {
-            OutputTarget::Logger(program) => {
-                let (out, out_writer) = owned_pipe("stdout", owner)?;
-                // With a terminal stderr has no writer: the program sees its end at once.
-                let (err, err_writer) = owned_pipe("stderr", owner)?;
-                logger = Some((program, [out, err]));
-                [Some(out_writer), Some(err_writer)]
-            }
-            OutputTarget::Fifo(to) if streams.terminal => [Some(to), None],
-            target => {
-                let out = io.take_output("stdout", target, owner)?;
-                let mut err = io.take_output("stderr", stderr, owner)?;
-                if has_same_log_file {
-                    let same = out.as_ref().map(OwnedFd::try_clone).transpose();
-                    err = same.map_err(failed("make the pipe for stderr"))?;
-                }
-                [out, err]
-            }
-        };
-        if streams.terminal {
-            io.console_out = out;
-        } else {
-            io.child[1] = out;
-            io.child[2] = err;
-        }
-        Ok((io, logger))
-    }
-
-    /// Returns the process's end.
-    fn take_output(
-        &mut self,
-        name: &str,
-        target: OutputTarget,
-        owner: StreamOwner,
-    ) -> Result<Option<OwnedFd>> {
-        let (to, log_file) = match target {
-            // Only stdout can be a program's, and `open` handles that.
-            OutputTarget::Nowhere | OutputTarget::Logger(_) => return Ok(None),
-            OutputTarget::File(file) => return Ok(Some(file)),
-            OutputTarget::Fifo(to) => (to, None),
-            OutputTarget::LogFile(path, file) => (file, Some(path)),
-        };
-        let (from, write) = owned_pipe(name, owner)?;
-        self.outputs.push(PendingOutput {
-            from,
-            to,
-            log_file,
-            failure: Mutex::default(),
-        });
-        Ok(Some(write))
-    }
-
     /// The process's open streams, in the order stdin, stdout, stderr. Each run of the runtime
     /// borrows the streams.
     pub fn child_streams(&self) -> [Option<BorrowedFd<'_>>; 3] {
@@ -393,91 +273,9 @@ impl PendingOutput {
     }
 }
 
-/// A console socket for the runtime. A drop removes the socket's path.
-///
-/// The protocol is that of the OCI runtime's `--console-socket`: a stream socket gets a message
-/// with a descriptor (SCM_RIGHTS). The runtime connects and sends before `create` returns, and
-/// waits for no answer. So the shim needs no task: once the runtime has succeeded, the message is
-/// in the socket's queue. Each try of a create makes a connection, and the last connection is the
-/// container's.
-struct ConsoleSocket {
-    listener: UnixListener,
-    /// For the runtime's `--console-socket`.
-    path: PathBuf,
-}
-
-impl ConsoleSocket {
-    fn bind(directory: &Path) -> io::Result<Self> {
-        make_folders(directory, 0o700)?;
-        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
-        let path = directory.join(format!("bindguard-pty-{}-{number}", std::process::id()));
-        // Left by a dead shim that had our pid.
-        let _ = fs::remove_file(&path);
-        let listener = UnixListener::bind(&path)?;
-        fs::set_permissions(&path, Permissions::from_mode(0o600))?;
-        listener.set_nonblocking(true)?;
-        Ok(Self { listener, path })
-    }
-
-    /// The master that the runtime sent. Call it after the runtime has succeeded.
-    fn take_master(&self) -> io::Result<OwnedFd> {
-        let mut master = None;
-        loop {
-            match self.listener.accept() {
-                Ok((stream, _)) => master = receive(&stream)?.or(master),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) => return Err(error),
-            }
-        }
-        let why = "the runtime sent no terminal";
-        master.ok_or_else(|| io::Error::new(io::ErrorKind::UnexpectedEof, why))
-    }
-}
-
-fn receive(stream: impl AsFd) -> io::Result<Option<OwnedFd>> {
-    let mut name = [0; 4096];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-    let mut buffers = [IoSliceMut::new(&mut name)];
-    recvmsg(stream, &mut buffers, &mut ancillary, flags)?;
-    for message in ancillary.drain() {
-        if let RecvAncillaryMessage::ScmRights(mut fds) = message {
-            return Ok(fds.next());
-        }
-    }
-    Ok(None)
-}
-
-impl Drop for ConsoleSocket {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
-    }
-}
-
-/// The owner of the pipes: the container's user, so that the container can reopen /dev/stdout.
-#[derive(Clone, Copy, Default)]
-pub struct StreamOwner {
-    pub uid: u32,
-    pub gid: u32,
-}
-
-/// A pipe: the read end, the write end.
-fn owned_pipe(stream: &str, owner: StreamOwner) -> Result<(OwnedFd, OwnedFd)> {
-    let made = pipe_with(PipeFlags::CLOEXEC).and_then(|(read, write)| {
-        if owner.uid != 0 || owner.gid != 0 {
-            let (uid, gid) = (Uid::from_raw(owner.uid), Gid::from_raw(owner.gid));
-            fchown(&write, Some(uid), Some(gid))?;
-        }
-        Ok((read, write))
-    });
-    made.map_err(failed(format!("make the pipe for {stream}")))
-}
-
 /// Reads the current content of a pipe, whether its end blocks or not. A pipe holds a mebibyte at
 /// most (pipe(7)), and the read stops there even if a writer continues.
 fn unread(pipe: &OwnedFd) -> Vec<u8> {
-    const STEP: usize = 16 * 1024;
     const MAX_BYTES: usize = 1 << 20;
     let (mut bytes, mut buffer) = (Vec::new(), [0; STEP]);
     while bytes.len() < MAX_BYTES {
@@ -505,12 +303,237 @@ fn watched(fd: OwnedFd, interest: Interest) -> Result<WatchedFd> {
     Ok(Arc::new(watched.map_err(step)?))
 }
 
+/// The limit of a step; a pipe holds 64 KiB.
+const STEP: usize = 16 * 1024;
+
+/// A running copy: a task, or a thread that writes a log file.
+///
+/// The buffer of a task is on the stack of the step that reads and writes: an idle stream costs no
+/// memory. Only bytes that the reader has not accepted yet are kept, and until the reader accepts
+/// them nothing more is read. So a slow reader delays no other container.
+struct StreamCopy {
+    /// `None` for a thread.
+    task: Option<AbortHandle>,
+    progress: Arc<Progress>,
+    /// The source and the destination of a task; the end of the copy closes both.
+    ends: [Weak<AsyncFd<OwnedFd>>; 2],
+}
+
+#[derive(Default)]
+struct Progress {
+    /// The number of bytes that have reached the destination.
+    moved: AtomicU64,
+    /// True while bytes wait that the destination does not accept yet.
+    holding: AtomicBool,
+    ended: watch::Sender<bool>,
+}
+
+/// Time limits for the rest of a stream.
+#[derive(Clone, Copy)]
+struct DrainLimits {
+    /// With no bytes to pass on: a leftover process has the stream open.
+    idle: Duration,
+    total: Duration,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum DrainResult {
+    /// All has arrived.
+    Passed,
+    /// No bytes move.
+    Stalled,
+    /// The time limit has passed, but bytes move.
+    Moving,
+}
+
+impl StreamCopy {
+    /// Starts copying until the source ends or the destination is gone. Both descriptors must be
+    /// non-blocking.
+    fn spawn(from: WatchedFd, to: WatchedFd) -> Self {
+        let progress = Arc::<Progress>::default();
+        let ends = [&from, &to].map(Arc::downgrade);
+        let own = Arc::clone(&progress);
+        let task = spawn(async move {
+            let ended = run(&from, &to, &own).await;
+            // The descriptors close before the end is reported: the reader must also see the end by
+            // then.
+            drop((from, to));
+            if let Err(error) = ended {
+                log::debug!(error:%; "a stream ended early");
+            }
+            own.ended.send_replace(true);
+        });
+        Self {
+            task: Some(task.abort_handle()),
+            progress,
+            ends,
+        }
+    }
+
+    /// Starts a thread that writes a log file: `file://`. The pipe's end must be blocking.
+    ///
+    /// The process gets a pipe and never the file: with a descriptor of the file a container could
+    /// truncate its own log. The event loop cannot wait for a disk, so a thread copies from the pipe
+    /// to the file; it ends with the last writer. If stdout and stderr name the same file they share
+    /// the pipe, and their lines stay in order.
+    fn into_file(pipe: OwnedFd, file: OwnedFd) -> io::Result<Self> {
+        let progress = Arc::<Progress>::default();
+        let own = Arc::clone(&progress);
+        spawn_thread(move || {
+            pass_on(&mut pipe.into(), &mut file.into(), &own);
+            own.ended.send_replace(true);
+        })?;
+        Ok(Self {
+            task: None,
+            progress,
+            ends: [Weak::new(), Weak::new()],
+        })
+    }
+
+    /// Waits for the end of the stream, and aborts a copy that stalls. A slow copy that still moves
+    /// continues alone.
+    async fn finish_or_stall(&self, limits: DrainLimits) {
+        // On a busy node the shim may not run for longer than a limit. Then the copy has not had its
+        // turn yet: it still takes the bytes that wait, or the end.
+        let can_move = |is_holding: bool| {
+            let (end, event) = match &self.ends {
+                [_, to] if is_holding => (to, PollFlags::OUT),
+                [from, _] => (from, PollFlags::IN),
+            };
+            end.upgrade().is_some_and(|end| {
+                let mut fds = [PollFd::new(end.get_ref(), event)];
+                matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..))
+            })
+        };
+        match (self.progress.drain(limits, can_move).await, &self.task) {
+            (DrainResult::Passed, _) => {}
+            (_, None) => log::warn!(
+                "a process left behind still holds a log file's pipe open, or its disk hangs"
+            ),
+            (DrainResult::Moving, _) => {
+                log::warn!(
+                    "a slow reader still takes the output of a process that is being deleted"
+                )
+            }
+            (DrainResult::Stalled, Some(task)) => {
+                log::warn!(
+                    "closing a stream that has no reader, or that a leftover process has open"
+                );
+                task.abort();
+            }
+        }
+    }
+}
+
+impl Progress {
+    /// Waits for the end of the stream. `can_move` returns true if the copy has work: bytes to read
+    /// or, while it holds bytes, a destination that accepts some.
+    async fn drain(&self, limits: DrainLimits, can_move: impl Fn(bool) -> bool) -> DrainResult {
+        let mut ended = self.ended.subscribe();
+        let end = Instant::now() + limits.total;
+        let first = self.moved.load(Ordering::Relaxed);
+        let mut before = first;
+        while timeout(limits.idle, ended.wait_for(|ended| *ended))
+            .await
+            .is_err()
+        {
+            let now = self.moved.load(Ordering::Relaxed);
+            let is_late = Instant::now() >= end;
+            // A reader that has taken some bytes within the limit may only pause.
+            if is_late && now != first {
+                return DrainResult::Moving;
+            }
+            let is_holding = self.holding.load(Ordering::Relaxed);
+            if now == before && (is_late || !is_holding) && !can_move(is_holding) {
+                return DrainResult::Stalled;
+            }
+            before = now;
+        }
+        DrainResult::Passed
+    }
+}
+
+async fn run(from: &AsyncFd<OwnedFd>, to: &AsyncFd<OwnedFd>, own: &Progress) -> io::Result<()> {
+    loop {
+        let mut ready = from.readable().await?;
+        let mut rest = match ready.try_io(|from| step(from.get_ref(), to.get_ref(), own)) {
+            Ok(Ok(Some(rest))) => rest,
+            Ok(Ok(None)) => return Ok(()),
+            Ok(Err(error)) => return Err(error),
+            Err(_would_block) => continue,
+        };
+        own.holding.store(!rest.is_empty(), Ordering::Relaxed);
+        while !rest.is_empty() {
+            let written = to
+                .async_io(Interest::WRITABLE, |to| Ok(rustix::io::write(to, &rest)?))
+                .await?;
+            own.moved.fetch_add(written as u64, Ordering::Relaxed);
+            rest.drain(..written);
+        }
+        own.holding.store(false, Ordering::Relaxed);
+    }
+}
+
+/// A read, and as many writes as the destination accepts at once. Returns the bytes that the
+/// destination does not accept yet; `None` at the end.
+fn step(from: impl AsFd, to: impl AsFd, own: &Progress) -> io::Result<Option<Vec<u8>>> {
+    let mut buffer = [0; STEP];
+    let read = match rustix::io::read(from, &mut buffer) {
+        // A pty's master answers EIO when the last process has closed the slave.
+        Ok(0) | Err(Errno::IO) => return Ok(None),
+        Ok(read) => read,
+        Err(Errno::INTR) => return Ok(Some(Vec::new())),
+        Err(errno) => return Err(errno.into()),
+    };
+    let mut left = &buffer[..read];
+    while !left.is_empty() {
+        match rustix::io::write(&to, left) {
+            Ok(written) => {
+                own.moved.fetch_add(written as u64, Ordering::Relaxed);
+                left = &left[written..];
+            }
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => break,
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(Some(left.to_vec()))
+}
+
+/// A full disk costs lines of the log and nothing else: a process that had to wait for space would
+/// hang with it.
+fn pass_on(pipe: &mut File, file: &mut File, own: &Progress) {
+    let mut buffer = [0; STEP];
+    let mut losing = false;
+    loop {
+        let read = match pipe.read(&mut buffer) {
+            Ok(0) => return,
+            Ok(read) => read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => {
+                return log::warn!(error:%; "cannot read a container's output any more");
+            }
+        };
+        own.holding.store(true, Ordering::Relaxed);
+        let written = file.write_all(&buffer[..read]);
+        own.holding.store(false, Ordering::Relaxed);
+        match written {
+            Ok(()) => losing = false,
+            Err(_) if losing => {}
+            Err(error) => {
+                losing = true;
+                log::warn!(error:%; "cannot write a container's log file: its output is lost until that works again");
+            }
+        }
+        own.moved.fetch_add(read as u64, Ordering::Relaxed);
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::fs;
 
     use super::*;
-    use crate::io::copy::DrainLimits;
 
     struct TestLog {
         pending: PendingOutput,
@@ -585,47 +608,176 @@ mod tests {
 }
 
 #[cfg(test)]
-mod console_tests {
-    use std::io::IoSlice;
-    use std::os::unix::net::UnixStream;
+mod copy_tests {
+    use std::time::Duration;
 
-    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    use rustix::pipe::{PipeFlags, pipe_with};
 
     use super::*;
 
-    fn send(path: &Path, fd: impl AsFd) {
-        let stream = UnixStream::connect(path).unwrap();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        let fds = [fd.as_fd()];
-        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
-        sendmsg(
-            &stream,
-            &[IoSlice::new(b"/dev/ptmx")],
-            &mut ancillary,
-            SendFlags::empty(),
-        )
-        .unwrap();
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn pipe() -> (Arc<AsyncFd<OwnedFd>>, Arc<AsyncFd<OwnedFd>>) {
+        let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
+        let read = kernel::watch(read, Interest::READABLE).unwrap();
+        let write = kernel::watch(write, Interest::WRITABLE).unwrap();
+        (Arc::new(read), Arc::new(write))
     }
 
-    #[test]
-    fn the_last_try_counts() {
-        let dir = tempfile::tempdir().unwrap();
-        let socket = ConsoleSocket::bind(dir.path()).unwrap();
-        let (first, second) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
-        send(&socket.path, &first);
-        send(&socket.path, &second);
-        let got = rustix::fs::fstat(socket.take_master().unwrap()).unwrap();
-        assert_eq!(got.st_ino, rustix::fs::fstat(&second).unwrap().st_ino);
+    #[tokio::test]
+    async fn more_than_all_pipes_hold_arrives_whole_and_in_order() {
+        let ((source, feed), (drain, target)) = (pipe(), pipe());
+        let copy = StreamCopy::spawn(source, target);
+        let sent: Vec<u8> = (0..1_000_000_u32)
+            .map(|n| n.to_le_bytes()[n as usize % 3])
+            .collect();
+        let feeding = sent.clone();
+        tokio::spawn(async move {
+            let mut left = &feeding[..];
+            while !left.is_empty() {
+                let written = feed
+                    .async_io(Interest::WRITABLE, |fd| Ok(rustix::io::write(fd, left)?))
+                    .await
+                    .unwrap();
+                left = &left[written..];
+            }
+        });
+        let mut got = Vec::new();
+        loop {
+            let mut buffer = [0; 5000];
+            let read = drain
+                .async_io(Interest::READABLE, |fd| {
+                    Ok(rustix::io::read(fd, &mut buffer)?)
+                })
+                .await
+                .unwrap();
+            if read == 0 {
+                break;
+            }
+            got.extend_from_slice(&buffer[..read]);
+        }
+        assert!(got == sent);
+        copy.finish_or_stall(DrainLimits {
+            idle: LONG,
+            total: LONG,
+        })
+        .await;
     }
 
-    #[test]
-    fn a_missing_terminal_is_an_error_and_the_socket_is_removed() {
-        let dir = tempfile::tempdir().unwrap();
-        let socket = ConsoleSocket::bind(dir.path()).unwrap();
-        let path = socket.path.clone();
-        assert!(socket.take_master().is_err());
-        drop(socket);
-        assert!(!path.try_exists().unwrap());
+    #[tokio::test]
+    async fn a_stream_without_a_reader_is_closed() {
+        let ((source, feed), (_drain, target)) = (pipe(), pipe());
+        let copy = StreamCopy::spawn(source, target);
+        while rustix::io::write(feed.get_ref(), &[1; 4096]).is_ok() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let limits = DrainLimits {
+            idle: Duration::from_millis(50),
+            total: Duration::from_millis(100),
+        };
+        timeout(LONG, copy.finish_or_stall(limits)).await.unwrap();
+    }
+
+    /// A shim that did not run for longer than the limit: the limit has passed, and the last bytes
+    /// and the end are there.
+    #[tokio::test]
+    async fn a_copy_that_had_no_turn_is_not_stalled() {
+        let ((source, feed), (drain, target)) = (pipe(), pipe());
+        let copy = StreamCopy::spawn(source, target);
+        // The copy waits for its source.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let limits = DrainLimits {
+            idle: Duration::from_millis(20),
+            total: LONG,
+        };
+        let no_turn = async move {
+            rustix::io::write(feed.get_ref(), &[7; 10_000]).unwrap();
+            std::thread::sleep(limits.idle * 5);
+        };
+        tokio::join!(copy.finish_or_stall(limits), no_turn);
+        let mut got = [0; 20_000];
+        assert_eq!(
+            rustix::io::read(drain.get_ref(), &mut got).unwrap(),
+            10_000,
+            "the last bytes are lost"
+        );
+    }
+
+    /// Also a reader that takes nothing at the moment of the limit.
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_reader_gets_the_rest() {
+        let progress = Progress::default();
+        progress.holding.store(true, Ordering::Relaxed);
+        let (drained, ()) = tokio::join!(progress.drain(DRAIN_LIMITS, |_| false), async {
+            tokio::time::sleep(DRAIN_LIMITS.total / 2).await;
+            progress.moved.store(1, Ordering::Relaxed);
+        });
+        assert_eq!(drained, DrainResult::Moving);
+    }
+
+    /// For a paused clock, which stands still while any task works: the duration of that work does
+    /// not matter.
+    const DRAIN_LIMITS: DrainLimits = DrainLimits {
+        idle: Duration::from_millis(20),
+        total: Duration::from_millis(200),
+    };
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_is_the_movers_end() {
+        let progress = Progress::default();
+        progress.ended.send_replace(true);
+        assert_eq!(
+            progress.drain(DRAIN_LIMITS, |_| false).await,
+            DrainResult::Passed
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_moving_is_a_stall() {
+        let progress = Progress::default();
+        progress.moved.store(1, Ordering::Relaxed);
+        assert_eq!(
+            progress.drain(DRAIN_LIMITS, |_| false).await,
+            DrainResult::Stalled
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_that_pauses_is_waited_for() {
+        let progress = Arc::new(Progress::default());
+        progress.holding.store(true, Ordering::Relaxed);
+        let begin = Instant::now();
+        assert_eq!(
+            progress.drain(DRAIN_LIMITS, |_| false).await,
+            DrainResult::Stalled
+        );
+        assert!(begin.elapsed() >= DRAIN_LIMITS.total);
+        let own = Arc::clone(&progress);
+        tokio::spawn(async move {
+            tokio::time::sleep(DRAIN_LIMITS.idle * 3).await;
+            own.ended.send_replace(true);
+        });
+        assert_eq!(
+            progress.drain(DRAIN_LIMITS, |_| false).await,
+            DrainResult::Passed
+        );
+    }
+
+    #[tokio::test]
+    async fn all_is_in_the_file_at_the_end() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let (read, write) = io::pipe().unwrap();
+        let writer = StreamCopy::into_file(read.into(), file.reopen().unwrap().into()).unwrap();
+        let mut write = File::from(OwnedFd::from(write));
+        write.write_all(&[7; 200_000]).unwrap();
+        drop(write);
+        let long = Duration::from_secs(60);
+        writer
+            .finish_or_stall(DrainLimits {
+                idle: long,
+                total: long,
+            })
+            .await;
+        assert_eq!(std::fs::read(file.path()).unwrap(), [7; 200_000]);
     }
 }

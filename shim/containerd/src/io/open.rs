@@ -27,28 +27,35 @@
 //! The program does not depend on the shim's life: when the shim is killed, the container continues
 //! to write to it.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bindguard_sys::make_folders;
 use nix::libc::{SIGKILL, SIGTERM};
-use rustix::fs::OFlags;
+use rustix::fs::{Gid, OFlags, Uid, fchown};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use super::{PendingOutput, PreparedIo, Streams};
 use crate::exits::{Exits, Watched};
 use crate::kernel;
 use crate::work::{Result, StepError, failed, run_blocking, spawn, spawn_thread};
 
 /// The destination of an output.
-pub enum OutputTarget {
+enum OutputTarget {
     Nowhere,
     /// A fifo, open for both; the shim copies into it.
     Fifo(OwnedFd),
@@ -68,7 +75,7 @@ pub struct Input {
     pub hold: Option<OwnedFd>,
 }
 
-pub fn open_stdin(name: &str) -> Result<Option<Input>> {
+fn open_stdin(name: &str) -> Result<Option<Input>> {
     if name.is_empty() {
         return Ok(None);
     }
@@ -81,7 +88,7 @@ pub fn open_stdin(name: &str) -> Result<Option<Input>> {
     }
 }
 
-pub fn open_output(stream: &str, name: &str) -> Result<OutputTarget> {
+fn open_output(stream: &str, name: &str) -> Result<OutputTarget> {
     if name.is_empty() {
         return Ok(OutputTarget::Nowhere);
     }
@@ -102,11 +109,11 @@ pub fn open_output(stream: &str, name: &str) -> Result<OutputTarget> {
     })
 }
 
-pub fn unsupported(stream: &str, name: &str) -> StepError {
+fn unsupported(stream: &str, name: &str) -> StepError {
     format!("{stream} {name:?}: streams of this kind are not supported").into()
 }
 
-pub fn open(stream: &str, path: &Path) -> String {
+fn open(stream: &str, path: &Path) -> String {
     format!("open {stream} {:?}", path.display().to_string())
 }
 
@@ -230,6 +237,211 @@ fn decoded(text: &str) -> Option<String> {
         rest = after;
     }
     Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// A socket's path may have 107 bytes and a bundle's path is longer, so console sockets are in a
+/// short directory of our own.
+const DIRECTORY: &str = "/run/containerd/s";
+static COUNTER: AtomicU64 = AtomicU64::new(0);
+
+/// A logging program that is not started yet, with the reading ends of stdout and stderr.
+type PendingLogger = (LogProgram, [OwnedFd; 2]);
+
+impl PreparedIo {
+    /// Opens everything for these streams, and waits for a logging program to be ready.
+    pub async fn open(
+        streams: &Streams,
+        owner: StreamOwner,
+        process: LoggedProcess<'_>,
+    ) -> Result<Self> {
+        let names = [&streams.stdin, &streams.stdout, &streams.stderr];
+        if !streams.terminal && names.iter().all(|name| name.is_empty()) {
+            return Ok(Self::default());
+        }
+        let streams = streams.clone();
+        let opened = run_blocking(move || Self::open_all(&streams, owner)).await;
+        let (mut io, logger) =
+            opened.map_err(failed("open the process's streams in a thread"))??;
+        if let Some((program, outputs)) = logger {
+            io.logger = Some(Logger::start(program, process, outputs).await?);
+        }
+        Ok(io)
+    }
+
+    fn open_all(
+        streams: &Streams,
+        mut owner: StreamOwner,
+    ) -> Result<(Self, Option<PendingLogger>)> {
+        let mut io = Self {
+            stdin: open_stdin(&streams.stdin)?,
+            ..Self::default()
+        };
+        let stdout = match open_output("stdout", &streams.stdout)? {
+            // Without a reader the process would hang as soon as the terminal is full.
+            OutputTarget::Nowhere if streams.terminal => {
+                let missing = io::Error::from(io::ErrorKind::NotFound);
+                return Err(failed(open("stdout", Path::new("")))(missing));
+            }
+            // The event loop watches no such file: a thread writes it.
+            OutputTarget::File(file) if streams.terminal => {
+                OutputTarget::LogFile(streams.stdout.clone().into(), file)
+            }
+            stdout => stdout,
+        };
+        let has_same_log_file = !streams.terminal
+            && matches!(stdout, OutputTarget::LogFile(..))
+            && streams.stderr == streams.stdout;
+        let stderr = match &stdout {
+            // A logging program also reads stderr, whatever name stderr has.
+            OutputTarget::Logger(_) => OutputTarget::Nowhere,
+            _ if streams.terminal || has_same_log_file => OutputTarget::Nowhere,
+            _ => match open_output("stderr", &streams.stderr)? {
+                OutputTarget::Logger(_) => return Err(unsupported("stderr", &streams.stderr)),
+                target => target,
+            },
+        };
+        if streams.terminal {
+            let socket = ConsoleSocket::bind(Path::new(DIRECTORY));
+            io.console = Some(socket.map_err(failed("set up the terminal"))?);
+            owner = StreamOwner::default();
+        } else if io.stdin.is_some() {
+            let (read, write) = owned_pipe("stdin", owner)?;
+            io.child[0] = Some(read);
+            io.stdin_pipe = Some(write);
+        }
+        let mut logger = None;
+        let [out, err] = match stdout {
+            OutputTarget::Logger(program) => {
+                let (out, out_writer) = owned_pipe("stdout", owner)?;
+                // With a terminal stderr has no writer: the program sees its end at once.
+                let (err, err_writer) = owned_pipe("stderr", owner)?;
+                logger = Some((program, [out, err]));
+                [Some(out_writer), Some(err_writer)]
+            }
+            OutputTarget::Fifo(to) if streams.terminal => [Some(to), None],
+            target => {
+                let out = io.take_output("stdout", target, owner)?;
+                let mut err = io.take_output("stderr", stderr, owner)?;
+                if has_same_log_file {
+                    let same = out.as_ref().map(OwnedFd::try_clone).transpose();
+                    err = same.map_err(failed("make the pipe for stderr"))?;
+                }
+                [out, err]
+            }
+        };
+        if streams.terminal {
+            io.console_out = out;
+        } else {
+            io.child[1] = out;
+            io.child[2] = err;
+        }
+        Ok((io, logger))
+    }
+
+    /// Returns the process's end.
+    fn take_output(
+        &mut self,
+        name: &str,
+        target: OutputTarget,
+        owner: StreamOwner,
+    ) -> Result<Option<OwnedFd>> {
+        let (to, log_file) = match target {
+            // Only stdout can be a program's, and `open` handles that.
+            OutputTarget::Nowhere | OutputTarget::Logger(_) => return Ok(None),
+            OutputTarget::File(file) => return Ok(Some(file)),
+            OutputTarget::Fifo(to) => (to, None),
+            OutputTarget::LogFile(path, file) => (file, Some(path)),
+        };
+        let (from, write) = owned_pipe(name, owner)?;
+        self.outputs.push(PendingOutput {
+            from,
+            to,
+            log_file,
+            failure: Mutex::default(),
+        });
+        Ok(Some(write))
+    }
+}
+
+/// A console socket for the runtime. A drop removes the socket's path.
+///
+/// The protocol is that of the OCI runtime's `--console-socket`: a stream socket gets a message
+/// with a descriptor (SCM_RIGHTS). The runtime connects and sends before `create` returns, and
+/// waits for no answer. So the shim needs no task: once the runtime has succeeded, the message is
+/// in the socket's queue. Each try of a create makes a connection, and the last connection is the
+/// container's.
+pub struct ConsoleSocket {
+    listener: UnixListener,
+    /// For the runtime's `--console-socket`.
+    pub path: PathBuf,
+}
+
+impl ConsoleSocket {
+    fn bind(directory: &Path) -> io::Result<Self> {
+        make_folders(directory, 0o700)?;
+        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+        let path = directory.join(format!("bindguard-pty-{}-{number}", std::process::id()));
+        // Left by a dead shim that had our pid.
+        let _ = fs::remove_file(&path);
+        let listener = UnixListener::bind(&path)?;
+        fs::set_permissions(&path, Permissions::from_mode(0o600))?;
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener, path })
+    }
+
+    /// The master that the runtime sent. Call it after the runtime has succeeded.
+    pub fn take_master(&self) -> io::Result<OwnedFd> {
+        let mut master = None;
+        loop {
+            match self.listener.accept() {
+                Ok((stream, _)) => master = receive(&stream)?.or(master),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+        }
+        let why = "the runtime sent no terminal";
+        master.ok_or_else(|| io::Error::new(io::ErrorKind::UnexpectedEof, why))
+    }
+}
+
+fn receive(stream: impl AsFd) -> io::Result<Option<OwnedFd>> {
+    let mut name = [0; 4096];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let mut buffers = [IoSliceMut::new(&mut name)];
+    recvmsg(stream, &mut buffers, &mut ancillary, flags)?;
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(mut fds) = message {
+            return Ok(fds.next());
+        }
+    }
+    Ok(None)
+}
+
+impl Drop for ConsoleSocket {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// The owner of the pipes: the container's user, so that the container can reopen /dev/stdout.
+#[derive(Clone, Copy, Default)]
+pub struct StreamOwner {
+    pub uid: u32,
+    pub gid: u32,
+}
+
+/// A pipe: the read end, the write end.
+fn owned_pipe(stream: &str, owner: StreamOwner) -> Result<(OwnedFd, OwnedFd)> {
+    let made = pipe_with(PipeFlags::CLOEXEC).and_then(|(read, write)| {
+        if owner.uid != 0 || owner.gid != 0 {
+            let (uid, gid) = (Uid::from_raw(owner.uid), Gid::from_raw(owner.gid));
+            fchown(&write, Some(uid), Some(gid))?;
+        }
+        Ok((read, write))
+    });
+    made.map_err(failed(format!("make the pipe for {stream}")))
 }
 
 /// The time limit until a program is ready. Go's shim waits for ever, and so does the client.
@@ -539,5 +751,51 @@ mod logger_tests {
             }
         }
         assert!(is_left_alone);
+    }
+}
+
+#[cfg(test)]
+mod console_tests {
+    use std::io::IoSlice;
+    use std::os::unix::net::UnixStream;
+
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+    use super::*;
+
+    fn send(path: &Path, fd: impl AsFd) {
+        let stream = UnixStream::connect(path).unwrap();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let fds = [fd.as_fd()];
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
+        sendmsg(
+            &stream,
+            &[IoSlice::new(b"/dev/ptmx")],
+            &mut ancillary,
+            SendFlags::empty(),
+        )
+        .unwrap();
+    }
+
+    #[test]
+    fn the_last_try_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = ConsoleSocket::bind(dir.path()).unwrap();
+        let (first, second) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        send(&socket.path, &first);
+        send(&socket.path, &second);
+        let got = rustix::fs::fstat(socket.take_master().unwrap()).unwrap();
+        assert_eq!(got.st_ino, rustix::fs::fstat(&second).unwrap().st_ino);
+    }
+
+    #[test]
+    fn a_missing_terminal_is_an_error_and_the_socket_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = ConsoleSocket::bind(dir.path()).unwrap();
+        let path = socket.path.clone();
+        assert!(socket.take_master().is_err());
+        drop(socket);
+        assert!(!path.try_exists().unwrap());
     }
 }
