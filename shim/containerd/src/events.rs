@@ -129,7 +129,10 @@ impl TaskEvents {
             if let Some(event) = items.waiting.remove(oldest)
                 && items.dropped == 0
             {
-                log::warn!(topic:% = event.topic; "containerd receives no events: dropping the oldest of {MAX_EVENTS}");
+                log::warn!(
+                    topic:% = event.topic;
+                    "containerd receives no events: dropping the oldest of {MAX_EVENTS}"
+                );
             }
             items.dropped += 1;
         }
@@ -163,7 +166,10 @@ impl Items {
             // Frees the memory of a long queue.
             self.waiting = VecDeque::new();
             if self.dropped > 0 {
-                log::warn!(dropped:% = self.dropped; "containerd receives events again; the oldest were dropped");
+                log::warn!(
+                    dropped:% = self.dropped;
+                    "containerd receives events again; the oldest were dropped"
+                );
             }
             self.dropped = 0;
         }
@@ -194,7 +200,10 @@ impl Publisher {
                 {
                     rejections += 1;
                     if rejections >= REJECTIONS {
-                        return log::error!(topic:% = event.topic; "containerd does not take an event: {}", status.message);
+                        return log::error!(
+                            topic:% = event.topic;
+                            "containerd does not take an event: {}", status.message
+                        );
                     }
                 }
                 Err(error) => {

@@ -198,7 +198,10 @@ pub async fn reap_on_sigchld(exits: Arc<Exits>) {
     let mut children = match Signals::register(&[SIGCHLD]) {
         Ok(children) => children,
         Err(error) => {
-            return log::error!(error:%; "orphans will stay zombies, and memory of a burst will be kept: no SIGCHLD");
+            return log::error!(
+                error:%;
+                "orphans will stay zombies, and memory of a burst will be kept: no SIGCHLD"
+            );
         }
     };
     let mut arrived = children.next().await;

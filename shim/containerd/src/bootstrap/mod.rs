@@ -178,7 +178,10 @@ pub fn delete(args: &Args) -> Result<()> {
 
 async fn clean_up(args: &Args, id: &str, bundle: &Bundle) {
     let options = bundle.read_options().unwrap_or_else(|error| {
-        log::warn!(error:% = error_chain(&error); "using the default runtime to delete the container");
+        log::warn!(
+            error:% = error_chain(&error);
+            "using the default runtime to delete the container"
+        );
         Options::default()
     });
     let spec = bundle.spec().unwrap_or_else(|error| {

@@ -451,7 +451,10 @@ fn end_waiting_init(cgroups: &[PathBuf], state: &Path) {
         match ended {
             Ok(false) => {}
             Ok(true) => {
-                log::warn!(pid:%, state:% = state.display(); "ended the init that a killed runtime left")
+                log::warn!(
+                    pid:%, state:% = state.display();
+                    "ended the init that a killed runtime left"
+                )
             }
             Err(error) => log::warn!(pid:%, error:%; "a process of an interrupted create stays"),
         }
@@ -576,24 +579,20 @@ async fn stop_if_empty(unit: String, cgroups: &[PathBuf]) {
         }
     }
     log::debug!(unit:%; "stopping the scope that a killed runtime left");
-    let stop = move || {
-        let mut command = Command::new("systemctl");
-        command
-            .args(["stop", "--no-block", "--quiet", "--", &unit])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        kernel::with_default_signals(&mut command);
-        match command.status() {
-            Ok(status) if status.success() => {}
-            Ok(status) => {
-                log::warn!(unit:%, status:%; "an empty scope stays: systemctl stop failed")
-            }
-            Err(error) => log::warn!(unit:%, error:%; "an empty scope stays: run systemctl"),
+    let mut command = Command::new("systemctl");
+    command
+        .args(["stop", "--no-block", "--quiet", "--", &unit])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    kernel::with_default_signals(&mut command);
+    let run = run_blocking(move || command.status()).await;
+    match run.and_then(|ended| ended) {
+        Ok(status) if status.success() => {}
+        Ok(status) => {
+            log::warn!(unit:%, status:%; "an empty scope stays: systemctl stop failed");
         }
-    };
-    if let Err(error) = run_blocking(stop).await {
-        log::warn!(error:%; "an empty scope stays: run systemctl");
+        Err(error) => log::warn!(unit:%, error:%; "an empty scope stays: run systemctl"),
     }
 }
 

@@ -89,10 +89,10 @@ impl OomWatch {
     /// loop. Fails if the cgroup has no memory controller, and so no limit of its own.
     pub fn open(version: &Cgroup) -> Result<Self> {
         let opened = match version {
-            Cgroup::V1(controllers) => match controllers.get("memory") {
-                Some(memory) => Some(Self::open_v1(memory)?),
-                None => None,
-            },
+            Cgroup::V1(controllers) => {
+                let memory = controllers.get("memory");
+                memory.map(|memory| Self::open_v1(memory)).transpose()?
+            }
             Cgroup::V2(directory) => Self::open_v2(directory)?,
         };
         let (source, kills) =
@@ -212,7 +212,10 @@ impl OomWatch {
                         return alarms + pending > 1;
                     }
                     Err(error) => {
-                        log::warn!(error:%, path:% = directory.display(); "memory.oom_control cannot be read");
+                        log::warn!(
+                            error:%, path:% = directory.display();
+                            "memory.oom_control cannot be read"
+                        );
                         false
                     }
                 };

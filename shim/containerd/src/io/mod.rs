@@ -254,7 +254,10 @@ impl PendingOutput {
         let mut file = File::from(self.to.try_clone()?);
         spawn_thread(move || {
             if let Err(error) = file.write_all(&text) {
-                log::warn!(error:%, path:% = path.display(); "the runtime's error is not in the log file");
+                log::warn!(
+                    error:%, path:% = path.display();
+                    "the runtime's error is not in the log file"
+                );
             }
         })
     }
@@ -522,7 +525,10 @@ fn pass_on(pipe: &mut File, file: &mut File, own: &Progress) {
             Err(_) if losing => {}
             Err(error) => {
                 losing = true;
-                log::warn!(error:%; "cannot write a container's log file: its output is lost until that works again");
+                log::warn!(
+                    error:%;
+                    "cannot write a container's log file: its output is lost until that works again"
+                );
             }
         }
         own.moved.fetch_add(read as u64, Ordering::Relaxed);

@@ -530,7 +530,10 @@ impl Logger {
         }
         self.send(SIGTERM);
         if !self.ends_within(TERM_LIMIT).await {
-            log::warn!(program:% = self.program.display(); "a logging program does not end and is killed");
+            log::warn!(
+                program:% = self.program.display();
+                "a logging program does not end and is killed"
+            );
             self.send(SIGKILL);
         }
     }

@@ -214,7 +214,10 @@ pub fn ignore_stray_signals() {
             libc::sigaction(signal, &raw const action, null_mut())
         };
         if set != 0 {
-            log::warn!(signal:%, error:% = io::Error::last_os_error(); "this signal would end the shim");
+            log::warn!(
+                signal:%, error:% = io::Error::last_os_error();
+                "this signal would end the shim"
+            );
         }
     }
     for signal in LIBC_SIGNALS {

@@ -567,7 +567,10 @@ impl Drop for MappedLayers {
         let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
         let _ = unmount_once(&self.directory, flags);
         if let Err(error) = fs::remove_dir(&self.directory) {
-            log::warn!(path:% = self.directory.display(), error:%; "cannot remove the mount point of an overlay's mapped layers");
+            log::warn!(
+                path:% = self.directory.display(), error:%;
+                "cannot remove the mount point of an overlay's mapped layers"
+            );
         }
     }
 }

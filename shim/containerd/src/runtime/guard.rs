@@ -127,7 +127,10 @@ impl Runtime {
             let failed = match (self.run_guard(&guard, call, attempt).await?, failure) {
                 (GuardResult::Created { is_provable }, before) => {
                     if let Some(before) = before {
-                        log::info!(id:%, attempt:%; "created after a mount was repaired; before: {before}");
+                        log::info!(
+                            id:%, attempt:%;
+                            "created after a mount was repaired; before: {before}"
+                        );
                     }
                     return Ok(is_provable);
                 }

@@ -30,6 +30,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use containerd_shim_protos::shim::oci::CheckpointOptions;
+use log::Level;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Signal, kill_process_group};
 use serde::Deserialize;
@@ -537,12 +538,13 @@ impl LogFile {
             .ok()?;
         let messages = parse(&String::from_utf8_lossy(&bytes));
         for RuntimeMessage { level, msg, .. } in &messages {
-            match level.to_ascii_lowercase().as_str() {
-                "warning" | "warn" => log::warn!(from:% = "runtime"; "{msg}"),
-                "info" => log::info!(from:% = "runtime"; "{msg}"),
-                "debug" | "trace" => log::debug!(from:% = "runtime"; "{msg}"),
-                _ => {}
-            }
+            let level = match level.to_ascii_lowercase().as_str() {
+                "warning" | "warn" => Level::Warn,
+                "info" => Level::Info,
+                "debug" | "trace" => Level::Debug,
+                _ => continue,
+            };
+            log::log!(level, from:% = "runtime"; "{msg}");
         }
         last_error(messages)
     }

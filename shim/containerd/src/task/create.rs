@@ -52,7 +52,10 @@ pub async fn roll_back(runtime: &Runtime, cgroups_path: &str) {
     runtime.remove_failed_create().await;
     remove_leftover_cgroup(cgroups_path, &runtime.state()).await;
     if let Err(error) = rootfs::unmount(runtime.bundle.rootfs()).await {
-        log::warn!(id:% = runtime.id, error:% = error_chain(&error); "the root filesystem stays mounted");
+        log::warn!(
+            id:% = runtime.id, error:% = error_chain(&error);
+            "the root filesystem stays mounted"
+        );
     }
 }
 
@@ -186,7 +189,10 @@ impl Task {
                 }
                 // No error: the container only has no figures.
                 Err(error) => {
-                    log::warn!(id:% = self.id, error:% = error_chain(&error); "no figures of this container")
+                    log::warn!(
+                        id:% = self.id, error:% = error_chain(&error);
+                        "no figures of this container"
+                    )
                 }
             }
         }
@@ -315,7 +321,10 @@ impl Task {
         let opened = self.cgroup.get().map(OomWatch::open).transpose();
         let opened = opened.unwrap_or_else(|error| {
             // The node has no memory controller, or the init is gone already.
-            log::debug!(id:% = self.id, error:% = error_chain(&error); "out-of-memory kills will not be reported");
+            log::debug!(
+                id:% = self.id, error:% = error_chain(&error);
+                "out-of-memory kills will not be reported"
+            );
             None
         });
         let Some(mut ooms) = opened else {
