@@ -77,24 +77,11 @@ impl Lease {
     }
 }
 
-/// The answer to `take`.
-#[derive(Debug)]
-enum Choice<'l> {
-    /// This node has the slot already.
-    Own,
-    Free(&'l Lease),
-    /// Other nodes have the slots.
-    Taken,
-}
-
-/// Chooses a slot. A node with a slot goes on, also after failures: the node's runtime may be
-/// half-way.
-fn choose<'l>(leases: &'l [Lease], node: &str) -> Choice<'l> {
-    if leases.iter().any(|lease| lease.holder() == Some(node)) {
-        return Choice::Own;
-    }
-    let free = leases.iter().find(|lease| lease.holder().is_none());
-    free.map_or(Choice::Taken, Choice::Free)
+/// Chooses the slot that this node has, or else a free slot. A node with a slot goes on, also after
+/// failures: the node's runtime may be half-way.
+fn choose<'l>(leases: &'l [Lease], node: &str) -> Option<&'l Lease> {
+    let own = leases.iter().find(|lease| lease.holder() == Some(node));
+    own.or_else(|| leases.iter().find(|lease| lease.holder().is_none()))
 }
 
 /// The slots that a node may take, in a random order: also the node's next process looks for the
@@ -162,7 +149,7 @@ struct Slots<'a> {
     api: ApiClient,
     node: String,
     arguments: &'a RestartSlotArgs,
-    /// Until when the rollout counts as stopped, and why.
+    /// Until when the rollout counts as stopped, and the answer.
     stopped: Option<(Instant, String)>,
 }
 
@@ -209,42 +196,42 @@ impl Slots<'_> {
         Ok(leases)
     }
 
-    /// Why the rollout has stopped.
+    /// The answer to `take` while the rollout has stopped.
     async fn stopped(&mut self) -> Result<Option<String>> {
+        self.stopped = None;
         let marked = self.lease(&self.arguments.leases[0]).await?;
         let failed = marked.failed();
         if failed.len() < self.arguments.max_failures {
             return Ok(None);
         }
-        let reason = format!(
-            "the rollout has stopped, the restart failed on {}; remove the annotation {FAILED} of the lease {} to go on",
+        let answer = format!(
+            "wait the rollout has stopped, the restart failed on {}; remove the annotation {FAILED} of the lease {} to go on",
             failed.join(", "),
             marked.metadata.name
         );
         let pause = STOPPED + STOPPED.mul_f64(fastrand::f64() / 2.0);
-        self.stopped = Some((Instant::now() + pause, reason.clone()));
-        Ok(Some(reason))
+        self.stopped = Some((Instant::now() + pause, answer.clone()));
+        Ok(Some(answer))
     }
 
     async fn take(&mut self) -> Result<String> {
-        if let Some((until, reason)) = self.stopped.take() {
-            if Instant::now() < until {
-                let answer = format!("wait {reason}");
-                self.stopped = Some((until, reason));
-                return Ok(answer);
+        if let Some((until, answer)) = &self.stopped {
+            if Instant::now() < *until {
+                return Ok(answer.clone());
             }
-            if let Some(reason) = self.stopped().await? {
-                return Ok(format!("wait {reason}"));
+            if let Some(answer) = self.stopped().await? {
+                return Ok(answer);
             }
         }
         let leases = self.leases().await?;
-        let lease = match choose(&leases, &self.node) {
-            Choice::Taken => return Ok("wait other nodes have the slots of this node".to_owned()),
-            Choice::Own => return Ok("granted".to_owned()),
-            Choice::Free(lease) => lease,
+        let Some(lease) = choose(&leases, &self.node) else {
+            return Ok("wait other nodes have the slots of this node".to_owned());
         };
-        if let Some(reason) = self.stopped().await? {
-            return Ok(format!("wait {reason}"));
+        if lease.holder().is_some() {
+            return Ok("granted".to_owned());
+        }
+        if let Some(answer) = self.stopped().await? {
+            return Ok(answer);
         }
         let patch = json!({
             "metadata": { "resourceVersion": lease.metadata.resource_version },
@@ -345,9 +332,10 @@ mod tests {
     #[test]
     fn a_node_gets_a_free_slot_or_its_own() {
         let leases = [lease("a", Some("n1"), None), lease("b", Some(""), None)];
-        assert!(matches!(choose(&leases, "n1"), Choice::Own));
-        assert!(matches!(choose(&leases, "n2"), Choice::Free(lease) if lease.metadata.name == "b"));
-        assert!(matches!(choose(&leases[..1], "n2"), Choice::Taken));
+        let chosen = |leases, node| choose(leases, node).map(|lease| lease.metadata.name.as_str());
+        assert_eq!(chosen(&leases, "n1"), Some("a"));
+        assert_eq!(chosen(&leases, "n2"), Some("b"));
+        assert_eq!(chosen(&leases[..1], "n2"), None);
     }
 
     #[test]

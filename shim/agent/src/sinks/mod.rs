@@ -20,7 +20,7 @@ use lru::LruCache;
 use tokio::sync::mpsc::Sender;
 use tracing::warn;
 
-use crate::limits::{IdleMemory, TokenBucket, retry_with_backoff, spawn};
+use crate::limits::{IdleMemory, SayOnce, TokenBucket, retry_with_backoff, spawn};
 use crate::pods::PodLookup;
 use crate::sinks::events::{
     EventType, Occurrence, Standing, from_binds, from_journal, from_refresh,
@@ -217,8 +217,8 @@ fn write_lines(
     pods: &PodLookup,
     metrics: &Metrics,
 ) {
-    let mut failed: Option<String> = None;
-    let (mut shares, start) = (Shares::default(), Instant::now());
+    let (mut shares, mut said) = (Shares::default(), SayOnce::default());
+    let start = Instant::now();
     for mut line in waiting {
         // Each container and each volume has a share.
         match shares.admit(&line.about(), start.elapsed()) {
@@ -247,14 +247,12 @@ fn write_lines(
             }
             AgentLine::Refresh(line) => record_refresh(journal, line),
         };
-        let error = written.err().map(|error| error_chain(&error));
         // A full disk causes one warning, not a warning for each line.
-        if let Some(error) = &error
-            && failed.as_ref() != Some(error)
-        {
-            warn!("journal a repair of the agent: {error}");
-        }
-        failed = error;
+        let error = written.err().map(|error| error_chain(&error));
+        said.warn(
+            (),
+            error.map(|why| format!("journal a repair of the agent: {why}")),
+        );
     }
 }
 

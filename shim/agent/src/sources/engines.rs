@@ -72,7 +72,7 @@ pub fn follow_engines(node: &'static Node) {
         worker.spawn(|| {
             engines
                 .refreshes
-                .run(node, |planned| engines.refresh(planned))
+                .run(node, "", |planned| engines.refresh(planned))
         })?;
         Ok(())
     });
@@ -85,7 +85,7 @@ struct EngineContainers {
     refresher: Refresher,
     /// The node's `/`.
     root: PathBuf,
-    refreshes: RefreshQueue<String>,
+    refreshes: RefreshQueue,
     containers: Mutex<HashMap<String, Arc<FollowedContainer>>>,
 }
 
@@ -109,8 +109,8 @@ impl EngineContainers {
         });
     }
 
-    fn refresh(&self, planned: &Planned<String>) -> TurnEnd {
-        let id = &planned.subject;
+    fn refresh(&self, planned: &Planned) -> TurnEnd {
+        let id = &planned.id;
         let opted_in = self.containers().get(id).cloned();
         let Some(opted_in) = opted_in else {
             return TurnEnd::Done;
@@ -441,7 +441,7 @@ mod tests {
         let namespace = running.namespace();
         let lock = namespace.try_lock().unwrap().unwrap();
         let planned = |turn| Planned {
-            subject: id.clone(),
+            id: id.clone(),
             at: Instant::now(),
             turn,
             not_before: None,

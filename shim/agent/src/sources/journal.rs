@@ -17,6 +17,7 @@ use bindguard_core::report::{JournalLine, UnreadLine};
 use bindguard_sys::{make_folders, write_new_file};
 use tracing::{debug, warn};
 
+use crate::limits::SayOnce;
 use crate::sources::watch::{Inotify, WRITES, WatchEvent};
 
 /// Limit of a read. The journal and the rotated journal have at most 4 MiB each.
@@ -35,7 +36,7 @@ struct Progress {
     position: Option<Position>,
     /// The position in the record, which may be older: the disk was full.
     recorded: Option<Position>,
-    is_record_failing: bool,
+    said: SayOnce,
 }
 
 impl JournalReader {
@@ -45,7 +46,7 @@ impl JournalReader {
         let progress = Progress {
             position: recorded.or_else(|| Position::end_of(&journal)),
             recorded,
-            is_record_failing: false,
+            said: SayOnce::default(),
         };
         Self {
             journal,
@@ -119,19 +120,20 @@ impl Progress {
         let Some(now) = self.position.filter(|now| Some(*now) != self.recorded) else {
             return;
         };
-        match now.write(record) {
-            Ok(()) => (self.recorded, self.is_record_failing) = (Some(now), false),
-            // A full disk causes one warning, not a warning for each line.
-            Err(error) if !self.is_record_failing => {
-                self.is_record_failing = true;
-                warn!(
-                    "a restart may count admissions twice: write {}: {}",
-                    record.display(),
-                    error_chain(&error)
-                );
+        // A full disk causes one warning, not a warning for each line.
+        let failure = match now.write(record) {
+            Ok(()) => {
+                self.recorded = Some(now);
+                None
             }
-            Err(_) => {}
-        }
+            Err(error) => {
+                let (record, why) = (record.display(), error_chain(&error));
+                let failure =
+                    format!("a restart may count admissions twice: write {record}: {why}");
+                Some(failure)
+            }
+        };
+        self.said.warn((), failure);
     }
 }
 

@@ -45,7 +45,12 @@ const AFTER_UPDATE: [Duration; 2] = [Duration::from_millis(100), Duration::from_
 #[derive(Debug)]
 struct KubeletVolumes {
     root: &'static KubeletRoot,
-    tree: WatchTree,
+    /// The folder of the pods, by the name that the mount table has.
+    folder: PathBuf,
+    watches: Watches<VolumeOfPod>,
+    watched: HashMap<WatchId, Watched>,
+    /// The changes so far of an event or a survey.
+    changes: Changes,
     updates: Updates,
 }
 
@@ -61,18 +66,25 @@ pub fn follow_volumes(root: &'static KubeletRoot) {
             recheck: &AFTER_UPDATE,
             is_paced: false,
         };
-        let volumes = KubeletVolumes {
-            root,
-            tree: WatchTree::new(root.path.clone())?,
-            updates: Updates::new(root),
-        };
-        Ok((volumes, rules))
+        Ok((KubeletVolumes::new(root)?, rules))
     });
 }
 
 impl KubeletVolumes {
+    /// Without watches.
+    fn new(root: &'static KubeletRoot) -> io::Result<Self> {
+        Ok(Self {
+            root,
+            folder: root.path.join(PODS),
+            watches: Watches::new()?,
+            watched: HashMap::new(),
+            changes: Changes::default(),
+            updates: Updates::new(root),
+        })
+    }
+
     /// Plans what changed after a survey.
-    fn note(&mut self, changes: TreeChanges, schedule: &mut Schedule<VolumeOfPod>) {
+    fn note(&mut self, changes: Changes, schedule: &mut Schedule<VolumeOfPod>) {
         let metrics = self.root.node.metrics;
         metrics[Total::AgentVolumeUpdates].inc_by(changes.volumes.len() as u64);
         let now = Instant::now();
@@ -88,7 +100,7 @@ impl KubeletVolumes {
         self.warn(&changes);
     }
 
-    fn warn(&self, changes: &TreeChanges) {
+    fn warn(&self, changes: &Changes) {
         for error in &changes.errors {
             self.root.node.metrics[Total::AgentWatchErrors].inc();
             warn!("{}", error_chain(error));
@@ -100,18 +112,18 @@ impl Source for KubeletVolumes {
     type Id = VolumeOfPod;
 
     fn watches(&mut self) -> &mut Watches<VolumeOfPod> {
-        &mut self.tree.watches
+        &mut self.watches
     }
 
     fn survey(&mut self, schedule: &mut Schedule<VolumeOfPod>) -> bool {
         let start = Instant::now();
-        let changes = self.tree.survey();
+        let changes = self.find();
         if changes.survey {
             schedule.plan_surveys(Instant::now());
         }
         self.warn(&changes);
         self.updates.follow(&changes.volumes);
-        let (volumes, root) = (self.tree.volumes(), self.root.path.display());
+        let (volumes, root) = (self.volumes(), self.root.path.display());
         let (node, label) = (self.root.node, ("root", root.to_string()));
         let watched = node.metrics[LevelBy::AgentWatchedVolumes].get_or_create(&vec![label]);
         watched.set(volumes as i64);
@@ -123,7 +135,7 @@ impl Source for KubeletVolumes {
     }
 
     fn take_events(&mut self, events: Vec<WatchEvent>, schedule: &mut Schedule<VolumeOfPod>) {
-        let changes = self.tree.follow(events);
+        let changes = self.changed(events);
         self.note(changes, schedule);
     }
 
@@ -134,7 +146,7 @@ impl Source for KubeletVolumes {
     }
 
     fn take_mounts(&mut self, places: &[PathBuf], schedule: &mut Schedule<VolumeOfPod>) {
-        let changes = self.tree.mounted(places);
+        let changes = self.mounted(places);
         self.note(changes, schedule);
     }
 
@@ -159,51 +171,27 @@ enum Watched {
 
 /// The result of an event or a survey.
 #[derive(Debug, Default)]
-pub struct TreeChanges {
+struct Changes {
     /// The volumes whose subpaths may be stale, each once.
-    pub volumes: Vec<VolumeOfPod>,
+    volumes: Vec<VolumeOfPod>,
     /// Events were lost, or the folder of the pods came or went: a survey is due.
-    pub survey: bool,
+    survey: bool,
     /// Directories that could not be watched. A directory that is gone does not count.
-    pub errors: Vec<Failure>,
+    errors: Vec<Failure>,
 }
 
-/// The watches below a kubelet root.
-#[derive(Debug)]
-pub struct WatchTree {
-    root: PathBuf,
-    /// The folder of the pods, by the name that the mount table has.
-    folder: PathBuf,
-    /// Waits for the events.
-    pub watches: Watches<VolumeOfPod>,
-    watched: HashMap<WatchId, Watched>,
-    /// The changes so far of an event or a survey.
-    changes: TreeChanges,
-}
-
-impl WatchTree {
-    /// A tree without watches; [`WatchTree::survey`] adds them.
-    pub fn new(root: PathBuf) -> io::Result<Self> {
-        Ok(Self {
-            folder: root.join(PODS),
-            root,
-            watches: Watches::new()?,
-            watched: HashMap::new(),
-            changes: TreeChanges::default(),
-        })
-    }
-
+impl KubeletVolumes {
     /// The number of watched volumes.
-    pub fn volumes(&self) -> usize {
+    fn volumes(&self) -> usize {
         let is_volume = |watched: &&Watched| matches!(watched, Watched::Volume(_));
         self.watched.values().filter(is_volume).count()
     }
 
     /// Watches every pod and every volume with subpaths that is there, and returns these volumes.
     /// Removes all other watches: after an overflow, a watch whose end was lost would stay known.
-    pub fn survey(&mut self) -> TreeChanges {
+    fn find(&mut self) -> Changes {
         let before = mem::take(&mut self.watched);
-        self.folder = folder_of_pods(&self.root);
+        self.folder = folder_of_pods(&self.root.path);
         self.add_pods();
         for watch in before.into_keys() {
             if !self.watched.contains_key(&watch) {
@@ -216,7 +204,7 @@ impl WatchTree {
     /// Watches the folder of the pods and its pods, or the kubelet root until the folder is there.
     /// An administrator may replace the root or the folder by a symlink to another disk.
     fn add_pods(&mut self) {
-        let pods = self.root.join(PODS);
+        let pods = self.root.path.join(PODS);
         let watch = self.watches.inotify.watch(&pods, LINKED);
         let is_missing = matches!(&watch, Err(error) if error.kind() == io::ErrorKind::NotFound);
         if self.watched(watch, &pods, Watched::Pods) {
@@ -225,8 +213,8 @@ impl WatchTree {
             }
             return;
         }
-        let watch = self.watches.inotify.watch(&self.root, LINKED);
-        if self.watched(watch, &self.root.clone(), Watched::Root) {
+        let watch = self.watches.inotify.watch(&self.root.path, LINKED);
+        if self.watched(watch, &self.root.path, Watched::Root) {
             // The folder may have appeared before the root was watched. A folder that is there and
             // cannot be watched waits for the next survey.
             self.changes.survey = is_missing && pods.metadata().is_ok();
@@ -234,7 +222,7 @@ impl WatchTree {
     }
 
     /// Watches again what these new mounts cover, and returns the volumes there.
-    pub fn mounted(&mut self, places: &[PathBuf]) -> TreeChanges {
+    fn mounted(&mut self, places: &[PathBuf]) -> Changes {
         for place in places {
             let Ok(below) = place.strip_prefix(&self.folder) else {
                 self.changes.survey |= lies_in(&self.folder, place);
@@ -258,7 +246,7 @@ impl WatchTree {
     }
 
     /// Follows events: adds watches for new directories, and returns the volumes that changed.
-    pub fn follow(&mut self, events: Vec<WatchEvent>) -> TreeChanges {
+    fn changed(&mut self, events: Vec<WatchEvent>) -> Changes {
         for event in events {
             match event {
                 WatchEvent::Appeared { watch, name, .. } => {
@@ -294,13 +282,13 @@ impl WatchTree {
     }
 
     fn add_pod(&mut self, uid: &str) {
-        if self.watch(&self.pod(uid), Watched::Pod(uid.to_owned())) {
+        if self.watch(&self.root.pod(uid), Watched::Pod(uid.to_owned())) {
             self.add_subpaths(uid);
         }
     }
 
     fn add_subpaths(&mut self, uid: &str) {
-        let subpaths = self.pod(uid).join(SUBPATHS);
+        let subpaths = self.root.pod(uid).join(SUBPATHS);
         // Listed after the watch is there: what appears meanwhile is in the list, in an event, or
         // in both.
         if self.watch(&subpaths, Watched::Subpaths(uid.to_owned())) {
@@ -314,11 +302,11 @@ impl WatchTree {
     /// `..data` may have been renamed before.
     fn add_volume(&mut self, uid: &str, volume: &str) {
         let of_pod = VolumeOfPod {
-            kubelet_root: self.root.clone(),
+            kubelet_root: self.root.path.clone(),
             pod_uid: uid.to_owned(),
             volume: volume.to_owned(),
         };
-        let volumes = self.pod(uid).join("volumes");
+        let volumes = self.root.pod(uid).join("volumes");
         for plugin in Plugin::all().filter(|plugin| plugin.writer == Writer::Kubelet) {
             let directory = volumes.join(plugin.folder).join(volume);
             if self.watch(&directory, Watched::Volume(of_pod.clone())) {
@@ -334,10 +322,6 @@ impl WatchTree {
                 self.changes.add(of_pod);
             }
         }
-    }
-
-    fn pod(&self, uid: &str) -> PathBuf {
-        self.root.join(PODS).join(uid)
     }
 
     /// The names in a directory that may go away meanwhile.
@@ -374,7 +358,7 @@ impl WatchTree {
     }
 }
 
-impl TreeChanges {
+impl Changes {
     fn add(&mut self, volume: VolumeOfPod) {
         if !self.volumes.contains(&volume) {
             self.volumes.push(volume);
@@ -403,18 +387,19 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
+    use crate::work::Node;
 
     struct Scene {
         root: tempfile::TempDir,
-        tree: WatchTree,
+        volumes: KubeletVolumes,
     }
 
     impl Scene {
         fn new() -> Self {
             let root = tempfile::tempdir().unwrap();
             fs::create_dir(root.path().join(PODS)).unwrap();
-            let tree = WatchTree::new(root.path().to_owned()).unwrap();
-            Self { root, tree }
+            let volumes = volumes_below(root.path());
+            Self { root, volumes }
         }
 
         fn make(&self, path: &str) -> PathBuf {
@@ -434,11 +419,11 @@ mod tests {
         fn changed(&mut self) -> Vec<String> {
             let mut volumes = Vec::new();
             loop {
-                let events = events_within(&self.tree, Duration::from_millis(50));
+                let events = events_within(&self.volumes, Duration::from_millis(50));
                 if events.is_empty() {
                     return volumes;
                 }
-                let changes = self.tree.follow(events);
+                let changes = self.volumes.changed(events);
                 assert!(changes.errors.is_empty() && !changes.survey, "{changes:?}");
                 volumes.extend(
                     changes
@@ -450,13 +435,18 @@ mod tests {
         }
     }
 
-    fn events_within(tree: &WatchTree, limit: Duration) -> Vec<WatchEvent> {
-        tree.watches.inotify.wait_with(None, limit).unwrap();
-        tree.watches.inotify.read().unwrap()
+    fn volumes_below(root: &Path) -> KubeletVolumes {
+        let root = KubeletRoot::new(Node::silent(""), root.to_owned());
+        KubeletVolumes::new(root).unwrap()
     }
 
-    fn events(tree: &WatchTree) -> Vec<WatchEvent> {
-        events_within(tree, Duration::from_secs(10))
+    fn events_within(followed: &KubeletVolumes, limit: Duration) -> Vec<WatchEvent> {
+        followed.watches.inotify.wait_with(None, limit).unwrap();
+        followed.watches.inotify.read().unwrap()
+    }
+
+    fn events(followed: &KubeletVolumes) -> Vec<WatchEvent> {
+        events_within(followed, Duration::from_secs(10))
     }
 
     const CONF: &str = "pods/u-1/volumes/kubernetes.io~configmap/conf";
@@ -467,8 +457,8 @@ mod tests {
         scene.make(CONF);
         scene.make("pods/u-1/volume-subpaths/conf/app");
         scene.make("pods/u-1/volumes/kubernetes.io~configmap/whole");
-        let found = scene.tree.survey();
-        assert_eq!((found.volumes.len(), scene.tree.volumes()), (1, 1));
+        let found = scene.volumes.find();
+        assert_eq!((found.volumes.len(), scene.volumes.volumes()), (1, 1));
         scene.update(CONF, "..2026_11_21_05_10_00.1");
         scene.update(
             "pods/u-1/volumes/kubernetes.io~configmap/whole",
@@ -480,7 +470,7 @@ mod tests {
     #[test]
     fn a_new_pod_is_followed_from_its_first_folder_to_its_end() {
         let mut scene = Scene::new();
-        assert!(scene.tree.survey().volumes.is_empty());
+        assert!(scene.volumes.find().volumes.is_empty());
         for round in 0..3 {
             scene.make("pods/u-1");
             scene.make(CONF);
@@ -494,11 +484,11 @@ mod tests {
             // A child of a parallel test has the directory open between fork and exec. The kernel
             // reports the end of a directory after the last close.
             let end = Instant::now() + Duration::from_secs(10);
-            while scene.tree.watched.len() > 1 && Instant::now() < end {
+            while scene.volumes.watched.len() > 1 && Instant::now() < end {
                 assert!(scene.changed().is_empty());
             }
             assert_eq!(
-                (scene.tree.volumes(), scene.tree.watched.len()),
+                (scene.volumes.volumes(), scene.volumes.watched.len()),
                 (0, 1),
                 "only `pods` is left"
             );
@@ -510,7 +500,7 @@ mod tests {
         let mut scene = Scene::new();
         scene.make("pods/u-1/volumes/kubernetes.io~empty-dir/data");
         scene.make("pods/u-1/volume-subpaths/data/app");
-        assert!(scene.tree.survey().volumes.is_empty());
+        assert!(scene.volumes.find().volumes.is_empty());
     }
 
     #[test]
@@ -532,8 +522,8 @@ mod tests {
         let [inline, claim, plain] = volumes;
         scene.update(&inline, "..2026_11_21_05_10_00.1");
         scene.update(&claim, "..2026_11_21_05_10_00.1");
-        let found = scene.tree.survey();
-        assert_eq!((found.volumes.len(), scene.tree.volumes()), (1, 1));
+        let found = scene.volumes.find();
+        assert_eq!((found.volumes.len(), scene.volumes.volumes()), (1, 1));
         for volume in [inline, claim, plain] {
             scene.update(&volume, "..2026_11_21_05_10_00.2");
         }
@@ -543,21 +533,21 @@ mod tests {
     #[test]
     fn lost_events_need_a_survey() {
         let mut scene = Scene::new();
-        assert!(scene.tree.follow(vec![WatchEvent::Overflow]).survey);
+        assert!(scene.volumes.changed(vec![WatchEvent::Overflow]).survey);
     }
 
     #[test]
     fn a_kubelet_that_starts_for_the_first_time_needs_a_survey() {
         let mut scene = Scene::new();
         fs::remove_dir(scene.root.path().join(PODS)).unwrap();
-        assert!(!scene.tree.survey().survey);
+        assert!(!scene.volumes.find().survey);
         scene.make("pods/u-1");
-        let events = events(&scene.tree);
-        assert!(scene.tree.follow(events).survey);
-        scene.tree.survey();
+        let events = events(&scene.volumes);
+        assert!(scene.volumes.changed(events).survey);
+        scene.volumes.find();
         assert!(
             scene
-                .tree
+                .volumes
                 .watched
                 .values()
                 .any(|watched| *watched == Watched::Pods)
@@ -568,10 +558,10 @@ mod tests {
     #[test]
     fn a_root_that_is_removed_needs_a_survey() {
         let mut scene = Scene::new();
-        scene.tree.survey();
+        scene.volumes.find();
         fs::remove_dir(scene.root.path().join(PODS)).unwrap();
-        let events = events(&scene.tree);
-        assert!(scene.tree.follow(events).survey);
+        let events = events(&scene.volumes);
+        assert!(scene.volumes.changed(events).survey);
     }
 
     #[test]
@@ -580,10 +570,10 @@ mod tests {
         let pods = scene.root.path().join(PODS);
         fs::remove_dir(&pods).unwrap();
         fs::write(&pods, "").unwrap();
-        assert!(!scene.tree.survey().survey, "a file");
+        assert!(!scene.volumes.find().survey, "a file");
         fs::remove_file(&pods).unwrap();
         symlink("nowhere", &pods).unwrap();
-        assert!(!scene.tree.survey().survey, "a link to nowhere");
+        assert!(!scene.volumes.find().survey, "a link to nowhere");
     }
 
     #[test]
@@ -592,19 +582,23 @@ mod tests {
         fs::create_dir_all(disk.path().join("data")).unwrap();
         fs::create_dir_all(disk.path().join("other")).unwrap();
         symlink("data", disk.path().join("root")).unwrap();
-        let mut tree = WatchTree::new(disk.path().join("root")).unwrap();
-        let follow = |tree: &mut WatchTree| {
-            let events = events(tree);
-            tree.follow(events)
+        let mut followed = volumes_below(&disk.path().join("root"));
+        let follow = |followed: &mut KubeletVolumes| {
+            let events = events(followed);
+            followed.changed(events)
         };
-        assert!(!tree.survey().survey);
+        assert!(!followed.find().survey);
         symlink("../other", disk.path().join("data/pods")).unwrap();
-        assert!(follow(&mut tree).survey, "the root is watched");
-        assert!(!tree.survey().survey);
+        assert!(follow(&mut followed).survey, "the root is watched");
+        assert!(!followed.find().survey);
         let pod = disk.path().join("other/u-1");
         fs::create_dir_all(pod.join("volumes/kubernetes.io~configmap/conf")).unwrap();
         fs::create_dir_all(pod.join("volume-subpaths/conf")).unwrap();
-        assert_eq!(follow(&mut tree).volumes.len(), 1, "the pods are watched");
+        assert_eq!(
+            follow(&mut followed).volumes.len(),
+            1,
+            "the pods are watched"
+        );
     }
 
     #[test]
@@ -612,12 +606,15 @@ mod tests {
         let mut scene = Scene::new();
         scene.make(CONF);
         scene.make("pods/u-1/volume-subpaths/conf/app");
-        scene.tree.survey();
-        assert_eq!(scene.tree.volumes(), 1);
+        scene.volumes.find();
+        assert_eq!(scene.volumes.volumes(), 1);
         fs::remove_dir_all(scene.root.path().join("pods/u-1")).unwrap();
-        assert!(!events(&scene.tree).is_empty());
-        scene.tree.survey();
-        assert_eq!((scene.tree.volumes(), scene.tree.watched.len()), (0, 1));
+        assert!(!events(&scene.volumes).is_empty());
+        scene.volumes.find();
+        assert_eq!(
+            (scene.volumes.volumes(), scene.volumes.watched.len()),
+            (0, 1)
+        );
     }
 }
 

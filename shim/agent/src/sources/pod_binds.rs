@@ -23,21 +23,21 @@ use crate::pods::{PodLookup, PodsWithBinds};
 use crate::sinks::metrics::Total;
 use crate::sources::kubelet_volumes::folder_of_pods;
 use crate::sources::watch::{self, AFTER_START, Rules, Schedule, Source, Watches};
-use crate::work::kubelet_root::{KubeletRoot, PodOfRoot, Updates};
+use crate::work::kubelet_root::{KubeletRoot, Updates};
 
 /// What is known of the containers of the pods that opted in, by the pods' uids and the containers'
 /// ids.
 type OfContainers<T> = HashMap<String, HashMap<String, T>>;
 
 /// Queries the containers of these pods again, and returns the pods with a new container. `read`
-/// gets the id of a new container. `failures` gets the reasons why containers are not known; what
-/// was known of them stays.
+/// gets the id of a new container. `failures` gets the reasons why containers are not known, with
+/// `act` before them; what was known of the containers stays.
 fn query_containers<T>(
     known: &mut OfContainers<T>,
     pods: &'static PodLookup,
     uids: Vec<String>,
     mut read: impl FnMut(&str) -> Option<T>,
-    failures: &mut Vec<String>,
+    (act, failures): (&str, &mut Vec<String>),
 ) -> Vec<String> {
     let (mut before, now) = (std::mem::take(known), Instant::now());
     let mut with_new = Vec::new();
@@ -48,7 +48,7 @@ fn query_containers<T>(
             Ok(None) => continue,
             // A runtime that does not answer still has its containers.
             Err(error) => {
-                failures.push(error_chain(&error));
+                failures.push(format!("{act}: {}", error_chain(&error)));
                 known.insert(uid, known_of_pod);
                 continue;
             }
@@ -136,10 +136,11 @@ impl MountedVolumes {
     /// Lists the pods that opted in, and plans the refresh of the new ones and of those with a new
     /// container that may have host-root binds, or of all.
     fn list_pods(&mut self, failures: &mut Vec<String>, schedule: &mut Schedule<String>) {
+        let act = format!("list the pods below {}", self.root.path.display());
         let opted_in = match self.root.node.pods.with_binds() {
             Ok(opted_in) => opted_in,
             // A runtime that does not answer still has its pods.
-            Err(error) => return failures.push(error_chain(&error)),
+            Err(error) => return failures.push(format!("{act}: {}", error_chain(&error))),
         };
         let now = Instant::now();
         let is_survey = now >= self.next_survey;
@@ -164,6 +165,7 @@ impl MountedVolumes {
             has_files |= binds.host_files;
         }
         let (known, pods) = (&mut self.with_roots, self.root.node.pods);
+        let failures = (&*act, failures);
         for uid in query_containers(known, pods, with_roots, |_| Some(()), failures) {
             schedule.plan_refresh(&uid, now);
         }
@@ -186,17 +188,10 @@ impl Source for MountedVolumes {
     }
 
     fn survey(&mut self, schedule: &mut Schedule<String>) -> bool {
-        let mut failures = self.watches.watch_states(states());
-        let mut of_list = Vec::new();
-        self.list_pods(&mut of_list, schedule);
+        let mut failures = self.watches.watch_states(pod_state_folders(Path::new("/")));
+        self.list_pods(&mut failures, schedule);
         if self.next_survey > Instant::now() {
             schedule.plan_survey_at(self.next_survey);
-        }
-        for why in of_list {
-            failures.push(format!(
-                "list the pods below {}: {why}",
-                self.root.path.display()
-            ));
         }
         let is_complete = failures.is_empty();
         self.failures.warn_of_retry(failures);
@@ -223,8 +218,7 @@ impl Source for MountedVolumes {
     fn refresh(&mut self, due: Vec<String>, schedule: &mut Schedule<String>) {
         let mut with_subpaths = Vec::new();
         for uid in due {
-            let pod = self.root.pod(&uid);
-            let volumes = volumes_with_subpaths(&pod);
+            let volumes = volumes_with_subpaths(self.root, &uid);
             let unread = volumes.as_ref().err().map(|error| error_chain(error));
             let volumes = volumes.unwrap_or_default();
             for why in self.unread.news(uid.clone(), Vec::from_iter(unread)) {
@@ -232,7 +226,7 @@ impl Source for MountedVolumes {
                 schedule.plan_rechecks(&uid, Instant::now());
             }
             if volumes.is_empty() {
-                self.root.refreshes.plan(pod);
+                self.root.refreshes.plan(uid);
             }
             with_subpaths.extend(volumes);
         }
@@ -256,8 +250,8 @@ fn pod_with_volume_at<'p>(place: &'p Path, folder_of_pods: &Path) -> Option<&'p 
 ///
 /// # Errors
 /// If the folder of subpaths cannot be read.
-fn volumes_with_subpaths(pod: &PodOfRoot) -> Result<Vec<VolumeOfPod>, Failure> {
-    let directory = pod.directory();
+fn volumes_with_subpaths(root: &KubeletRoot, uid: &str) -> Result<Vec<VolumeOfPod>, Failure> {
+    let directory = root.pod(uid);
     let mut volumes = Vec::new();
     for entry in children(&directory.join("volume-subpaths"))? {
         let Some(volume) = entry.file_name().and_then(OsStr::to_str) else {
@@ -270,18 +264,13 @@ fn volumes_with_subpaths(pod: &PodOfRoot) -> Result<Vec<VolumeOfPod>, Failure> {
         });
         if !is_written_by_kubelet {
             volumes.push(VolumeOfPod {
-                kubelet_root: pod.kubelet_root.clone(),
-                pod_uid: pod.uid.clone(),
+                kubelet_root: root.path.clone(),
+                pod_uid: uid.to_owned(),
                 volume: volume.to_owned(),
             });
         }
     }
     Ok(volumes)
-}
-
-/// The folders in which containers appear.
-fn states() -> Vec<PathBuf> {
-    pod_state_folders(Path::new("/"))
 }
 
 // Files of the host.
@@ -327,27 +316,27 @@ impl HostFiles {
     /// Lists the pods that opted in, and returns those with a container that is new. `failures` gets
     /// the reasons for which the list is not complete.
     fn list(&mut self, failures: &mut Vec<String>) -> Vec<String> {
-        let node = self.root.node;
-        let (mut of_list, mut uids) = (Vec::new(), Vec::new());
+        let (node, act) = (self.root.node, "list the pods with files of the host");
+        let mut uids = Vec::new();
         let pods = match node.pods.with_binds() {
             Ok(pods) => pods,
             // A runtime that does not answer still has its pods.
             Err(error) => {
-                let why = error_chain(&error);
-                failures.push(format!("list the pods with files of the host: {why}"));
+                failures.push(format!("{act}: {}", error_chain(&error)));
                 return Vec::new();
             }
         };
         for (uid, binds) in pods {
-            if binds.host_files && self.root.pod(&uid).directory().symlink_metadata().is_ok() {
+            if binds.host_files && self.root.pod(&uid).symlink_metadata().is_ok() {
                 uids.push(uid);
             }
         }
+        let mut unread = Vec::new();
         let read = |id: &str| {
             let Some(mut binds) = host_files_of_container(Path::new("/"), id, node.config.places())
             else {
                 // The bundle is not complete yet.
-                failures.push(format!(
+                unread.push(format!(
                     "files of the host in container {id} are not watched: its bundle has no spec that can be read"
                 ));
                 return None;
@@ -356,10 +345,9 @@ impl HostFiles {
             binds.retain(|bind| !bind.is_of_directory());
             Some(binds)
         };
-        let with_new = query_containers(&mut self.files, node.pods, uids, read, &mut of_list);
-        for why in of_list {
-            failures.push(format!("list the pods with files of the host: {why}"));
-        }
+        let files = &mut self.files;
+        let with_new = query_containers(files, node.pods, uids, read, (act, failures));
+        failures.append(&mut unread);
         with_new
     }
 }
@@ -373,7 +361,7 @@ impl Source for HostFiles {
 
     fn survey(&mut self, schedule: &mut Schedule<String>) -> bool {
         // Before the list: a container that starts meanwhile causes an event.
-        let mut failures = self.watches.watch_states(states());
+        let mut failures = self.watches.watch_states(pod_state_folders(Path::new("/")));
         let with_new = self.list(&mut failures);
         let mut left = MAX_FILES;
         for (uid, files) in &self.files {
@@ -413,7 +401,7 @@ impl Source for HostFiles {
 
     fn refresh(&mut self, due: Vec<String>, _: &mut Schedule<String>) {
         for uid in due {
-            self.root.refreshes.plan(self.root.pod(&uid));
+            self.root.refreshes.plan(uid);
         }
     }
 }
@@ -496,11 +484,8 @@ mod tests {
     #[test]
     fn subpaths_of_kubelet_written_volumes_are_followed_elsewhere() {
         let root = tempfile::tempdir().unwrap();
-        let pod = PodOfRoot {
-            kubelet_root: root.path().to_owned(),
-            uid: "u-1".to_owned(),
-        };
-        assert_eq!(volumes_with_subpaths(&pod).unwrap(), []);
+        let root = KubeletRoot::new(Node::silent(""), root.path().to_owned());
+        assert_eq!(volumes_with_subpaths(root, "u-1").unwrap(), []);
         for folder in [
             "volume-subpaths/conf",
             "volumes/kubernetes.io~configmap/conf",
@@ -508,9 +493,9 @@ mod tests {
             "volumes/kubernetes.io~csi/pv",
             "volumes/kubernetes.io~csi/whole",
         ] {
-            fs::create_dir_all(pod.directory().join(folder)).unwrap();
+            fs::create_dir_all(root.pod("u-1").join(folder)).unwrap();
         }
-        let found = volumes_with_subpaths(&pod).unwrap();
+        let found = volumes_with_subpaths(root, "u-1").unwrap();
         let names: Vec<_> = found.iter().map(|it| it.volume.as_str()).collect();
         assert_eq!(names, ["pv"]);
     }

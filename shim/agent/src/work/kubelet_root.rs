@@ -2,7 +2,6 @@
 //! stale subpaths on the host, then refreshes the running containers of pods that opted in.
 
 use std::cell::Cell;
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -37,29 +36,9 @@ pub struct KubeletRoot {
     pub path: PathBuf,
     /// `None` if no container is refreshed.
     pub refresher: Option<Refresher>,
-    pub refreshes: RefreshQueue<PodOfRoot>,
+    pub refreshes: RefreshQueue,
     /// True once a thread follows files of the host in pods.
     pub are_files_followed: AtomicBool,
-}
-
-/// A pod of a kubelet root.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-pub struct PodOfRoot {
-    pub kubelet_root: PathBuf,
-    pub uid: String,
-}
-
-impl PodOfRoot {
-    /// `<root>/pods/<uid>`
-    pub fn directory(&self) -> PathBuf {
-        self.kubelet_root.join("pods").join(&self.uid)
-    }
-}
-
-impl fmt::Display for PodOfRoot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the containers of pod {}", self.uid)
-    }
 }
 
 impl KubeletRoot {
@@ -74,33 +53,32 @@ impl KubeletRoot {
         }))
     }
 
-    pub fn pod(&self, uid: &str) -> PodOfRoot {
-        PodOfRoot {
-            kubelet_root: self.path.clone(),
-            uid: uid.to_owned(),
-        }
+    /// `<root>/pods/<uid>`
+    pub fn pod(&self, uid: &str) -> PathBuf {
+        self.path.join("pods").join(uid)
     }
 
     /// Refreshes the containers of the planned pods, for ever.
     pub fn refresh_pods(&self) {
         if let Some(refresher) = &self.refresher {
             let refreshes = &self.refreshes;
-            refreshes.run(self.node, |planned| self.refresh(refresher, planned));
+            let refresh = |planned: &Planned| self.refresh(refresher, planned);
+            refreshes.run(self.node, "the containers of pod ", refresh);
         }
     }
 
-    fn refresh(&self, refresher: &Refresher, planned: &Planned<PodOfRoot>) -> TurnEnd {
+    fn refresh(&self, refresher: &Refresher, planned: &Planned) -> TurnEnd {
         let ended = self.refresh_pod(refresher, planned);
         // A pod that is gone is not queried again.
-        match planned.subject.directory().symlink_metadata() {
+        match self.pod(&planned.id).symlink_metadata() {
             Ok(_) => ended,
             Err(_) => TurnEnd::Done,
         }
     }
 
-    fn refresh_pod(&self, refresher: &Refresher, planned: &Planned<PodOfRoot>) -> TurnEnd {
-        let (pods, pod) = (self.node.pods, &planned.subject);
-        let opted_in = match pods.opted_in(&pod.uid, planned.at, self.refreshes.others_wait()) {
+    fn refresh_pod(&self, refresher: &Refresher, planned: &Planned) -> TurnEnd {
+        let (pods, uid) = (self.node.pods, &planned.id);
+        let opted_in = match pods.opted_in(uid, planned.at, self.refreshes.others_wait()) {
             Ok(Some(opted_in)) => opted_in,
             Ok(None) => return TurnEnd::Done,
             Err(error) => {
@@ -111,11 +89,11 @@ impl KubeletRoot {
         };
         let request = &opted_in.request;
         let mut warnings = request.problems.clone();
-        let (folder, running) = (pod.directory(), ContainersOfNode("/".into()));
+        let (folder, running) = (self.pod(uid), ContainersOfNode("/".into()));
         // Without an answer the files of a driver are refused, and the refusal is reported.
         let is_unanswered = Cell::new(false);
         let writable = || {
-            let writable = pods.writable_mounts(&pod.uid);
+            let writable = pods.writable_mounts(uid);
             is_unanswered.set(writable.is_err());
             writable
         };
@@ -172,7 +150,7 @@ impl KubeletRoot {
             }
         }
         let is_out_of_time = is_out_of_time || is_unanswered.get();
-        refresher.ended(&pod.uid, warnings, is_out_of_time)
+        refresher.ended(uid, warnings, is_out_of_time)
     }
 }
 
@@ -232,13 +210,13 @@ impl Updates {
         // A directory has no files until its refresh; the files of a volume keep their old content.
         // The plan after the re-bind finds the containers that started meanwhile.
         if is_refreshed && volume.has_directories() {
-            root.refreshes.plan(root.pod(&volume.pod_uid));
+            root.refreshes.plan(volume.pod_uid.clone());
         }
         let report = rebind_volume(volume, node.config.policy());
         let line = RebindLine::new(Actor::Agent, &volume.pod_uid, &volume.volume, &report);
         node.metrics.rebound(&line);
         if is_refreshed {
-            root.refreshes.plan(root.pod(&volume.pod_uid));
+            root.refreshes.plan(volume.pod_uid.clone());
         }
         line
     }
@@ -292,15 +270,15 @@ mod tests {
         let root = KubeletRoot::new(node, folder.path().to_owned());
         let refresher = Refresher::new(helper(), node);
         let planned = Planned {
-            subject: root.pod("u-1"),
+            id: "u-1".to_owned(),
             at: Instant::now(),
             turn: Turn::First,
             not_before: None,
         };
-        fs::create_dir_all(planned.subject.directory()).unwrap();
+        fs::create_dir_all(root.pod("u-1")).unwrap();
         assert_eq!(root.refresh(&refresher, &planned), TurnEnd::Unanswered);
         // A pod that is gone is not queried again.
-        fs::remove_dir(planned.subject.directory()).unwrap();
+        fs::remove_dir(root.pod("u-1")).unwrap();
         assert_eq!(root.refresh(&refresher, &planned), TurnEnd::Done);
     }
 }

@@ -6,8 +6,6 @@
 //! container is refreshed twice at once, and the updates of a volume arrive in order.
 
 use std::collections::HashSet;
-use std::fmt::Display;
-use std::hash::Hash;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -33,8 +31,9 @@ pub enum Turn {
 
 /// A pod or container that is to be refreshed, and when that was planned.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Planned<S> {
-    pub subject: S,
+pub struct Planned {
+    /// The uid of a pod, or the id of a container.
+    pub id: String,
     /// A moment after the update of a volume, and after the re-bind of its subpaths on the host.
     pub at: Instant,
     pub turn: Turn,
@@ -71,16 +70,16 @@ const WORKER_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The refreshes that are planned, for any thread.
 #[derive(Debug, Default)]
-pub struct RefreshQueue<S> {
-    state: Mutex<QueueState<S>>,
+pub struct RefreshQueue {
+    state: Mutex<QueueState>,
     planned: Condvar,
 }
 
-impl<S: Clone + Eq + Hash + Display + Send> RefreshQueue<S> {
+impl RefreshQueue {
     /// Plans a refresh.
-    pub fn plan(&self, subject: S) {
+    pub fn plan(&self, id: String) {
         self.state().waiting.push(Planned {
-            subject,
+            id,
             at: Instant::now(),
             turn: Turn::First,
             not_before: None,
@@ -93,14 +92,14 @@ impl<S: Clone + Eq + Hash + Display + Send> RefreshQueue<S> {
         self.state().others_wait()
     }
 
-    /// Refreshes what is planned, for ever.
-    pub fn run(&self, node: &Node, refresh: impl Fn(&Planned<S>) -> TurnEnd + Sync) {
+    /// Refreshes what is planned, for ever. `kind`: what the ids name.
+    pub fn run(&self, node: &Node, kind: &str, refresh: impl Fn(&Planned) -> TurnEnd + Sync) {
         let work = || {
             let mut next = self.state().next(None);
             while let Some(planned) = next {
                 let ended = catch_unwind(AssertUnwindSafe(|| refresh(&planned)));
                 let ended = ended.unwrap_or_else(|_| {
-                    error!("refresh {}: the thread panicked", planned.subject);
+                    error!("refresh {kind}{}: the thread panicked", planned.id);
                     node.metrics[Total::AgentThreadRestarts].inc();
                     TurnEnd::Done
                 });
@@ -140,23 +139,23 @@ impl<S: Clone + Eq + Hash + Display + Send> RefreshQueue<S> {
         });
     }
 
-    fn state(&self) -> MutexGuard<'_, QueueState<S>> {
+    fn state(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The plans that wait, the subjects that are refreshed, and the number of workers.
 #[derive(Debug, Default)]
-struct QueueState<S> {
-    waiting: Vec<Planned<S>>,
+struct QueueState {
+    waiting: Vec<Planned>,
     /// The subjects that have a worker.
-    busy: HashSet<S>,
+    busy: HashSet<String>,
     workers: usize,
     /// The workers that do a last turn.
     late: usize,
 }
 
-impl<S: Clone + Eq + Hash> QueueState<S> {
+impl QueueState {
     /// Counts a further worker if a plan could begin, and fewer than these work. Returns true if
     /// the caller has to start it.
     fn needs_worker(&mut self, limit: usize) -> bool {
@@ -171,7 +170,7 @@ impl<S: Clone + Eq + Hash> QueueState<S> {
         let mut free: Option<usize> = None;
         for (index, planned) in self.waiting.iter().enumerate() {
             let may_begin = planned.is_due(now)
-                && !self.busy.contains(&planned.subject)
+                && !self.busy.contains(&planned.id)
                 && (planned.turn == Turn::First || self.late < MAX_LATE);
             if may_begin && free.is_none_or(|free| planned.turn < self.waiting[free].turn) {
                 free = Some(index);
@@ -182,9 +181,9 @@ impl<S: Clone + Eq + Hash> QueueState<S> {
 
     /// A plan for the worker that returns from `done`, or has just started. `None` ends the worker.
     /// A refresh serves all waiting plans for the subject.
-    fn next(&mut self, done: Option<&Planned<S>>) -> Option<Planned<S>> {
+    fn next(&mut self, done: Option<&Planned>) -> Option<Planned> {
         if let Some(done) = done {
-            self.busy.remove(&done.subject);
+            self.busy.remove(&done.id);
             self.late -= usize::from(done.turn != Turn::First);
         }
         let Some(index) = self.free() else {
@@ -192,18 +191,18 @@ impl<S: Clone + Eq + Hash> QueueState<S> {
             return None;
         };
         let mut next = self.waiting.remove(index);
-        let subject = next.subject.clone();
-        for same in self.waiting.extract_if(.., |it| it.subject == subject) {
+        let id = next.id.clone();
+        for same in self.waiting.extract_if(.., |it| it.id == id) {
             next.at = next.at.max(same.at);
         }
-        self.busy.insert(subject);
+        self.busy.insert(id);
         self.late += usize::from(next.turn != Turn::First);
         Some(next)
     }
 
     /// Plans the turn that follows `done`. Each pause is as long as all earlier pauses together, so a
     /// container that hangs for hours costs few tries.
-    fn plan_again(&mut self, done: &Planned<S>, ended: TurnEnd) {
+    fn plan_again(&mut self, done: &Planned, ended: TurnEnd) {
         let (turn, is_later) = match (ended, done.turn) {
             (TurnEnd::Done, _) => return,
             (TurnEnd::OutOfTime, Turn::First) => (Turn::Last, false),
@@ -229,7 +228,7 @@ impl<S: Clone + Eq + Hash> QueueState<S> {
     }
 }
 
-impl<S> Planned<S> {
+impl Planned {
     fn is_due(&self, now: Instant) -> bool {
         self.not_before.is_none_or(|moment| moment <= now)
     }
@@ -241,18 +240,18 @@ mod tests {
 
     use super::*;
 
-    fn planned(subject: &str, at: Instant) -> Planned<String> {
+    fn planned(id: &str, at: Instant) -> Planned {
         Planned {
-            subject: subject.to_owned(),
+            id: id.to_owned(),
             at,
             turn: Turn::First,
             not_before: None,
         }
     }
 
-    impl QueueState<String> {
+    impl QueueState {
         /// True if the plan needs a further worker.
-        fn add(&mut self, planned: Planned<String>, limit: usize) -> bool {
+        fn add(&mut self, planned: Planned, limit: usize) -> bool {
             self.waiting.push(planned);
             self.needs_worker(limit)
         }
@@ -275,7 +274,7 @@ mod tests {
         };
         queue.waiting.push(later);
         assert!(queue.others_wait());
-        assert_eq!(queue.next(Some(&second)).unwrap().subject, second.subject);
+        assert_eq!(queue.next(Some(&second)).unwrap().id, second.id);
     }
 
     #[test]
@@ -298,10 +297,7 @@ mod tests {
         assert!(!queue.add(planned("a", later), 2), "its worker takes it");
         assert!(queue.add(planned("b", now), 2));
         let second = queue.next(None).unwrap();
-        assert_eq!(
-            (first.subject.as_str(), second.subject.as_str()),
-            ("a", "b")
-        );
+        assert_eq!((first.id.as_str(), second.id.as_str()), ("a", "b"));
         assert_eq!(queue.next(Some(&second)), None, "the other pod is busy");
         assert_eq!(queue.next(Some(&first)).unwrap().at, later);
     }
@@ -314,10 +310,10 @@ mod tests {
         queue.add(planned("b", now), 1);
         queue.add(planned("a", later), 1);
         let first = queue.next(None).unwrap();
-        assert_eq!((first.subject.as_str(), first.at), ("a", later));
+        assert_eq!((first.id.as_str(), first.at), ("a", later));
         assert!(queue.others_wait());
         let second = queue.next(Some(&first)).unwrap();
-        assert_eq!(second.subject, "b");
+        assert_eq!(second.id, "b");
         assert!(!queue.others_wait());
         assert_eq!(queue.next(Some(&second)), None);
     }
@@ -348,7 +344,7 @@ mod tests {
         let mut done = slow;
         let names = order.map(|()| {
             done = queue.next(Some(&done)).unwrap();
-            (done.subject.clone(), done.turn)
+            (done.id.clone(), done.turn)
         });
         let expected = [("b", Turn::First), ("c", Turn::First), ("slow", Turn::Last)];
         assert_eq!(names, expected.map(|(pod, turn)| (pod.to_owned(), turn)));
@@ -373,19 +369,19 @@ mod tests {
         let taken: Vec<_> = (0..40).map_while(|_| queue.next(None)).collect();
         assert_eq!(taken.len(), MAX_LATE, "of {started} workers");
         assert!(queue.add(planned("quick", now), 40));
-        assert_eq!(queue.next(None).unwrap().subject, "quick");
+        assert_eq!(queue.next(None).unwrap().id, "quick");
     }
 
     /// More subjects than workers at once, a slow one and one that panics.
     #[test]
     fn every_plan_gets_its_turns() {
-        let turns = std::sync::Arc::new(RefreshQueue::<String>::default());
+        let turns = std::sync::Arc::new(RefreshQueue::default());
         let (ended, all) = std::sync::mpsc::channel();
         let running = std::sync::Arc::clone(&turns);
         thread::spawn(move || {
-            running.run(Node::silent(""), |planned| {
-                let _ = ended.send((planned.subject.clone(), planned.turn));
-                match (planned.subject.as_str(), planned.turn) {
+            running.run(Node::silent(""), "", |planned| {
+                let _ = ended.send((planned.id.clone(), planned.turn));
+                match (planned.id.as_str(), planned.turn) {
                     ("slow", Turn::First) => TurnEnd::OutOfTime,
                     ("bad", _) => panic!("as expected by a test"),
                     _ => TurnEnd::Done,

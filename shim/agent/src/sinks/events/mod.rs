@@ -114,13 +114,12 @@ pub type Standing<K = ()> = SayOnce<K>;
 pub fn news<K: Hash + Eq + Clone>(
     standing: &mut Standing<K>,
     place: K,
-    mut occurrences: Vec<Occurrence>,
+    occurrences: Vec<Occurrence>,
 ) -> Vec<Occurrence> {
-    let mut states = occurrences.clone();
-    states.retain(|occurrence| !occurrence.reason.properties().1);
-    occurrences.retain(|occurrence| occurrence.reason.properties().1);
-    occurrences.extend(standing.news(place, states));
-    occurrences
+    let occurrences = occurrences.into_iter();
+    let (mut new, states): (Vec<_>, _) = occurrences.partition(|it| it.reason.properties().1);
+    new.extend(standing.news(place, states));
+    new
 }
 
 // The occurrences in lines of the journal and in surveys.

@@ -11,6 +11,7 @@ use bindguard_operator::unix_http::refuse_server_of_user;
 use prost::{DecodeError, Message as _};
 use tracing::{info, warn};
 
+use super::Calls;
 use super::messages::{
     CREATE_CONTAINER, ConfigureRequest, ConfigureResponse, ContainerAdjustment,
     CreateContainerRequest, CreateContainerResponse, CreatedContainer, PLUGIN, RUNTIME,
@@ -22,7 +23,6 @@ use super::ttrpc::{
     Incoming, Message, Request, Response, RpcStatus, TO_PLUGIN, TO_RUNTIME, read_frame,
     write_frames,
 };
-use super::{Calls, CreateRefused};
 use crate::sinks::metrics::{Level, Total};
 
 const NAME: &str = "bindguard";
@@ -168,7 +168,7 @@ impl<'c> Connection<'c> {
                 let mut answer = ValidateResponse::default();
                 if let Err(refused) = checked {
                     answer.reject = true;
-                    answer.reason = refused.to_string();
+                    answer.reason = refused.message;
                 }
                 Ok(answer.encode_to_vec())
             }
@@ -210,19 +210,10 @@ fn start(
     calls: &Calls,
 ) -> Result<Vec<u8>, RpcStatus> {
     match container {
-        Ok(container) => calls.check(container.unwrap_or_default())?,
-        Err(error) => calls.unread_start(&error)?,
+        Ok(container) => calls.check(container.unwrap_or_default()),
+        Err(error) => calls.unread_start(&error),
     }
-    Ok(Vec::new())
-}
-
-impl From<CreateRefused> for RpcStatus {
-    fn from(refused: CreateRefused) -> Self {
-        Self {
-            code: Self::FAILED_PRECONDITION,
-            message: refused.to_string(),
-        }
-    }
+    .map(|()| Vec::new())
 }
 
 #[cfg(test)]

@@ -12,7 +12,6 @@
 //! a lost connection fails the create. Messages and numbers are those of nri's `pkg/api/api.proto` and
 //! `pkg/net/multiplex`.
 
-mod adjustment;
 mod connection;
 mod create;
 mod messages;
@@ -105,11 +104,6 @@ struct CreatedBinds {
     /// The hashes of the checked mounts, until the runtime has the changes of all plugins.
     checked: HashSet<u64>,
 }
-
-/// Policy refuses the container, for this reason.
-#[derive(Debug, thiserror::Error)]
-#[error("bindguard refuses the container: {0}")]
-struct CreateRefused(String);
 
 impl Calls {
     /// Starts the thread that writes reports: a call waits neither for the log nor for the journal.

@@ -35,9 +35,10 @@ use bindguard_operator::containers::{
 use tracing::warn;
 
 use super::messages::CreatedContainer;
+use super::ttrpc::RpcStatus;
 use crate::sinks::AgentLine;
 use crate::sinks::metrics::{StartAnswer, Total, TotalBy};
-use crate::sources::nri::{Calls, CreateRefused, NoResult};
+use crate::sources::nri::{Calls, NoResult};
 
 /// The runtime waits 2 s for a plugin by default, then closes its connection and starts the
 /// container.
@@ -55,7 +56,7 @@ impl Calls {
     ///
     /// # Errors
     /// If policy refuses the container.
-    pub fn check(&self, container: CreatedContainer) -> Result<(), CreateRefused> {
+    pub fn check(&self, container: CreatedContainer) -> Result<(), RpcStatus> {
         let refreshed = self.refresh(container.clone());
         self.prove(container, refreshed)
     }
@@ -63,7 +64,7 @@ impl Calls {
     /// Returns the places of the replaced mounts.
     fn refresh(&self, container: CreatedContainer) -> Vec<PathBuf> {
         let (id, pod) = (container.id.clone(), container.pod_sandbox_id.clone());
-        let (node, start) = (self.node, Instant::now());
+        let (node, metrics, start) = (self.node, self.node.metrics, Instant::now());
         let until = start + REFRESH_TIMEOUT;
         let work = move || refreshed(node.helper, &container, &node.config, until);
         let mut places = Vec::new();
@@ -71,7 +72,25 @@ impl Calls {
             Ok(None) => StartAnswer::Current,
             Ok(Some((names, refreshed))) => {
                 places.extend(refreshed.replaced_places().map(Path::to_owned));
-                self.report_refresh(&id, names, refreshed, start.elapsed())
+                let (replaced, all) = (refreshed.replaced(), refreshed.mounts.len());
+                for mount in &refreshed.mounts {
+                    metrics.refreshed(&mount.outcome);
+                }
+                if let Some(child) = refreshed.abandoned {
+                    metrics.hanging_children.add(&id, &id, child);
+                }
+                if all > 0 {
+                    let mut line = RefreshLine::new(Actor::Agent, &id, names);
+                    line.mounts = refreshed.mounts;
+                    line.set_duration(start.elapsed());
+                    self.report(AgentLine::Refresh(line));
+                }
+                match (all, refreshed.is_out_of_time) {
+                    (_, true) => StartAnswer::TimedOut,
+                    (0, false) => StartAnswer::Current,
+                    (_, false) if replaced == all => StartAnswer::Refreshed,
+                    (_, false) => StartAnswer::Failed,
+                }
             }
             Err(error) => {
                 let why = error_chain(&*error);
@@ -87,11 +106,7 @@ impl Calls {
     }
 
     /// Compares the binds of a container whose shim calls no guard, without the refreshed mounts.
-    fn prove(
-        &self,
-        container: CreatedContainer,
-        refreshed: Vec<PathBuf>,
-    ) -> Result<(), CreateRefused> {
+    fn prove(&self, container: CreatedContainer, refreshed: Vec<PathBuf>) -> Result<(), RpcStatus> {
         let created = self.created().pop(&container.id);
         let sources = created.and_then(|created| created.sources);
         let sources = sources.map(|sources| sources.without_refreshed(refreshed));
@@ -116,7 +131,7 @@ impl Calls {
             return Ok(());
         };
         self.started(StartAnswer::Refused);
-        Err(CreateRefused(reason))
+        Err(RpcStatus::refused(&reason))
     }
 
     fn in_time<T: Send + 'static>(
@@ -144,44 +159,14 @@ impl Calls {
     ///
     /// # Errors
     /// If the node's policy refuses mounts that were not compared.
-    pub fn unread_start(&self, error: &prost::DecodeError) -> Result<(), CreateRefused> {
+    pub fn unread_start(&self, error: &prost::DecodeError) -> Result<(), RpcStatus> {
         let why = format!("read the runtime's request: {}", error_chain(error));
         let Some(reason) = self.not_proven("without an id", 0, &why) else {
             self.started(StartAnswer::Failed);
             return Ok(());
         };
         self.started(StartAnswer::Refused);
-        Err(CreateRefused(reason))
-    }
-
-    fn report_refresh(
-        &self,
-        id: &str,
-        names: Identity,
-        refreshed: Refreshed,
-        took: Duration,
-    ) -> StartAnswer {
-        let (replaced, mounts) = (refreshed.replaced(), refreshed.mounts);
-        let all = mounts.len();
-        let metrics = self.node.metrics;
-        for mount in &mounts {
-            metrics.refreshed(&mount.outcome);
-        }
-        if let Some(child) = refreshed.abandoned {
-            metrics.hanging_children.add(id, id, child);
-        }
-        if all > 0 {
-            let mut line = RefreshLine::new(Actor::Agent, id, names);
-            line.mounts = mounts;
-            line.set_duration(took);
-            self.report(AgentLine::Refresh(line));
-        }
-        match (all, refreshed.is_out_of_time) {
-            (_, true) => StartAnswer::TimedOut,
-            (0, false) => StartAnswer::Current,
-            (_, false) if replaced == all => StartAnswer::Refreshed,
-            (_, false) => StartAnswer::Failed,
-        }
+        Err(RpcStatus::refused(&reason))
     }
 }
 

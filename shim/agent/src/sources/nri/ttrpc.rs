@@ -60,6 +60,14 @@ impl RpcStatus {
     pub const FAILED_PRECONDITION: i32 = 9;
     /// There is no such method.
     pub const UNIMPLEMENTED: i32 = 12;
+
+    /// Policy refuses the container, for this reason.
+    pub fn refused(reason: &str) -> Self {
+        Self {
+            code: Self::FAILED_PRECONDITION,
+            message: format!("bindguard refuses the container: {reason}"),
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq)]
