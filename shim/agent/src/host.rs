@@ -55,9 +55,8 @@ pub fn enter(named: Option<&Path>, root: &Path) -> Result<()> {
         let root = root.display();
         bail!("find the CRI's socket: none is below {root}; name it with --cri");
     };
-    let stream = UnixStream::connect(&socket);
-    let accepted = stream.and_then(|stream| refuse_server_of_user(&stream).map(|()| stream));
-    let stream = accepted.with_context(|| format!("connect to {}", socket.display()))?;
+    let stream = connect(&socket);
+    let stream = stream.with_context(|| format!("connect to {}", socket.display()))?;
     let found = namespace_behind(&stream, "mnt").and_then(|theirs| {
         let is_own = number_of(&theirs)? == number_of(OWN_NAMESPACE)?;
         Ok((is_own, File::open(&theirs)?))
@@ -102,13 +101,22 @@ impl RuntimeNamespace {
     }
 }
 
+/// Connects to a server of root.
+///
+/// # Errors
+/// If none listens, or it belongs to a user.
+pub fn connect(socket: &Path) -> io::Result<UnixStream> {
+    let stream = UnixStream::connect(socket)?;
+    refuse_server_of_user(&stream)?;
+    Ok(stream)
+}
+
 /// Binds an address of the node: in the network namespace of the runtime, because a pod has its own.
 ///
 /// # Errors
 /// If the runtime does not answer, or the address cannot be bound.
 pub fn bind_on_node(socket: &Path, address: SocketAddr) -> io::Result<TcpListener> {
-    let stream = UnixStream::connect(socket)?;
-    refuse_server_of_user(&stream)?;
+    let stream = connect(socket)?;
     let namespace = File::open(namespace_behind(&stream, "net")?)?;
     // The namespace is that of a thread, which ends here.
     let bind = thread::spawn(move || {

@@ -15,24 +15,19 @@ use tracing_subscriber::registry::LookupSpan;
 
 use crate::args::{LogFormat, LogLevel};
 
-impl From<LogLevel> for LevelFilter {
-    fn from(level: LogLevel) -> Self {
-        match level {
-            LogLevel::Error => Self::ERROR,
-            LogLevel::Warn => Self::WARN,
-            LogLevel::Info => Self::INFO,
-            LogLevel::Debug => Self::DEBUG,
-        }
-    }
-}
-
 /// The log of the agent.
 pub fn log_to<W>(writer: W, format: LogFormat, level: LogLevel) -> Box<dyn Subscriber + Send + Sync>
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {
+    let level = match level {
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+    };
     let log = tracing_subscriber::fmt()
-        .with_max_level(LevelFilter::from(level))
+        .with_max_level(level)
         .with_writer(writer)
         // tracing would report a failed write on stderr, and panic if stderr is closed or full.
         .log_internal_errors(false)

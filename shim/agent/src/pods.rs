@@ -35,9 +35,9 @@ const REMEMBERED: Duration = Duration::from_secs(60);
 /// The time for which a listing of all pods is kept after the last lookup.
 const LISTING_KEPT: Duration = Duration::from_secs(1);
 
-/// Limit of init processes that are kept, each with a part of its spec. The others are queried at
-/// each refresh.
-const MAX_INITS: NonZeroUsize = NonZeroUsize::new(256).unwrap();
+/// Limit of containers that are kept, each with a part of its spec. The others are queried at each
+/// refresh.
+const MAX_CONTAINERS: NonZeroUsize = NonZeroUsize::new(256).unwrap();
 
 /// Limit of names that are kept.
 const MAX_NAMES: NonZeroUsize = NonZeroUsize::new(512).unwrap();
@@ -96,7 +96,10 @@ struct KnownPods {
     listing: Option<Listing>,
     /// The last query that may have used the listing.
     used: Instant,
-    inits: LruCache<String, Init>,
+    /// The CRI writes a container's whole spec into the answer that has its pid, and neither ever
+    /// changes: so both are queried once. A refresh checks the cgroup of the process before it uses
+    /// the pid.
+    containers: LruCache<String, Container>,
 }
 
 /// All running pods by their uids, and the running containers by their sandboxes: after an update
@@ -106,15 +109,6 @@ struct Listing {
     began: Instant,
     pods: HashMap<String, Pod>,
     containers: HashMap<String, Vec<cri::Container>>,
-}
-
-/// The init process of a container. The CRI writes a container's whole spec into the answer that
-/// has its pid, and neither ever changes: so both are queried once. A refresh checks the cgroup of
-/// the process before it uses the pid.
-#[derive(Debug, Clone)]
-struct Init {
-    pid: u32,
-    spec: Option<Arc<SpecUsers>>,
 }
 
 /// The names of pods, which are never renamed: the kubelet's folders have only their uids.
@@ -148,7 +142,7 @@ impl PodLookup {
             without_request: HashMap::new(),
             listing: None,
             used: Instant::now(),
-            inits: LruCache::new(MAX_INITS),
+            containers: LruCache::new(MAX_CONTAINERS),
         };
         let names = PodNames {
             known: LruCache::new(MAX_NAMES),
@@ -384,30 +378,25 @@ impl KnownPods {
             if !request.binds.any() && !request.containers.includes(&name) {
                 continue;
             }
-            if !self.inits.contains(&id) {
-                let info = cri.container_info(&id).await?;
-                if let Some(info) = info
-                    && let Some(pid) = info.pid
-                {
-                    let users = info.spec.and_then(|spec| SpecUsers::from_spec(&spec).ok());
-                    let spec = users.map(Arc::new);
-                    self.inits.push(id.clone(), Init { pid, spec });
-                }
+            if !self.containers.contains(&id)
+                && let Some(info) = cri.container_info(&id).await?
+                && let Some(pid) = info.pid
+            {
+                let users = info.spec.and_then(|spec| SpecUsers::from_spec(&spec).ok());
+                let container = Container {
+                    id: id.clone(),
+                    name: format!("{pod_name} container {name}"),
+                    pid,
+                    spec: users.map(Arc::new),
+                    identity: Identity {
+                        container: Some(name),
+                        pod: pod.names.clone(),
+                    },
+                };
+                self.containers.push(id.clone(), container);
             }
             // A container that ended meanwhile is left out.
-            let Some(init) = self.inits.get(&id).cloned() else {
-                continue;
-            };
-            containers.push(Container {
-                id,
-                name: format!("{pod_name} container {name}"),
-                pid: init.pid,
-                spec: init.spec,
-                identity: Identity {
-                    container: Some(name),
-                    pod: pod.names.clone(),
-                },
-            });
+            containers.extend(self.containers.get(&id).cloned());
         }
         Ok(Some(OptedIn {
             request,

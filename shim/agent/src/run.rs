@@ -28,7 +28,7 @@ use crate::limits::{since_epoch, spawn, survey_for_ever};
 use crate::pods::PodLookup;
 use crate::sinks::Reporting;
 use crate::sinks::metrics::Metrics;
-use crate::sources::http::{self, Audience, BoundSocket, Served};
+use crate::sources::http::{self, Audience, Served};
 use crate::sources::journal::{JournalReader, follow_journal};
 use crate::sources::kubediag::Kubediag;
 use crate::sources::{find_for_ever, follow_engines, nri};
@@ -44,6 +44,7 @@ pub fn run(args: &Args) -> Result<()> {
     // The file that was named is in the agent's own mount namespace, the node's file in the host's.
     let named = args.config.as_deref().map(Loaded::from_file).transpose();
     let named = named.map_err(|error| anyhow::anyhow!(error_chain(&error)))?;
+    let is_named = named.is_some();
     // So is the service account.
     let service_account = ServiceAccount::of_this_pod();
     let mut entered = None;
@@ -52,16 +53,24 @@ pub fn run(args: &Args) -> Result<()> {
         entered = Some(RuntimeNamespace::default());
     }
     let mut ignored_config = None;
-    let loaded = match named {
-        None => load(),
-        Some(named) if args.host.is_some() => {
-            let node = Loaded::from_file(Path::new(DEFAULT_PATH)).ok();
-            let (loaded, ignored) = config_in_a_pod(named, node);
-            ignored_config = ignored;
-            loaded
+    let mut loaded = named.unwrap_or_else(load);
+    // The config of the fleet. With a mistake in it, the node's installer keeps the node's own file,
+    // and so does the agent. Both are the same after a rollback, where a newer version knew every key.
+    if is_named && args.host.is_some() && !loaded.warnings.is_empty() {
+        let reason = format!(
+            "the config of the fleet has a mistake: {}; correct the config, or run a version that knows the key",
+            loaded.warnings.join("; ")
+        );
+        match Loaded::from_file(Path::new(DEFAULT_PATH)) {
+            Ok(node) if node.text == loaded.text => {}
+            Ok(node) => {
+                warn!("{reason}; using {DEFAULT_PATH} of the node");
+                loaded = node;
+                ignored_config = Some(reason);
+            }
+            Err(_) => ignored_config = Some(reason),
         }
-        Some(named) => named,
-    };
+    }
     // An invalid file is not used, as in an admission.
     loaded.remarks().iter().for_each(|remark| warn!("{remark}"));
     let config = loaded.config;
@@ -107,28 +116,6 @@ pub fn run(args: &Args) -> Result<()> {
     // The process ends. A destructor would wait for a task that waits for a server.
     std::mem::forget(runtime);
     ended
-}
-
-/// The config of an agent in a pod, and why the pod is not ready. `named`: the config of the fleet.
-/// With a mistake in it, the node's installer keeps the node's own file, and so does the agent. Both
-/// are the same after a rollback, where a newer version knew every key.
-fn config_in_a_pod(named: Loaded, node: Option<Loaded>) -> (Loaded, Option<String>) {
-    let mistakes = named.warnings.clone();
-    if mistakes.is_empty() {
-        return (named, None);
-    }
-    let reason = format!(
-        "the config of the fleet has a mistake: {}; correct the config, or run a version that knows the key",
-        mistakes.join("; ")
-    );
-    match node {
-        None => (named, Some(reason)),
-        Some(node) if node.text == named.text => (named, None),
-        Some(node) => {
-            warn!("{reason}; using {DEFAULT_PATH} of the node");
-            (node, Some(reason))
-        }
-    }
 }
 
 async fn serve(
@@ -200,14 +187,7 @@ async fn serve(
             let _ = helper_ended.send(());
         })?;
     }
-    ended(&socket, entered.unwrap_or_default(), end_of_helper).await
-}
-
-async fn ended(
-    socket: &BoundSocket,
-    entered: RuntimeNamespace,
-    helper: oneshot::Receiver<()>,
-) -> Result<()> {
+    let entered = entered.unwrap_or_default();
     let mut terminate = signal(SignalKind::terminate()).context("handle SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("handle SIGINT")?;
     tokio::select! {
@@ -219,7 +199,7 @@ async fn ended(
                 "the container runtime was started again in another mount namespace; ending, so that the supervisor starts the agent there"
             );
         }
-        Ok(()) = helper => {
+        Ok(()) = end_of_helper => {
             socket.remove();
             bail!(
                 "the helper process, which starts children in containers, was killed; ending, so that the supervisor starts both again"

@@ -22,9 +22,7 @@ use tracing::warn;
 
 use crate::limits::{IdleMemory, SayOnce, TokenBucket, retry_with_backoff, spawn};
 use crate::pods::PodLookup;
-use crate::sinks::events::{
-    EventType, Occurrence, Standing, from_binds, from_journal, from_refresh,
-};
+use crate::sinks::events::{EventType, Occurrence, from_binds, from_journal, from_refresh};
 use crate::sinks::metrics::{EventResult, Metrics, Total, TotalBy};
 
 /// Takes reports of repairs and surveys from any thread, for the journal and for events on pods. It
@@ -65,8 +63,19 @@ impl Reporting {
         let to_api = &config.agent().kubernetes;
         let mut reporting = Self::off(metrics);
         tokio::spawn(reporting.memory.clone().run());
-        if let Some(journal) = config.journal() {
-            reporting.journal = start_journal(journal, pods, metrics);
+        if let Some(journal) = config.journal().map(Path::to_owned) {
+            let (lines, waiting) = sync_channel(WAITING);
+            let started = spawn("journal", move || {
+                let what = format!("write {}", journal.display());
+                retry_with_backoff(&what, &metrics[Total::AgentThreadRestarts], || {
+                    write_lines(&journal, &waiting, pods, metrics);
+                    Ok(())
+                });
+            });
+            match started {
+                Ok(()) => reporting.journal = Some(lines),
+                Err(error) => warn!("the agent's repairs are not journaled: {error:#}"),
+            }
         }
         match access {
             _ if to_api.events == EventMode::Off => {}
@@ -92,7 +101,7 @@ impl Reporting {
     /// Hands over the occurrences that a place did not have before.
     pub fn record_news<K: Hash + Eq + Clone>(
         &self,
-        standing: &mut Standing<K>,
+        standing: &mut SayOnce<K>,
         place: K,
         found: impl FnOnce() -> Vec<Occurrence>,
     ) {
@@ -135,7 +144,7 @@ impl Reporting {
     }
 
     /// A repair by the agent. A survey finds the same again: the journal gets what is new.
-    pub fn repaired(&self, line: AgentLine, is_new: bool, standing: &mut Standing<String>) {
+    pub fn repaired(&self, line: AgentLine, is_new: bool, standing: &mut SayOnce<String>) {
         self.record_news(standing, line.about(), || match &line {
             AgentLine::NriCreate(..) => Vec::new(),
             AgentLine::Rebind(line) => from_binds(&line.container, &line.binds),
@@ -187,28 +196,6 @@ impl AgentLine {
             Self::Refresh(line) => &mut line.problems,
         }
     }
-}
-
-/// Starts the thread. `None` if it cannot be started.
-fn start_journal(
-    journal: &Path,
-    pods: &'static PodLookup,
-    metrics: &'static Metrics,
-) -> Option<SyncSender<Box<AgentLine>>> {
-    let (lines, waiting) = sync_channel(WAITING);
-    let journal = journal.to_owned();
-    let started = spawn("journal", move || {
-        let what = format!("write {}", journal.display());
-        retry_with_backoff(&what, &metrics[Total::AgentThreadRestarts], || {
-            write_lines(&journal, &waiting, pods, metrics);
-            Ok(())
-        })
-    });
-    if let Err(error) = started {
-        warn!("the agent's repairs are not journaled: {error:#}");
-        return None;
-    }
-    Some(lines)
 }
 
 fn write_lines(
@@ -269,10 +256,8 @@ const LINE_INTERVAL: Duration = Duration::from_secs(10);
 const MAX_SHARES: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 
 /// Decides which lines are written. The time is passed in.
-#[derive(Debug)]
 struct Shares(LruCache<String, Share>);
 
-#[derive(Debug)]
 struct Share {
     bucket: TokenBucket,
     left_out: u64,

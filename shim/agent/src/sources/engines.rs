@@ -227,22 +227,6 @@ impl<'a> FollowedEngines<'a> {
             labels: HashMap::new(),
         })
     }
-
-    fn read_labels(&mut self, running: &[EngineContainer], warnings: &mut Vec<String>) {
-        for engine in [Engine::Docker, Engine::Podman] {
-            if !running.iter().any(|container| container.engine == engine) {
-                self.labels.remove(&engine);
-                continue;
-            }
-            match labelled(&self.engines.root, engine) {
-                Ok(labelled) => drop(self.labels.insert(engine, labelled)),
-                Err(error) => {
-                    let name = engine.name();
-                    warnings.push(format!("labels of {name} are not known: {error:#}"));
-                }
-            }
-        }
-    }
 }
 
 impl Source for FollowedEngines<'_> {
@@ -258,7 +242,19 @@ impl Source for FollowedEngines<'_> {
         let states = folders.iter().map(|(_, folder)| folder.clone());
         let mut warnings = self.watches.watch_states(states);
         let running = engine_containers(&folders);
-        self.read_labels(&running, &mut warnings);
+        for engine in [Engine::Docker, Engine::Podman] {
+            if !running.iter().any(|container| container.engine == engine) {
+                self.labels.remove(&engine);
+                continue;
+            }
+            match labelled(&self.engines.root, engine) {
+                Ok(labelled) => drop(self.labels.insert(engine, labelled)),
+                Err(error) => {
+                    let name = engine.name();
+                    warnings.push(format!("labels of {name} are not known: {error:#}"));
+                }
+            }
+        }
         let mut containers = HashMap::new();
         let mut are_watched = true;
         for container in &running {

@@ -355,8 +355,14 @@ const PARTS: [&str; 5] = [
 fn diagnose(pod: &str, mount_info: &str) -> Result<Strings> {
     let pod: Pod =
         serde_json::from_str(pod).with_context(|| format!("parse the pod of {POD_DETAIL}"))?;
+    let mut has_sub_path = false;
+    for mount in pod.spec.containers.iter().flat_map(|it| &it.volume_mounts) {
+        let mut named = pod.spec.volumes.iter().filter(|it| it.name == mount.name);
+        has_sub_path |= (!mount.sub_path.is_empty() || !mount.sub_path_expr.is_empty())
+            && named.any(|it| it.config_map.is_some() || it.secret.is_some());
+    }
     ensure!(
-        pod.spec.has_kubelet_written_sub_path(),
+        has_sub_path,
         "no container of the pod mounts a subPath of a configMap or secret"
     );
     let mut statuses = pod.status.container_statuses.iter();
@@ -468,19 +474,6 @@ struct State {
 #[serde(default)]
 struct StateText {
     message: String,
-}
-
-impl Spec {
-    fn has_kubelet_written_sub_path(&self) -> bool {
-        for mount in self.containers.iter().flat_map(|it| &it.volume_mounts) {
-            let mut named = self.volumes.iter().filter(|it| it.name == mount.name);
-            let has_sub_path = !mount.sub_path.is_empty() || !mount.sub_path_expr.is_empty();
-            if has_sub_path && named.any(|it| it.config_map.is_some() || it.secret.is_some()) {
-                return true;
-            }
-        }
-        false
-    }
 }
 
 impl ContainerStatus {

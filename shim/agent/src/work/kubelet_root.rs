@@ -21,7 +21,6 @@ use tracing::{info, warn};
 
 use crate::limits::SayOnce;
 use crate::sinks::AgentLine;
-use crate::sinks::events::Standing;
 use crate::work::Node;
 use crate::work::queue::{Planned, RefreshQueue, TurnEnd};
 use crate::work::refresher::{ContainerRefresh, OF_NODE, Refresher};
@@ -167,7 +166,7 @@ const SIDE_BY_SIDE: usize = 8;
 pub struct Updates {
     root: &'static KubeletRoot,
     warned: SayOnce<VolumeOfPod>,
-    standing: Standing<String>,
+    standing: SayOnce<String>,
 }
 
 impl Updates {
@@ -176,7 +175,7 @@ impl Updates {
         Self {
             root,
             warned: SayOnce::default(),
-            standing: Standing::default(),
+            standing: SayOnce::default(),
         }
     }
 
@@ -184,11 +183,24 @@ impl Updates {
     /// containers. The host comes first: a container that restarts meanwhile starts with the
     /// current file. Only directories do not wait for the host.
     pub fn follow(&mut self, volumes: &[VolumeOfPod]) {
+        let (root, node) = (self.root, self.root.node);
+        let is_refreshed = root.refresher.is_some();
         let lines = Mutex::new(Vec::new());
         let next = AtomicUsize::new(0);
         let work = || {
             while let Some(volume) = volumes.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let line = self.rebind(volume);
+                let plan = || root.refreshes.plan(volume.pod_uid.clone());
+                // A directory has no files until its refresh; the files of a volume keep their old
+                // content. The plan after the re-bind finds the containers that started meanwhile.
+                if is_refreshed && volume.has_directories() {
+                    plan();
+                }
+                let report = rebind_volume(volume, node.config.policy());
+                let line = RebindLine::new(Actor::Agent, &volume.pod_uid, &volume.volume, &report);
+                node.metrics.rebound(&line);
+                if is_refreshed {
+                    plan();
+                }
                 let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
                 lines.push((volume, line));
             }
@@ -199,26 +211,9 @@ impl Updates {
         }
         for (volume, line) in lines.into_inner().unwrap_or_else(PoisonError::into_inner) {
             let is_new = self.log(volume, &line);
-            let reporting = &self.root.node.reporting;
-            reporting.repaired(AgentLine::Rebind(line), is_new, &mut self.standing);
+            let line = AgentLine::Rebind(line);
+            node.reporting.repaired(line, is_new, &mut self.standing);
         }
-    }
-
-    fn rebind(&self, volume: &VolumeOfPod) -> RebindLine {
-        let (root, node) = (self.root, self.root.node);
-        let is_refreshed = root.refresher.is_some();
-        // A directory has no files until its refresh; the files of a volume keep their old content.
-        // The plan after the re-bind finds the containers that started meanwhile.
-        if is_refreshed && volume.has_directories() {
-            root.refreshes.plan(volume.pod_uid.clone());
-        }
-        let report = rebind_volume(volume, node.config.policy());
-        let line = RebindLine::new(Actor::Agent, &volume.pod_uid, &volume.volume, &report);
-        node.metrics.rebound(&line);
-        if is_refreshed {
-            root.refreshes.plan(volume.pod_uid.clone());
-        }
-        line
     }
 
     /// Returns true if it logged something.

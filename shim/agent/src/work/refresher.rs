@@ -26,7 +26,6 @@ use tracing::info;
 use crate::limits::SayOnce;
 use crate::pods::Container;
 use crate::sinks::AgentLine;
-use crate::sinks::events::Standing;
 use crate::sinks::metrics::{NOT_NOTIFIED, TotalBy};
 use crate::work::Node;
 use crate::work::queue::{Turn, TurnEnd};
@@ -118,7 +117,7 @@ pub struct Refresher {
 #[derive(Debug, Default)]
 struct Said {
     warned: SayOnce<String>,
-    standing: Standing<String>,
+    standing: SayOnce<String>,
     /// The journaled mounts that could not be replaced.
     left: SayOnce<String>,
     /// The journaled reason for which a container could not be refreshed at all.

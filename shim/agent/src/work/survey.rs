@@ -25,7 +25,7 @@ use tracing::{info, warn};
 
 use crate::limits::SayOnce;
 use crate::limits::since_epoch;
-use crate::sinks::events::{Standing, from_ignored_request, from_keeper, from_survey, news};
+use crate::sinks::events::{from_ignored_request, from_keeper, from_survey, news};
 use crate::sinks::metrics::{Level, LevelBy, Metrics, Total};
 use crate::work::Node;
 
@@ -44,14 +44,14 @@ pub struct Surveyor {
 #[derive(Debug, Default)]
 struct Last {
     report: Option<(Instant, Arc<str>)>,
-    sources: Standing,
+    sources: SayOnce,
     /// The ids of the containers that keep mounts of the host.
     keepers: SayOnce,
     /// The ids of the containers whose mounts are unknown.
     unread: SayOnce,
     /// The pods whose annotations have no effect, and the events about them.
     ignored: Vec<IgnoredRequest>,
-    ignored_events: Standing,
+    ignored_events: SayOnce,
     failures: SayOnce,
     are_mounts_unread: bool,
     /// The runtime did not answer.
@@ -128,7 +128,20 @@ impl Surveyor {
         // Names are a convenience: a runtime that does not answer costs them, and no finding.
         let pods = pods.unwrap_or_default();
         let report = survey_node(config.policy(), config.places(), &pods, |_| true);
-        self.count(&report);
+        let mut found = BTreeMap::<_, i64>::new();
+        for bind in &report.binds {
+            let labels = source_labels(bind.bind.kind(), bind.bind.verdict());
+            *found.entry(labels).or_default() += 1;
+        }
+        let sources = &node.metrics[LevelBy::Sources];
+        sources.clear();
+        for (labels, count) in found {
+            sources.get_or_create(&labels).set(count);
+        }
+        let below = report.mounts_below_emptydir.len();
+        node.metrics[Level::MountsBelowEmptydir].set(below as i64);
+        node.metrics[Total::AgentSurveys].inc();
+        node.metrics.last_survey.set(since_epoch().as_secs_f64());
         count_installation(node.metrics, &node.cri);
         node.reporting
             .record_news(&mut last.sources, (), || from_survey(&report));
@@ -136,24 +149,6 @@ impl Surveyor {
             self.take_mounts(&mounts, last);
         }
         report
-    }
-
-    fn count(&self, report: &NodeReport) {
-        let mut found = BTreeMap::<_, i64>::new();
-        for bind in &report.binds {
-            let labels = source_labels(bind.bind.kind(), bind.bind.verdict());
-            *found.entry(labels).or_default() += 1;
-        }
-        let metrics = self.node.metrics;
-        let sources = &metrics[LevelBy::Sources];
-        sources.clear();
-        for (labels, count) in found {
-            sources.get_or_create(&labels).set(count);
-        }
-        let below = report.mounts_below_emptydir.len();
-        metrics[Level::MountsBelowEmptydir].set(below as i64);
-        metrics[Total::AgentSurveys].inc();
-        metrics.last_survey.set(since_epoch().as_secs_f64());
     }
 
     /// Counts the mounts of running containers. A container that keeps mounts is reported once, also

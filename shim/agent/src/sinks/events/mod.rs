@@ -107,12 +107,9 @@ pub struct Occurrence {
     pub message: String,
 }
 
-/// The occurrences of each place at its last check. Each survey finds them again.
-pub type Standing<K = ()> = SayOnce<K>;
-
-/// The occurrences that a place did not have before. An occurrence that is over is news each time.
+/// The occurrences that a place did not have before: each survey finds them again. An occurrence that is over is news each time.
 pub fn news<K: Hash + Eq + Clone>(
-    standing: &mut Standing<K>,
+    standing: &mut SayOnce<K>,
     place: K,
     occurrences: Vec<Occurrence>,
 ) -> Vec<Occurrence> {
@@ -395,7 +392,7 @@ mod standing_tests {
 
     #[test]
     fn only_a_change_is_new() {
-        let mut standing = Standing::default();
+        let mut standing = SayOnce::default();
         assert_eq!(news(&mut standing, 1, vec![dead("a")]), [dead("a")]);
         assert_eq!(
             news(&mut standing, 1, vec![dead("a"), dead("b")]),

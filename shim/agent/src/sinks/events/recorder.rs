@@ -101,12 +101,7 @@ struct Recorder<A> {
 
 impl<A: EventApi> Recorder<A> {
     /// A recorder that sends this number of requests in a minute, in the long run.
-    pub fn new(
-        api: A,
-        pods: &'static PodLookup,
-        per_minute: u32,
-        metrics: &'static Metrics,
-    ) -> Self {
+    fn new(api: A, pods: &'static PodLookup, per_minute: u32, metrics: &'static Metrics) -> Self {
         Self {
             api,
             pods,
@@ -121,7 +116,7 @@ impl<A: EventApi> Recorder<A> {
     }
 
     /// Records until no occurrence can come any more.
-    pub async fn run(mut self, mut occurrences: Receiver<Occurrence>) {
+    async fn run(mut self, mut occurrences: Receiver<Occurrence>) {
         loop {
             // Without an event and a connection there is nothing to wait for, and no wake-up.
             let pause = self
@@ -247,9 +242,9 @@ impl<A: EventApi> Recorder<A> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Moment {
     /// For the API's objects.
-    pub since_epoch: Duration,
+    since_epoch: Duration,
     /// For intervals.
-    pub uptime: Duration,
+    uptime: Duration,
 }
 
 /// The limit of objects. A node has some hundred pods. Beyond the limit, the object that had no
@@ -266,30 +261,30 @@ const EXPIRY: Duration = Duration::from_secs(600);
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct EventKey {
     /// The namespace of the pod.
-    pub namespace: String,
-    pub pod: String,
-    pub pod_uid: String,
-    pub container: Option<String>,
-    pub reason: Reason,
+    namespace: String,
+    pod: String,
+    pod_uid: String,
+    container: Option<String>,
+    reason: Reason,
 }
 
 /// An event as the API server is to have it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Event {
     /// The key of its object.
-    pub key: EventKey,
+    key: EventKey,
     /// The name of its object.
-    pub name: String,
+    name: String,
     /// The message of the last occurrence.
-    pub message: String,
+    message: String,
     /// The number of occurrences.
-    pub count: u32,
+    count: u32,
     /// The time of the first occurrence, since 1970.
-    pub first: Duration,
+    first: Duration,
     /// The time of the last occurrence, since 1970.
-    pub last: Duration,
+    last: Duration,
     /// True if the API server has the object.
-    pub exists: bool,
+    exists: bool,
     /// The uptime at the last occurrence.
     last_uptime: Duration,
     /// The uptime since which the API server lacks the newest state.
@@ -308,7 +303,7 @@ impl Default for EventObjects {
 
 impl EventObjects {
     /// Counts an occurrence. Returns true if a waiting event was forgotten to make room.
-    pub fn add(&mut self, key: EventKey, message: &str, now: Moment) -> bool {
+    fn add(&mut self, key: EventKey, message: &str, now: Moment) -> bool {
         let message = cut(message, MAX_MESSAGE).into_owned();
         if let Some(event) = self.0.get_mut(&key) {
             event.count = event.count.saturating_add(1);
@@ -333,13 +328,13 @@ impl EventObjects {
     }
 
     /// True if the API server lacks the newest state of an object.
-    pub fn is_any_waiting(&self) -> bool {
+    fn is_any_waiting(&self) -> bool {
         let mut events = self.0.iter();
         events.any(|(_, event)| event.waits_since.is_some())
     }
 
     /// The event to write next: warnings first, then the event that has waited longest.
-    pub fn next(&self) -> Option<Event> {
+    fn next(&self) -> Option<Event> {
         let events = self.0.iter().map(|(_, event)| event);
         let waiting = events.filter(|event| event.waits_since.is_some());
         let next = waiting.min_by_key(|event| {
@@ -350,7 +345,7 @@ impl EventObjects {
     }
 
     /// Notes that an event waits no longer: the API server refuses it.
-    pub fn settle(&mut self, key: &EventKey) {
+    fn settle(&mut self, key: &EventKey) {
         if let Some(event) = self.0.peek_mut(key) {
             event.waits_since = None;
         }
@@ -358,7 +353,7 @@ impl EventObjects {
 
     /// Notes that the API server has the object of an event, with this count. The count goes on from
     /// that of an earlier start of the agent.
-    pub fn written(&mut self, written: &Event, count: u32) {
+    fn written(&mut self, written: &Event, count: u32) {
         if let Some(event) = self.0.peek_mut(&written.key) {
             event.exists = true;
             if count >= written.count {
@@ -369,14 +364,14 @@ impl EventObjects {
     }
 
     /// Notes that the API server lacks the object of an event.
-    pub fn gone(&mut self, key: &EventKey) {
+    fn gone(&mut self, key: &EventKey) {
         if let Some(event) = self.0.peek_mut(key) {
             event.exists = false;
         }
     }
 
     /// Drops waiting events that are no news any more, and returns their number.
-    pub fn expire(&mut self, now: Duration) -> usize {
+    fn expire(&mut self, now: Duration) -> usize {
         let mut expired = 0;
         for (_, event) in self.0.iter_mut() {
             let is_old = now.saturating_sub(event.last_uptime) > EXPIRY;
@@ -418,7 +413,7 @@ struct Pace {
 
 impl Pace {
     /// A pace for this number of requests in a minute.
-    pub fn new(per_minute: u32) -> Self {
+    fn new(per_minute: u32) -> Self {
         Self {
             interval: Duration::from_secs(60) / per_minute.max(1),
             earliest: Duration::ZERO,
@@ -427,27 +422,27 @@ impl Pace {
     }
 
     /// An event waits where none waited before.
-    pub fn begin(&mut self, now: Duration, random: f64) {
+    fn begin(&mut self, now: Duration, random: f64) {
         self.earliest = self.earliest.max(now + self.interval.mul_f64(random / 2.0));
     }
 
     /// The time until the next request may be sent.
-    pub fn wait(&self, now: Duration) -> Duration {
+    fn wait(&self, now: Duration) -> Duration {
         self.earliest.saturating_sub(now)
     }
 
     /// A request is sent, after the wait.
-    pub fn requested(&mut self, now: Duration) {
+    fn requested(&mut self, now: Duration) {
         self.earliest = now + self.interval;
     }
 
     /// The API server answered it.
-    pub fn answered(&mut self) {
+    fn answered(&mut self) {
         self.failures = 0;
     }
 
     /// It did not, or demands a pause.
-    pub fn failed(&mut self, now: Duration, requested_pause: Option<Duration>, random: f64) {
+    fn failed(&mut self, now: Duration, requested_pause: Option<Duration>, random: f64) {
         let pause = FIRST_PAUSE
             .saturating_mul(1 << self.failures.min(10))
             .min(MAX_PAUSE);

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bindguard_core::judge::refusal_of_unseen;
-use bindguard_operator::unix_http::refuse_server_of_user;
 use prost::{DecodeError, Message as _};
 use tracing::{info, warn};
 
@@ -23,6 +22,7 @@ use super::ttrpc::{
     Incoming, Message, Request, Response, RpcStatus, TO_PLUGIN, TO_RUNTIME, read_frame,
     write_frames,
 };
+use crate::host::connect;
 use crate::sinks::metrics::{Level, Total};
 
 const NAME: &str = "bindguard";
@@ -50,8 +50,7 @@ impl<'c> Connection<'c> {
     /// # Errors
     /// If the runtime does not listen.
     pub fn register(socket: &Path, calls: &'c Calls) -> Result<Self> {
-        let stream = UnixStream::connect(socket).context("connect")?;
-        refuse_server_of_user(&stream).context("connect")?;
+        let stream = connect(socket).context("connect")?;
         let plugin = RegisterPluginRequest {
             plugin_name: NAME.to_owned(),
             plugin_idx: INDEX.to_owned(),

@@ -68,7 +68,8 @@ impl Calls {
         let until = start + REFRESH_TIMEOUT;
         let work = move || refreshed(node.helper, &container, &node.config, until);
         let mut places = Vec::new();
-        let answer = match self.in_time(&pod, START_TIMEOUT, work) {
+        let refreshed = self.starting.within(&pod, START_TIMEOUT, work);
+        let answer = match refreshed.unwrap_or_else(|error| Err(error.into())) {
             Ok(None) => StartAnswer::Current,
             Ok(Some((names, refreshed))) => {
                 places.extend(refreshed.replaced_places().map(Path::to_owned));
@@ -117,7 +118,8 @@ impl Calls {
         let binds = sources.as_ref().map_or(0, ExpectedSources::binds);
         let pod = container.pod_sandbox_id.clone();
         let work = move || proved(&container, sources.as_ref(), &node.config);
-        let refusal = match self.in_time(&pod, PROOF_TIMEOUT, work) {
+        let proved = self.starting.within(&pod, PROOF_TIMEOUT, work);
+        let refusal = match proved.unwrap_or_else(|error| Err(error.into())) {
             Ok(None) => None,
             Ok(Some((pid, proved))) => {
                 node.metrics.checked(&proved.report);
@@ -132,15 +134,6 @@ impl Calls {
         };
         self.started(StartAnswer::Refused);
         Err(RpcStatus::refused(&reason))
-    }
-
-    fn in_time<T: Send + 'static>(
-        &self,
-        pod: &str,
-        limit: Duration,
-        work: impl FnOnce() -> Result<T> + Send + 'static,
-    ) -> Result<T> {
-        self.starting.within(pod, limit, work)?
     }
 
     fn started(&self, answer: StartAnswer) {
