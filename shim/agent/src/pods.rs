@@ -219,12 +219,80 @@ impl PodLookup {
         others_wait: bool,
     ) -> Result<Option<OptedIn>, CriError> {
         self.wait_for(async {
-            let mut known = self.known.lock().await;
+            let (cri, mut known) = (&self.cri, self.known.lock().await);
+            let known = &mut *known;
             known.used = Instant::now();
-            if others_wait && known.list(&self.cri, update).await? {
-                tokio::spawn(self.forget_listing());
+            if others_wait && known.list(cri, update).await? {
+                // Drops the listing once no query may use it.
+                tokio::spawn(async {
+                    loop {
+                        sleep(LISTING_KEPT).await;
+                        let mut known = self.known.lock().await;
+                        if known.used.elapsed() >= LISTING_KEPT {
+                            known.listing = None;
+                            return;
+                        }
+                    }
+                });
             }
-            known.opted_in(self, uid, update).await
+            let now = Instant::now();
+            known.without_request.retain(|_, until| *until > now);
+            if known.without_request.contains_key(uid) {
+                return Ok(None);
+            }
+            let listing = known.listing.as_ref().filter(|it| it.began >= update);
+            let pod = match listing {
+                Some(listing) => listing.pods.get(uid).cloned(),
+                None => running_pod(cri, uid).await?,
+            };
+            let Some(pod) = pod else {
+                return Ok(None);
+            };
+            let mut request = pod.request;
+            if self.mode == RefreshMode::All {
+                request.containers = OptIn::All;
+            }
+            if request.is_none() {
+                known
+                    .without_request
+                    .insert(uid.to_owned(), now + REMEMBERED);
+                return Ok(None);
+            }
+            let listed = match listing {
+                Some(listing) => listing.containers.get(&pod.sandbox).cloned(),
+                None => Some(cri.running_containers(Some(&pod.sandbox)).await?),
+            };
+            let pod_name = pod.names.display_name().unwrap_or_default();
+            let mut containers = Vec::new();
+            for listed in listed.unwrap_or_default() {
+                let (id, name) = (listed.id, listed.metadata.name);
+                if !request.binds.any() && !request.containers.includes(&name) {
+                    continue;
+                }
+                if !known.containers.contains(&id)
+                    && let Some(info) = cri.container_info(&id).await?
+                    && let Some(pid) = info.pid
+                {
+                    let users = info.spec.and_then(|spec| SpecUsers::from_spec(&spec).ok());
+                    let container = Container {
+                        id: id.clone(),
+                        name: format!("{pod_name} container {name}"),
+                        pid,
+                        spec: users.map(Arc::new),
+                        identity: Identity {
+                            container: Some(name),
+                            pod: pod.names.clone(),
+                        },
+                    };
+                    known.containers.push(id.clone(), container);
+                }
+                // A container that ended meanwhile is left out.
+                containers.extend(known.containers.get(&id).cloned());
+            }
+            Ok(Some(OptedIn {
+                request,
+                containers,
+            }))
         })
     }
 
@@ -280,18 +348,6 @@ impl PodLookup {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Drops the listing once no query may use it.
-    async fn forget_listing(&self) {
-        loop {
-            sleep(LISTING_KEPT).await;
-            let mut known = self.known.lock().await;
-            if known.used.elapsed() >= LISTING_KEPT {
-                known.listing = None;
-                return;
-            }
-        }
-    }
-
     /// A thread polls the query, and the main thread's tokio waits for the socket: a runtime that
     /// hangs costs the thread its time limit, and the agent nothing.
     fn wait_for<A>(&self, query: impl Future<Output = Result<A, CriError>>) -> Result<A, CriError> {
@@ -339,71 +395,6 @@ async fn running_pod(cri: &Cri, uid: &str) -> Result<Option<Pod>, CriError> {
 }
 
 impl KnownPods {
-    async fn opted_in(
-        &mut self,
-        lookup: &PodLookup,
-        uid: &str,
-        update: Instant,
-    ) -> Result<Option<OptedIn>, CriError> {
-        let (cri, now) = (&lookup.cri, Instant::now());
-        self.without_request.retain(|_, until| *until > now);
-        if self.without_request.contains_key(uid) {
-            return Ok(None);
-        }
-        let listing = self.listing.as_ref().filter(|it| it.began >= update);
-        let pod = match listing {
-            Some(listing) => listing.pods.get(uid).cloned(),
-            None => running_pod(cri, uid).await?,
-        };
-        let Some(pod) = pod else {
-            return Ok(None);
-        };
-        let mut request = pod.request;
-        if lookup.mode == RefreshMode::All {
-            request.containers = OptIn::All;
-        }
-        if request.is_none() {
-            self.without_request
-                .insert(uid.to_owned(), now + REMEMBERED);
-            return Ok(None);
-        }
-        let listed = match listing {
-            Some(listing) => listing.containers.get(&pod.sandbox).cloned(),
-            None => Some(cri.running_containers(Some(&pod.sandbox)).await?),
-        };
-        let pod_name = pod.names.display_name().unwrap_or_default();
-        let mut containers = Vec::new();
-        for listed in listed.unwrap_or_default() {
-            let (id, name) = (listed.id, listed.metadata.name);
-            if !request.binds.any() && !request.containers.includes(&name) {
-                continue;
-            }
-            if !self.containers.contains(&id)
-                && let Some(info) = cri.container_info(&id).await?
-                && let Some(pid) = info.pid
-            {
-                let users = info.spec.and_then(|spec| SpecUsers::from_spec(&spec).ok());
-                let container = Container {
-                    id: id.clone(),
-                    name: format!("{pod_name} container {name}"),
-                    pid,
-                    spec: users.map(Arc::new),
-                    identity: Identity {
-                        container: Some(name),
-                        pod: pod.names.clone(),
-                    },
-                };
-                self.containers.push(id.clone(), container);
-            }
-            // A container that ended meanwhile is left out.
-            containers.extend(self.containers.get(&id).cloned());
-        }
-        Ok(Some(OptedIn {
-            request,
-            containers,
-        }))
-    }
-
     /// Lists all pods, unless the last listing has every container that can be stale by this update:
     /// a container that started after the update, and after the re-bind on the host, has the current
     /// file. True if there was no listing before.

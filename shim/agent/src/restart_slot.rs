@@ -108,7 +108,17 @@ impl RestartSlotArgs {
             arguments: self,
             stopped: None,
         };
-        answer_lines(async |line| slots.answer(line).await)
+        answer_lines(async |line| {
+            let answer = match line {
+                "take" => slots.take().await,
+                "done" => slots.free().await,
+                "failed" => slots.mark().await,
+                other => bail!("read stdin: {other:?} is no request"),
+            };
+            // A rollout takes hours, and a connection several hundred KiB.
+            slots.api.disconnect();
+            answer
+        })
     }
 }
 
@@ -116,7 +126,7 @@ impl RestartSlotArgs {
 ///
 /// # Errors
 /// If there is no service account.
-pub fn api_of_this_pod() -> Result<ApiClient> {
+fn api_of_this_pod() -> Result<ApiClient> {
     let access = Access::choose(None, ServiceAccount::of_this_pod());
     Ok(ApiClient::new(Arc::new(
         access.context("reach the API server")?,
@@ -127,7 +137,7 @@ pub fn api_of_this_pod() -> Result<ApiClient> {
 ///
 /// # Errors
 /// If a stream fails.
-pub fn answer_lines(mut answer: impl AsyncFnMut(&str) -> Result<String>) -> Result<()> {
+fn answer_lines(mut answer: impl AsyncFnMut(&str) -> Result<String>) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -154,18 +164,6 @@ struct Slots<'a> {
 }
 
 impl Slots<'_> {
-    async fn answer(&mut self, line: &str) -> Result<String> {
-        let answer = match line {
-            "take" => self.take().await,
-            "done" => self.free().await,
-            "failed" => self.mark().await,
-            other => bail!("read stdin: {other:?} is no request"),
-        };
-        // A rollout takes hours, and a connection several hundred KiB.
-        self.api.disconnect();
-        answer
-    }
-
     fn path(&self, name: &str) -> String {
         let namespace = &self.arguments.namespace;
         format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}")

@@ -308,14 +308,6 @@ impl Source for FollowedEngines<'_> {
     }
 }
 
-/// `filters={"label":["bindguard.refresh"]}` in the form of a URL, and the same filter for
-/// `bindguard.refresh-binds`. A filter with two labels lists only containers that have each of
-/// them.
-const LABELLED: [&str; 2] = [
-    "/containers/json?filters=%7B%22label%22%3A%5B%22bindguard.refresh%22%5D%7D",
-    "/containers/json?filters=%7B%22label%22%3A%5B%22bindguard.refresh-binds%22%5D%7D",
-];
-
 /// A running container with the label, as `GET /containers/json` lists it.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
@@ -355,8 +347,11 @@ fn labelled(root: &Path, engine: Engine) -> Result<HashMap<String, Labelled>> {
     if socket.symlink_metadata().is_err() {
         return Ok(labelled);
     }
-    for path in LABELLED {
-        let text = unix_http::get(&socket, path)?;
+    // A filter with two labels lists only containers that have each of them.
+    for label in [REFRESH_LABEL, REFRESH_BINDS_LABEL] {
+        // `filters={"label":["LABEL"]}` in the form of a URL
+        let path = format!("/containers/json?filters=%7B%22label%22%3A%5B%22{label}%22%5D%7D");
+        let text = unix_http::get(&socket, &path)?;
         let answer: Vec<ListedContainer> = serde_json::from_str(&text)
             .with_context(|| format!("parse the answer of {}", socket.display()))?;
         for ListedContainer { id, names, labels } in answer {

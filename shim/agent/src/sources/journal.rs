@@ -72,7 +72,23 @@ impl JournalReader {
             }
             Err(error) => warn!("read {}: {error}", self.journal.display()),
         }
-        progress.write(&self.record);
+        // A record that could not be written is tried again at the next call.
+        let Some(now) = progress
+            .position
+            .filter(|_| progress.position != progress.recorded)
+        else {
+            return;
+        };
+        let written = now.write(&self.record);
+        if written.is_ok() {
+            progress.recorded = Some(now);
+        }
+        // A full disk causes one warning, not a warning for each line.
+        let failure = written.err().map(|error| {
+            let (record, why) = (self.record.display(), error_chain(&error));
+            format!("a restart may count admissions twice: write {record}: {why}")
+        });
+        progress.said.warn((), failure);
     }
 
     /// The whole lines since the position, also those of a journal that was renamed meanwhile.
@@ -110,30 +126,6 @@ fn open(journal: &Path) -> io::Result<Option<(File, u64)>> {
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
-    }
-}
-
-impl Progress {
-    /// Writes the record, if it is older than the position. What failed is tried again at the next
-    /// call.
-    fn write(&mut self, record: &Path) {
-        let Some(now) = self.position.filter(|now| Some(*now) != self.recorded) else {
-            return;
-        };
-        // A full disk causes one warning, not a warning for each line.
-        let failure = match now.write(record) {
-            Ok(()) => {
-                self.recorded = Some(now);
-                None
-            }
-            Err(error) => {
-                let (record, why) = (record.display(), error_chain(&error));
-                let failure =
-                    format!("a restart may count admissions twice: write {record}: {why}");
-                Some(failure)
-            }
-        };
-        self.said.warn((), failure);
     }
 }
 

@@ -150,7 +150,16 @@ impl Kubediag {
             }
             Processor::SubpathRemountRecover => {
                 let target = value(&parse()?, TARGET)?.to_owned();
-                blocking(turn, move || recover_subpath(self.node, &target)).await?
+                blocking(turn, move || {
+                    let line = recover(self.node, Path::new(&target));
+                    let line = line.context("repair the subpath")?;
+                    self.node.metrics.rebound(&line);
+                    self.node.reporting.journal(AgentLine::Rebind(line));
+                    // Spelled as kubediag spells it: its users may compare it.
+                    let text = format!("Succeesfully umount {target} on host");
+                    Ok(result_of(RECOVERY, text))
+                })
+                .await?
             }
         };
         let json = serde_json::to_string(&result).context("write the result as JSON")?;
@@ -276,15 +285,6 @@ fn short_mount_info(text: String) -> String {
 /// kubelet's root, written without symlinks, `..` or doubled slashes, and its mount must be stale.
 /// Where no re-bind is possible the stale mount is detached, as kubediag does: then the kubelet
 /// binds the current file when it next starts the container.
-fn recover_subpath(node: &Node, target: &str) -> Result<Strings> {
-    let line = recover(node, Path::new(target)).context("repair the subpath")?;
-    node.metrics.rebound(&line);
-    node.reporting.journal(AgentLine::Rebind(line));
-    // Spelled as kubediag spells it: its users may compare it.
-    let text = format!("Succeesfully umount {target} on host");
-    Ok(result_of(RECOVERY, text))
-}
-
 fn recover(node: &Node, path: &Path) -> Result<RebindLine> {
     let (policy, places) = (node.config.policy(), node.config.places());
     let start = Instant::now();
@@ -365,9 +365,18 @@ fn diagnose(pod: &str, mount_info: &str) -> Result<Strings> {
         has_sub_path,
         "no container of the pod mounts a subPath of a configMap or secret"
     );
-    let mut statuses = pod.status.container_statuses.iter();
-    let message = statuses.find_map(ContainerStatus::message);
-    let message = message.unwrap_or_default();
+    // The last error of a container that is not ready.
+    let mut message = "";
+    for status in &pod.status.container_statuses {
+        let (last, state) = (&status.last_state, &status.state);
+        let states = [&last.terminated, &state.waiting, &state.terminated];
+        if let Some(text) = states.into_iter().flatten().next()
+            && !status.ready
+        {
+            message = &text.message;
+            break;
+        }
+    }
     let mut rest = message.lines().next().unwrap_or_default();
     for part in PARTS {
         let Some((_, behind)) = rest.split_once(part) else {
@@ -474,19 +483,6 @@ struct State {
 #[serde(default)]
 struct StateText {
     message: String,
-}
-
-impl ContainerStatus {
-    /// The last error of a container that is not ready.
-    fn message(&self) -> Option<&str> {
-        let states = [
-            &self.last_state.terminated,
-            &self.state.waiting,
-            &self.state.terminated,
-        ];
-        let first = states.into_iter().flatten().next().filter(|_| !self.ready);
-        first.map(|state| state.message.as_str())
-    }
 }
 
 #[cfg(test)]

@@ -210,39 +210,32 @@ impl Updates {
             threads => thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work)))),
         }
         for (volume, line) in lines.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            let is_new = self.log(volume, &line);
+            let mut warnings = line.problems.clone();
+            let mut repairs = Vec::new();
+            for (severity, message) in line.binds.iter().filter_map(BindRecord::log_message) {
+                match severity {
+                    Severity::Info => repairs.push(message),
+                    Severity::Warning => warnings.push(message),
+                }
+            }
+            let warnings = self.warned.news(volume.clone(), warnings);
+            let is_new = !repairs.is_empty() || !warnings.is_empty();
+            if is_new {
+                // `namespace/name`, or the uid if the CRI does not answer. The query comes after the
+                // re-binds, and so delays no re-bind.
+                let pod = node.pods.names(&volume.pod_uid);
+                let pod = pod.and_then(|pod| pod.display_name());
+                let pod = pod.as_ref().unwrap_or(&volume.pod_uid);
+                for repair in repairs {
+                    info!("pod {pod}: {repair}");
+                }
+                for warning in warnings {
+                    warn!("pod {pod}: {warning}");
+                }
+            }
             let line = AgentLine::Rebind(line);
             node.reporting.repaired(line, is_new, &mut self.standing);
         }
-    }
-
-    /// Returns true if it logged something.
-    fn log(&mut self, volume: &VolumeOfPod, line: &RebindLine) -> bool {
-        let mut warnings = line.problems.clone();
-        let mut repairs = Vec::new();
-        for (severity, message) in line.binds.iter().filter_map(BindRecord::log_message) {
-            match severity {
-                Severity::Info => repairs.push(message),
-                Severity::Warning => warnings.push(message),
-            }
-        }
-        let warnings = self.warned.news(volume.clone(), warnings);
-        if repairs.is_empty() && warnings.is_empty() {
-            return false;
-        }
-        // `namespace/name`, or the uid if the CRI does not answer. The query comes after the re-binds,
-        // and so delays no re-bind.
-        let uid = &volume.pod_uid;
-        let pod = self.root.node.pods.names(uid);
-        let pod = pod.and_then(|pod| pod.display_name());
-        let pod = pod.unwrap_or_else(|| uid.clone());
-        for repair in repairs {
-            info!("pod {pod}: {repair}");
-        }
-        for warning in warnings {
-            warn!("pod {pod}: {warning}");
-        }
-        true
     }
 }
 

@@ -123,7 +123,21 @@ impl Surveyor {
             });
             last.failures.warn((), failure);
             mounts = found.ok();
-            self.take_ignored_requests(ignored_requests(pods), last);
+            let before = mem::replace(&mut last.ignored, ignored_requests(pods));
+            let mut occurrences = Vec::new();
+            for request in &last.ignored {
+                let problems = request.confirmed_by(&before);
+                if !problems.is_empty() {
+                    occurrences.extend(from_ignored_request(&request.pod, &problems));
+                }
+            }
+            node.metrics[Level::RefreshRequestsIgnored].set(occurrences.len() as i64);
+            let new = news(&mut last.ignored_events, (), occurrences);
+            for occurrence in &new {
+                let pod = occurrence.pod.display_name().unwrap_or_default();
+                warn!("pod {pod}: {}", occurrence.message);
+            }
+            node.reporting.record(new);
         }
         // Names are a convenience: a runtime that does not answer costs them, and no finding.
         let pods = pods.unwrap_or_default();
@@ -188,25 +202,6 @@ impl Surveyor {
                 warn!("the mounts of {} are unknown: {why}", name_of(container));
             }
         }
-    }
-
-    /// The annotations for live refresh that have no effect.
-    fn take_ignored_requests(&self, found: Vec<IgnoredRequest>, last: &mut Last) {
-        let before = mem::replace(&mut last.ignored, found);
-        let mut occurrences = Vec::new();
-        for request in &last.ignored {
-            let problems = request.confirmed_by(&before);
-            if !problems.is_empty() {
-                occurrences.extend(from_ignored_request(&request.pod, &problems));
-            }
-        }
-        self.node.metrics[Level::RefreshRequestsIgnored].set(occurrences.len() as i64);
-        let new = news(&mut last.ignored_events, (), occurrences);
-        for occurrence in &new {
-            let pod = occurrence.pod.display_name().unwrap_or_default();
-            warn!("pod {pod}: {}", occurrence.message);
-        }
-        self.node.reporting.record(new);
     }
 }
 

@@ -23,7 +23,7 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
-use crate::limits::{IdleMemory, since_epoch};
+use crate::limits::{Backoff, IdleMemory, since_epoch};
 use crate::pods::PodLookup;
 use crate::sinks::events::{EventType, Occurrence, Reason};
 use crate::sinks::metrics::{EventResult, Metrics, Total, TotalBy};
@@ -408,7 +408,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(300);
 struct Pace {
     interval: Duration,
     earliest: Duration,
-    failures: u32,
+    backoff: Backoff,
 }
 
 impl Pace {
@@ -417,7 +417,7 @@ impl Pace {
         Self {
             interval: Duration::from_secs(60) / per_minute.max(1),
             earliest: Duration::ZERO,
-            failures: 0,
+            backoff: Backoff::new(FIRST_PAUSE, MAX_PAUSE),
         }
     }
 
@@ -438,15 +438,12 @@ impl Pace {
 
     /// The API server answered it.
     fn answered(&mut self) {
-        self.failures = 0;
+        self.backoff.reset();
     }
 
     /// It did not, or demands a pause.
     fn failed(&mut self, now: Duration, requested_pause: Option<Duration>, random: f64) {
-        let pause = FIRST_PAUSE
-            .saturating_mul(1 << self.failures.min(10))
-            .min(MAX_PAUSE);
-        self.failures = self.failures.saturating_add(1);
+        let pause = self.backoff.after(Duration::ZERO);
         let pause = pause.mul_f64((1.0 + random) / 2.0);
         let pause = pause.max(requested_pause.unwrap_or_default().min(MAX_PAUSE));
         self.earliest = self.earliest.max(now + pause);

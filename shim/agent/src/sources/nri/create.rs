@@ -9,14 +9,13 @@ use std::mem;
 use std::path::{Component, Path};
 use std::time::Duration;
 
-use bindguard_config::Config;
 use bindguard_core::error_chain;
 use bindguard_core::identity::{OF_CONTAINERD, OF_KUBELET};
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::judge::refusal_of_unseen;
 use bindguard_core::policy::{MODE, PROPAGATION, Policy, policy_of_pod};
 use bindguard_core::spec::{MAX_BINDS, RequestedPropagation, SpecEdit};
-use bindguard_guard::{Admission, admit_spec};
+use bindguard_guard::admit_spec;
 use bindguard_sys::read_mount_table;
 use prost::DecodeError;
 use serde_json::json;
@@ -96,12 +95,22 @@ impl Calls {
         }
         let names = [container.name, pod.uid, pod.namespace, pod.name];
         let work = move || {
-            let annotation = |name: &str| annotations.get(name);
-            let admitted = admitted(&names, annotation, &mounts, is_adjustable, config);
-            (admitted, mounts)
+            let spec = spec(&names, |name| annotations.get(name), &mounts).to_string();
+            let (policy, places) = (config.policy(), config.places());
+            let mut changed = Vec::new();
+            let admission = admit_spec(spec.as_bytes(), policy, places, LIMIT, |_, edits| {
+                if edits.is_empty() || !is_adjustable {
+                    return Vec::new();
+                }
+                let table = read_mount_table().ok();
+                let accepted = accepted(edits, &mounts, table.as_ref());
+                changed = changes(&accepted, &mounts);
+                accepted
+            });
+            (admission, changed, mounts)
         };
         let admitted = self.creating.within(&container.pod_sandbox_id, LIMIT, work);
-        let ((mut admission, adjusted), mounts) = match admitted {
+        let (mut admission, adjusted, mounts) = match admitted {
             Ok(admitted) => admitted,
             Err(late) => return self.not_checked(&id, &late.to_string(), late.is_late(), &policy),
         };
@@ -164,33 +173,6 @@ impl Calls {
     }
 }
 
-fn admitted<'a>(
-    names: &'a [String; 4],
-    annotation: impl Fn(&str) -> Option<&'a str>,
-    mounts: &[NriMount],
-    is_adjustable: bool,
-    config: &Config,
-) -> (Admission, Vec<NriMount>) {
-    let spec = spec(names, annotation, mounts).to_string();
-    let mut changed = Vec::new();
-    let admission = admit_spec(
-        spec.as_bytes(),
-        config.policy(),
-        config.places(),
-        LIMIT,
-        |_, edits| {
-            if edits.is_empty() || !is_adjustable {
-                return Vec::new();
-            }
-            let table = read_mount_table().ok();
-            let accepted = accepted(edits, mounts, table.as_ref());
-            changed = changes(&accepted, mounts);
-            accepted
-        },
-    );
-    (admission, changed)
-}
-
 /// The request as a spec. `names`: the container's name, and the pod's uid, namespace and name, as
 /// the runtime reports them, whatever the pod's annotations claim. The runtime itself makes the root
 /// rslave for every rslave mount, so the spec has it already.
@@ -230,12 +212,7 @@ fn accepted(edits: &[SpecEdit], mounts: &[NriMount], table: Option<&MountTable>)
             return Vec::new();
         }
     }
-    accepted.retain(|edit| is_accepted(edit, mounts, table));
-    accepted
-}
-
-fn is_accepted(edit: &SpecEdit, mounts: &[NriMount], table: Option<&MountTable>) -> bool {
-    match edit {
+    accepted.retain(|edit| match edit {
         SpecEdit::Source { bind, to } => {
             // The runtime checks the new source's mount for these, and earlier versions for all
             // later mounts.
@@ -249,7 +226,8 @@ fn is_accepted(edit: &SpecEdit, mounts: &[NriMount], table: Option<&MountTable>)
             _ => false,
         },
         SpecEdit::RootfsRslave => false,
-    }
+    });
+    accepted
 }
 
 /// True if all mounts at the nearest mount point above the source are shared or slaves.

@@ -97,10 +97,10 @@ struct Calls {
 }
 
 /// The binds of a container between its create and its start.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct CreatedBinds {
     /// The sources that they had at the create.
-    sources: Option<ExpectedSources>,
+    sources: ExpectedSources,
     /// The hashes of the checked mounts, until the runtime has the changes of all plugins.
     checked: HashSet<u64>,
 }
@@ -141,15 +141,14 @@ impl Calls {
     /// there are too many, those of the container with the most binds are forgotten.
     fn keep(&self, id: &str, mut sources: ExpectedSources, checked: HashSet<u64>) {
         let mut created = self.created();
-        if let Some(earlier) = created.pop(id).and_then(|binds| binds.sources) {
-            sources.extend(earlier);
+        if let Some(earlier) = created.pop(id) {
+            sources.extend(earlier.sources);
         }
-        let sources = Some(sources);
         created.push(id.to_owned(), CreatedBinds { sources, checked });
         loop {
             let (mut all, mut most) = (0, (0, String::new()));
             for (id, binds) in created.iter() {
-                let count = binds.sources.as_ref().map_or(0, ExpectedSources::binds);
+                let count = binds.sources.binds();
                 all += count;
                 if count > most.0 {
                     most = (count, id.clone());

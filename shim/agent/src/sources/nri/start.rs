@@ -109,8 +109,7 @@ impl Calls {
     /// Compares the binds of a container whose shim calls no guard, without the refreshed mounts.
     fn prove(&self, container: CreatedContainer, refreshed: Vec<PathBuf>) -> Result<(), RpcStatus> {
         let created = self.created().pop(&container.id);
-        let sources = created.and_then(|created| created.sources);
-        let sources = sources.map(|sources| sources.without_refreshed(refreshed));
+        let sources = created.map(|created| created.sources.without_refreshed(refreshed));
         if self.node.config.policy().proof == Alarm::Off {
             return Ok(());
         }
