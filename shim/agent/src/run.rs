@@ -190,24 +190,21 @@ async fn serve(
     let entered = entered.unwrap_or_default();
     let mut terminate = signal(SignalKind::terminate()).context("handle SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("handle SIGINT")?;
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-        () = entered.changed() => {
-            socket.remove();
-            bail!(
-                "the container runtime was started again in another mount namespace; ending, so that the supervisor starts the agent there"
-            );
-        }
-        Ok(()) = end_of_helper => {
-            socket.remove();
-            bail!(
-                "the helper process, which starts children in containers, was killed; ending, so that the supervisor starts both again"
-            );
-        }
+    let failure = tokio::select! {
+        _ = terminate.recv() => None,
+        _ = interrupt.recv() => None,
+        () = entered.changed() => Some(
+            "the container runtime was started again in another mount namespace; ending, so that the supervisor starts the agent there"
+        ),
+        Ok(()) = end_of_helper => Some(
+            "the helper process, which starts children in containers, was killed; ending, so that the supervisor starts both again"
+        ),
+    };
+    socket.remove();
+    if let Some(failure) = failure {
+        bail!(failure);
     }
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
-    socket.remove();
     // A re-bind that ends half way leaves whole content; the next re-bind completes the work. So
     // exit without a join of threads: a thread may hang on a file server.
     std::process::exit(0)

@@ -9,8 +9,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bindguard_core::judge::VerdictName;
 use bindguard_core::report::{
-    Actor, CreateLine, JournalLine, MountResult, Outcome, RebindLine, ReleaseResult, Report,
-    Unchecked, UnreadLine,
+    Actor, JournalLine, MountResult, Outcome, RebindLine, ReleaseResult, Report, Unchecked,
+    UnreadLine,
 };
 use bindguard_guard::refresh::{Abandoned, RefreshError};
 use bindguard_operator::agent_status::HangingChild;
@@ -370,13 +370,6 @@ impl Index<LevelBy> for Metrics {
 impl Metrics {
     /// Counts the outcomes of a volume's re-bind.
     pub fn rebound(&self, line: &RebindLine) {
-        if self.count_rebinds(line) {
-            self.rebind_seconds.observe(line.duration_us as f64 / 1e6);
-        }
-    }
-
-    /// Returns false if no outcome is that of a re-bind.
-    fn count_rebinds(&self, line: &RebindLine) -> bool {
         let mut is_any = false;
         for outcome in line.binds.iter().filter_map(|bind| bind.outcome.as_ref()) {
             let label = match outcome {
@@ -388,7 +381,9 @@ impl Metrics {
                 is_any = true;
             }
         }
-        is_any
+        if is_any && line.by == Actor::Agent {
+            self.rebind_seconds.observe(line.duration_us as f64 / 1e6);
+        }
     }
 
     /// Counts the result for a mount of a running container.
@@ -426,11 +421,28 @@ impl Metrics {
     /// when they happened.
     pub fn journaled(&self, line: &Result<JournalLine, UnreadLine>) {
         match line {
-            Ok(JournalLine::Create(line)) => self.created(line),
-            Ok(JournalLine::NriCreate(_)) => {}
-            Ok(JournalLine::Rebind(line)) if line.by == Actor::Operator => {
-                self.count_rebinds(line);
+            Ok(JournalLine::Create(line)) => {
+                let report = &line.report;
+                self[Total::AdmissionRefused].inc_by(u64::from(line.refused.is_some()));
+                if let Some(unchecked) = line.unchecked {
+                    self.count_by(TotalBy::UncheckedCreates, unchecked.into_str(), 1);
+                    return;
+                }
+                // A line with a pid is about a container after its create.
+                if line.pid.is_none() {
+                    let took = report.duration_us as f64 / 1e6;
+                    self.admission_seconds.observe(took);
+                    self[Total::AdmissionRetries].inc_by(u64::from(line.attempt > 0));
+                }
+                self[Total::UnprovenBinds].inc_by(report.unproven as u64);
+                self[Total::AdmissionProblems].inc_by(report.problems.len() as u64);
+                for bind in &report.binds {
+                    let outcome = bind.outcome.as_ref();
+                    self.count_bind(TotalBy::AdmissionBinds, bind.verdict, outcome, 1);
+                }
             }
+            Ok(JournalLine::NriCreate(_)) => {}
+            Ok(JournalLine::Rebind(line)) if line.by == Actor::Operator => self.rebound(line),
             Ok(JournalLine::Refresh(line)) if line.by == Actor::Operator => {
                 for mount in &line.mounts {
                     self.refreshed(&mount.outcome);
@@ -447,26 +459,6 @@ impl Metrics {
             Ok(JournalLine::Rebind(_) | JournalLine::Refresh(_)) => {}
             Err(UnreadLine::Newer) => self.count_by(TotalBy::JournalUnreadLines, "newer", 1),
             Err(UnreadLine::Foreign) => self.count_by(TotalBy::JournalUnreadLines, "foreign", 1),
-        }
-    }
-
-    fn created(&self, line: &CreateLine) {
-        let report = &line.report;
-        self[Total::AdmissionRefused].inc_by(u64::from(line.refused.is_some()));
-        if let Some(unchecked) = line.unchecked {
-            return self.count_by(TotalBy::UncheckedCreates, unchecked.into_str(), 1);
-        }
-        // A line with a pid is about a container after its create.
-        if line.pid.is_none() {
-            let took = report.duration_us as f64 / 1e6;
-            self.admission_seconds.observe(took);
-            self[Total::AdmissionRetries].inc_by(u64::from(line.attempt > 0));
-        }
-        self[Total::UnprovenBinds].inc_by(report.unproven as u64);
-        self[Total::AdmissionProblems].inc_by(report.problems.len() as u64);
-        for bind in &report.binds {
-            let outcome = bind.outcome.as_ref();
-            self.count_bind(TotalBy::AdmissionBinds, bind.verdict, outcome, 1);
         }
     }
 }

@@ -204,7 +204,7 @@ fn write_lines(
     pods: &PodLookup,
     metrics: &Metrics,
 ) {
-    let (mut shares, mut said) = (Shares::default(), SayOnce::default());
+    let (mut shares, mut said) = (Shares(LruCache::new(MAX_SHARES)), SayOnce::default());
     let start = Instant::now();
     for mut line in waiting {
         // Each container and each volume has a share.
@@ -263,12 +263,6 @@ struct Share {
     left_out: u64,
 }
 
-impl Default for Shares {
-    fn default() -> Self {
-        Self(LruCache::new(MAX_SHARES))
-    }
-}
-
 impl Shares {
     /// `None` if the line is to be left out. Otherwise the number of lines about this container or
     /// volume that were left out since the last line.
@@ -323,7 +317,7 @@ mod share_tests {
 
     #[test]
     fn a_container_with_many_lines_costs_no_other_container_a_line() {
-        let (mut shares, now) = (Shares::default(), Duration::from_secs(1));
+        let (mut shares, now) = (Shares(LruCache::new(MAX_SHARES)), Duration::from_secs(1));
         let written = (0..1_000).filter(|_| shares.admit("loud", now).is_some());
         assert_eq!(written.count(), 30);
         assert_eq!(shares.admit("quiet", now), Some(0));

@@ -260,7 +260,7 @@ async fn answer(request: Request<Incoming>, served: &'static Served, scope: Audi
         }
         ("/v1/report", Audience::Local) => {
             let report = match spawn_blocking(|| served.surveyor.json()).await {
-                Ok(Ok(json)) => Ok(json.to_string()),
+                Ok(Ok(json)) => Ok(json),
                 Ok(Err(error)) => Err(format!("write the report: {error}")),
                 Err(error) => Err(format!("survey the node: {error}")),
             };

@@ -183,8 +183,10 @@ struct Changes {
 impl KubeletVolumes {
     /// The number of watched volumes.
     fn volumes(&self) -> usize {
-        let is_volume = |watched: &&Watched| matches!(watched, Watched::Volume(_));
-        self.watched.values().filter(is_volume).count()
+        let watched = self.watched.values();
+        watched
+            .filter(|it| matches!(it, Watched::Volume(_)))
+            .count()
     }
 
     /// Watches every pod and every volume with subpaths that is there, and returns these volumes.

@@ -29,9 +29,6 @@ use crate::work::kubelet_root::KubeletRoot;
 
 pub use crate::sources::engines::follow_engines;
 
-/// A root, and the number of its threads that were started.
-type FollowedRoot = (&'static KubeletRoot, usize);
-
 type WorkOfRoot = fn(&'static KubeletRoot);
 
 /// The threads of a root. Only the first is needed if no container is refreshed.
@@ -51,8 +48,13 @@ pub fn find_for_ever(node: &'static Node) {
     });
 }
 
-/// Returns false if no root is there yet, or a root is not followed: a node may boot.
-fn find(node: &'static Node, followed: &mut Vec<FollowedRoot>, said: &mut SayOnce) -> bool {
+/// Returns false if no root is there yet, or a root is not followed: a node may boot. `followed`: the
+/// roots, and the number of threads that were started for each.
+fn find(
+    node: &'static Node,
+    followed: &mut Vec<(&'static KubeletRoot, usize)>,
+    said: &mut SayOnce,
+) -> bool {
     let (here, problems) = kubelets_here(node.config.places());
     let mut is_complete = problems.is_empty() && !here.is_empty();
     node.metrics[Level::AgentSilentRoots].set(problems.len() as i64);

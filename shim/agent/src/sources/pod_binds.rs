@@ -91,7 +91,6 @@ struct MountedVolumes {
     root: &'static KubeletRoot,
     updates: Updates,
     watches: Watches<String>,
-    interval: Duration,
     /// The time of the next refresh of all pods: a mount that was moved, or came while the agent did
     /// not run, is no event. It stays past while the runtime does not answer.
     next_survey: Instant,
@@ -120,7 +119,6 @@ pub fn follow_mounts(root: &'static KubeletRoot) {
             root,
             updates: Updates::new(root),
             watches: Watches::new()?,
-            interval,
             next_survey: Instant::now(),
             folder: PathBuf::new(),
             opted_in: PodsWithBinds::new(),
@@ -145,7 +143,7 @@ impl MountedVolumes {
         let now = Instant::now();
         let is_survey = now >= self.next_survey;
         if is_survey {
-            self.next_survey = now + self.interval;
+            self.next_survey = now + self.root.node.config.agent().survey;
         }
         let before = std::mem::replace(&mut self.opted_in, opted_in);
         self.folder = folder_of_pods(&self.root.path);

@@ -94,7 +94,7 @@ impl<'f> ContainerRefresh<'f> {
     }
 
     /// Needs a further turn. Returns true.
-    fn is_late(&mut self, turn: Turn, why: &str) -> bool {
+    fn out_of_time(&mut self, turn: Turn, why: &str) -> bool {
         if turn != Turn::First {
             let name = &self.container.name;
             self.warnings.push(format!("refresh {name}: {why}"));
@@ -187,7 +187,7 @@ impl Refresher {
         let began = Instant::now();
         while metrics.hanging_children.are_in(id) {
             if turn != Turn::Last || began.elapsed() > time {
-                return refresh.is_late(turn, "an earlier refresh still hangs in it");
+                return refresh.out_of_time(turn, "an earlier refresh still hangs in it");
             }
             thread::sleep(CHILD_INTERVAL);
         }
@@ -198,7 +198,7 @@ impl Refresher {
             // The pid may already belong to a new process.
             Err(NotInit::Process(ProcessError::Ended(_))) => return false,
             Err(_) if !is_first && ends(container) => return false,
-            Err(error) => return refresh.is_late(turn, &error_chain(&error)),
+            Err(error) => return refresh.out_of_time(turn, &error_chain(&error)),
         };
         let act = match node.config.policy().stale_subpaths {
             Mode::Repair => RefreshAct::Replace(refresh.notify.clone()),

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use std::{fs, mem};
 
@@ -43,7 +43,7 @@ pub struct Surveyor {
 /// The findings of the last survey: only a new finding is an event.
 #[derive(Debug, Default)]
 struct Last {
-    report: Option<(Instant, Arc<str>)>,
+    report: Option<(Instant, String)>,
     sources: SayOnce,
     /// The ids of the containers that keep mounts of the host.
     keepers: SayOnce,
@@ -82,18 +82,18 @@ impl Surveyor {
     ///
     /// # Errors
     /// If the report cannot be written as JSON.
-    pub fn json(&self) -> serde_json::Result<Arc<str>> {
+    pub fn json(&self) -> serde_json::Result<String> {
         // Held during the survey: of several requests at once, one surveys and the others get its
         // report.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((when, text)) = &last.report
             && when.elapsed() < FRESH
         {
-            return Ok(Arc::clone(text));
+            return Ok(text.clone());
         }
         let report = self.report(&mut last);
-        let text: Arc<str> = serde_json::to_string(&report)?.into();
-        last.report = Some((Instant::now(), Arc::clone(&text)));
+        let text = serde_json::to_string(&report)?;
+        last.report = Some((Instant::now(), text.clone()));
         Ok(text)
     }
 

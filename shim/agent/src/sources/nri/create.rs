@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use bindguard_core::error_chain;
 use bindguard_core::identity::{OF_CONTAINERD, OF_KUBELET};
-use bindguard_core::mount_table::MountTable;
 use bindguard_core::judge::refusal_of_unseen;
+use bindguard_core::mount_table::MountTable;
 use bindguard_core::policy::{MODE, PROPAGATION, Policy, policy_of_pod};
 use bindguard_core::spec::{MAX_BINDS, RequestedPropagation, SpecEdit};
 use bindguard_guard::admit_spec;
