@@ -14,13 +14,11 @@ use bindguard_core::places::{Places, SourceKind};
 use bindguard_core::policy::{Alarm, Mode, Policy};
 use bindguard_core::report::{BindReport, Outcome, Report, explain_unrepaired};
 use bindguard_core::spec::{SpecEdit, SpecView};
-use bindguard_sys::bundle;
-use bindguard_sys::fault::{self, FaultPoint};
+use bindguard_sys::{FaultPoint, files};
 
-use crate::bundle::{OpenBundle, OpenError};
-use crate::expect::{ExpectedSources, record_expected_binds};
-use crate::inspect::inspect;
+use crate::inspect::{OpenBundle, OpenError, inspect};
 use crate::probes::Probes;
+use crate::prove::{ExpectedSources, record_expected_binds};
 use crate::rebind::{NotRebound, rebind};
 
 /// The first create of a container, or a later create.
@@ -56,7 +54,7 @@ pub struct Admission {
 /// Admits a bundle: repairs what policy says, and reports. Never fails; see the crate's
 /// documentation.
 pub fn admit(bundle: &Path, policy: &Policy, places: &Places, attempt: Attempt) -> Admission {
-    admit_with_spec(bundle, &bundle::spec_of(bundle), policy, places, attempt)
+    admit_with_spec(bundle, &files::spec_of(bundle), policy, places, attempt)
 }
 
 /// As [`admit`], for a runtime that reads the spec `spec_file` instead of the bundle's own. A proof
@@ -68,7 +66,7 @@ pub fn admit_with_spec(
     places: &Places,
     attempt: Attempt,
 ) -> Admission {
-    fault::reach(FaultPoint::Start);
+    FaultPoint::Start.reach();
     let start = Instant::now();
     let mut admission = Admission {
         report: Report::about_bundle(bundle),
@@ -77,7 +75,7 @@ pub fn admit_with_spec(
     if attempt == Attempt::Again {
         // The guard of the first attempt may have been killed during a write, and this guard may
         // have nothing to write.
-        bundle::clear_leavings(bundle);
+        files::clear_leavings(bundle);
     }
     if let Err(error) = admission.admit_bundle((bundle, spec_file), policy, places, attempt, start)
     {
@@ -134,13 +132,13 @@ impl Admission {
         attempt: Attempt,
         start: Instant,
     ) -> Result<(), OpenError> {
-        let bytes = bundle::read_spec_file(spec_file)?;
+        let bytes = files::read_spec_file(spec_file)?;
         let bundle = OpenBundle::parse(&bytes, path, policy)?;
         let probes = [Probes::for_create_since(start), Probes::for_repairs(start)];
         let place = |edits: &[SpecEdit]| {
             if !edits.is_empty() {
-                bundle::replace_spec(spec_file, &bundle.spec.edited(edits)?)?;
-                fault::reach(FaultPoint::AfterEdit);
+                files::replace_spec(spec_file, &bundle.spec.edited(edits)?)?;
+                FaultPoint::AfterEdit.reach();
             }
             Ok(edits.to_vec())
         };
@@ -166,10 +164,10 @@ impl Admission {
     ) -> Option<Vec<SpecEdit>> {
         let report = &mut self.report;
         bundle.describe(report);
-        fault::reach(FaultPoint::SpecRead);
+        FaultPoint::SpecRead.reach();
         let findings = inspect(bundle, places, of_sources);
         report.set_inspection_time(start.elapsed());
-        fault::reach(FaultPoint::Judged);
+        FaultPoint::Judged.reach();
         let plan = bundle.plan(&findings);
         self.refusal = plan.refusal;
         if self.refusal.is_some() {
@@ -270,7 +268,7 @@ impl Admission {
             repairs_host_root
                 && binds.any(|it| it.bind == Some(index) && it.kind == SourceKind::HostRoot)
         };
-        bundle::remove_records(bundle.path);
+        files::remove_records(bundle.path);
         let binds = bundle.spec.binds().len();
         if bundle.policy.proof == Alarm::Off || binds == 0 {
             return;

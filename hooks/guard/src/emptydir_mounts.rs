@@ -8,7 +8,7 @@
 //! end has the listed id.
 
 use std::fs;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
@@ -19,13 +19,12 @@ use bindguard_core::places::Places;
 use bindguard_core::report::{Actor, ReleaseLine, ReleaseResult, ReleasedCopy};
 use bindguard_core::spec::SpecView;
 use bindguard_core::text::below;
-use bindguard_sys::bundle::{read_spec, spec_of};
+use bindguard_sys::files::{read_spec, spec_of};
 use bindguard_sys::read_mount_table_in_part;
-use bindguard_sys::replace::{UnmountError, UnmountFlags, unmount_within};
+use bindguard_sys::replace::{UnmountFlags, unmount_within};
 
-use crate::bundle::OpenError;
-use crate::probes::Probes;
-use crate::probes::kubelet_roots_by_all_names;
+use crate::inspect::OpenError;
+use crate::probes::{Probes, kubelet_roots_by_all_names};
 
 const EMPTY_DIRS: &str = "volumes/kubernetes.io~empty-dir";
 /// The time limit for each umount. containerd gives up the end of a sandbox after ten seconds.
@@ -105,7 +104,9 @@ pub fn detach_below_emptydirs(
         let error = errors.iter().find(|(id, _)| *id == mount.id);
         let (result, error) = match error {
             _ if !now.iter().any(|left| left.id == mount.id) => (ReleaseResult::Released, None),
-            Some((_, UnmountError::Busy)) => (ReleaseResult::Busy, None),
+            Some((_, error)) if error.kind() == ErrorKind::ResourceBusy => {
+                (ReleaseResult::Busy, None)
+            }
             error => (
                 ReleaseResult::Refused,
                 error.map(|(_, error)| error_chain(error)),

@@ -1,4 +1,5 @@
-//! Inspects the binds of a spec, read only.
+//! Inspects the binds of a bundle, read only: a single read of config.json, and the policy for its
+//! pod.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -6,22 +7,91 @@ use std::time::Instant;
 
 use bindguard_core::error_chain;
 use bindguard_core::evidence::FileKind;
+use bindguard_core::identity::Identity;
 use bindguard_core::judge::{
     Finding, Pinning, Plan, Verdict, judge_host_root, judge_reach, judge_subpath, judge_volume,
-    refusal_of,
+    refusal_of, refusal_of_unseen,
 };
 use bindguard_core::kubelet::{MountedVolume, PodPath, VolumeSubpath};
 use bindguard_core::places::{Places, SourceKind};
-use bindguard_core::policy::{Alarm, Mode, Policy, Scope};
+use bindguard_core::policy::{Alarm, Mode, Policy, Scope, policy_of_pod};
 use bindguard_core::report::{Outcome, PlannedAction, Report};
-use bindguard_core::spec::{Bind, RequestedPropagation, SpecView};
+use bindguard_core::spec::{Bind, RequestedPropagation, SpecError, SpecView};
 use bindguard_core::text::lies_in;
-use bindguard_sys::bundle::read_spec;
+use bindguard_sys::files::read_spec;
 use bindguard_sys::observe::{HeldSubpath, HeldVolume, HeldVolumeDirectories, observe_host_mount};
-use bindguard_sys::{Failure, Handle, MountError, Mounts};
+use bindguard_sys::{Failure, Handle, MountError, Mounts, OldKernel, require_calls};
 
-use crate::bundle::{OpenBundle, OpenError, source_of};
 use crate::probes::{Answers, Probes, RootsInUse, by_all_names, in_real_folder};
+
+/// Why a bundle could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// config.json could not be read.
+    #[error(transparent)]
+    Read(#[from] Failure),
+    /// It is not a spec.
+    #[error(transparent)]
+    Parse(#[from] SpecError),
+    /// Nothing can be compared and repaired on this kernel.
+    #[error(transparent)]
+    Kernel(#[from] OldKernel),
+}
+
+/// A bundle whose spec is parsed, and the policy for its pod.
+pub(crate) struct OpenBundle<'b> {
+    pub path: &'b Path,
+    /// A view of its spec.
+    pub spec: SpecView<'b>,
+    /// The node's policy, with the changes of the pod's annotations.
+    pub policy: Cow<'b, Policy>,
+    /// Annotations that are not followed.
+    not_followed: Vec<String>,
+}
+
+impl<'b> OpenBundle<'b> {
+    /// The bundle at `path`, whose spec has these bytes. Relative sources are relative to `path`.
+    ///
+    /// # Errors
+    /// If the kernel is too old, or the bytes are no spec.
+    pub fn parse(bytes: &'b [u8], path: &'b Path, node: &'b Policy) -> Result<Self, OpenError> {
+        require_calls()?;
+        let spec = SpecView::from_bytes(bytes)?;
+        let (policy, not_followed) = policy_of_pod(node, |name| spec.annotation(name));
+        Ok(Self {
+            path,
+            spec,
+            policy,
+            not_followed,
+        })
+    }
+
+    /// The plan for the findings in its binds. Policy may refuse a spec with unchecked parts.
+    pub fn plan(&self, findings: &[Finding]) -> Plan {
+        let mut plan = Plan::from_findings(findings, &self.policy);
+        let unseen = || refusal_of_unseen(&self.spec.overlooked()?, &self.policy);
+        plan.refusal = plan.refusal.or_else(unseen);
+        plan
+    }
+
+    /// Adds the container's names, the parts that are not checked, and the annotations that are not
+    /// followed.
+    pub fn describe(&self, report: &mut Report) {
+        report.container = Identity::from_spec(&self.spec);
+        report.problems.extend(self.spec.overlooked());
+        report.problems.extend(self.not_followed.iter().cloned());
+    }
+}
+
+/// The source of a bind; a relative source is relative to the bundle.
+pub(crate) fn source_of<'a>(bind: &'a Bind<'_>, bundle: &Path) -> Cow<'a, Path> {
+    let source = bind.source();
+    if source.is_absolute() {
+        source.into()
+    } else {
+        bundle.join(source).into()
+    }
+}
 
 /// Limit of binds that are open at a time, with at most three descriptors each: a runtime's limit
 /// is usually 1024.
@@ -35,8 +105,8 @@ enum Held<'b> {
     /// A path anywhere on the node, perhaps on a server. This process never walks to it, unless the
     /// kernel has the whole path in its cache.
     Elsewhere(Cow<'b, Path>, Option<Handle>),
-    InVolume,
-    Foreign,
+    /// Nothing has to be observed.
+    Judged(SourceKind, Verdict),
 }
 
 /// The data that all judgements of a spec share.
@@ -158,12 +228,12 @@ impl Inspection<'_> {
                 let cached = Handle::cached(&source).ok().map(Handle::unqueried);
                 Held::Elsewhere(source, cached)
             }
-            SourceKind::InVolume => Held::InVolume,
+            SourceKind::InVolume => Held::Judged(SourceKind::InVolume, Verdict::Current),
             SourceKind::Subpath(_)
             | SourceKind::MountedVolume(_)
             | SourceKind::PlainVolume
             | SourceKind::HostRoot
-            | SourceKind::Foreign => Held::Foreign,
+            | SourceKind::Foreign => Held::Judged(SourceKind::Foreign, Verdict::Foreign),
         }
     }
 
@@ -204,11 +274,9 @@ impl Inspection<'_> {
             Held::Elsewhere(path, cached) if cached.as_ref().is_none_or(is_to_answer) => {
                 vec![path.to_path_buf()]
             }
-            Held::Volume(..)
-            | Held::Elsewhere(..)
-            | Held::HostRoot(_)
-            | Held::InVolume
-            | Held::Foreign => Vec::new(),
+            Held::Volume(..) | Held::Elsewhere(..) | Held::HostRoot(_) | Held::Judged(..) => {
+                Vec::new()
+            }
         }
     }
 
@@ -258,8 +326,7 @@ impl Inspection<'_> {
                     Err(error) => (SourceKind::Foreign, Verdict::Unknown(error_chain(&error))),
                 }
             }
-            Held::InVolume => (SourceKind::InVolume, Verdict::Current),
-            Held::Foreign => (SourceKind::Foreign, Verdict::Foreign),
+            Held::Judged(kind, verdict) => (kind, verdict),
         }
     }
 

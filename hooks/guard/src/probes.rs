@@ -1,21 +1,23 @@
 //! Probes sources in separate processes, because a probe may hang, and finds the directories of
-//! kubelets and runtimes by all their names.
+//! kubelets and runtimes by all their names, and the staging mount of a dead volume.
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
+use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use bindguard_core::evidence::{Reach, SubpathEvidence};
+use bindguard_core::kubelet::{CSI_RECORD, CsiRecord, Plugin, STAGING_MOUNT};
 use bindguard_core::mount_table::MountEntry;
 use bindguard_core::places::Places;
 use bindguard_core::policy::Scope;
 use bindguard_core::text::lies_in;
 use bindguard_sys::observe::HeldSubpath;
 use bindguard_sys::probe::{Answer, Timeouts, probe, probe_side_by_side};
-use bindguard_sys::{Handle, MountError, Mounts};
+use bindguard_sys::{Handle, MountError, Mounts, read_file};
 
 /// Time limit for each source.
 const SOURCE_TIMEOUT: Duration = Duration::from_millis(700);
@@ -343,6 +345,65 @@ impl RootsInUse {
         }
         Ok(false)
     }
+}
+
+// Reads the kubelet's record of a CSI volume.
+
+/// Size limit of a record.
+const MAX_RECORD: u64 = 64 << 10;
+
+/// The record in the folder of a volume or of a staging mount; `None` if the folder has no record.
+pub(crate) fn csi_record_in(folder: &Path) -> Option<CsiRecord> {
+    CsiRecord::from_json(&read_file(&folder.join(CSI_RECORD), MAX_RECORD).ok()?)
+}
+
+// The staging mount of a dead CSI volume.
+//
+// A driver mounts a volume once for the node (staging) and binds that mount for each pod
+// (publish). Many drivers mount only staging anew after a restart: blobfuse, k8s-csi-s3. The bind
+// stays dead, and only a new pod gets a new bind.
+
+/// Limit of staging folders that are compared.
+const MAX_FOLDERS: usize = 4096;
+
+/// The advice for a dead volume whose staging mount answers.
+const STAGING_ALIVE: &str = "host mount dead, staging alive: its driver does not mount the volume of a running pod anew; only a new pod gets the new mount";
+
+/// The reason why a volume is dead, with the advice if only the staging mount of the volume
+/// answers.
+pub fn dead_volume(volume: &Path, words: String, probes: &Probes) -> String {
+    if let Some(staging) = staging_mount(volume)
+        && matches!(probes.reaches(&[staging])[..], [Reach::Alive])
+    {
+        return format!("{words}; {STAGING_ALIVE}");
+    }
+    words
+}
+
+/// The staging mount of the volume that is published at this path,
+/// `<root>/pods/<uid>/volumes/kubernetes.io~csi/<volume>/mount`, by the kubelet's records. No folder
+/// on the way is in a volume.
+fn staging_mount(publish: &Path) -> Option<PathBuf> {
+    let csi = Plugin::csi();
+    let folder = publish.parent().filter(|_| publish.ends_with(csi.below))?;
+    let root = folder.ancestors().nth(5)?;
+    if folder.parent()?.file_name()? != csi.folder {
+        return None;
+    }
+    let volume = csi_record_in(folder)?;
+    let mut staging = None;
+    let folders = fs::read_dir(volume.staging_folders(root)?);
+    for folder in folders.into_iter().flatten().flatten().take(MAX_FOLDERS) {
+        let record = csi_record_in(&folder.path());
+        if record.is_some_and(|record| record.is_of_volume(&volume)) {
+            staging = Some(folder.path().join(STAGING_MOUNT));
+            break;
+        }
+    }
+    let staging = staging.or_else(|| volume.old_staging_mount(root))?;
+    let handle = Handle::of(&staging).ok()?.unqueried();
+    let mount = Mounts::default().mount_of(&handle).ok()?;
+    mount.is_mount_point.then_some(staging)
 }
 
 #[cfg(test)]

@@ -1,8 +1,12 @@
-//! After the runtime created a container, and before its program runs: compares its mounts with the
-//! record of the admission.
+//! The mounts of a new container: recorded when it is admitted, and compared after its runtime
+//! created it and before its program runs. See [`bindguard_core::proof`].
+//!
+//! The record is made after all repairs and edits, right before the runtime runs. A source is
+//! opened only if no server or daemon must answer; the other sources are counted as unproven.
 
 use std::collections::{HashMap, HashSet};
 use std::error::Error;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -12,15 +16,263 @@ use bindguard_core::judge::{Finding, Verdict, refusal_of_uncompared, refusal_of_
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::{Places, SourceKind};
 use bindguard_core::policy::{Alarm, Policy};
-use bindguard_core::proof::{Comparison, Difference, ExpectedBind, ExpectedBinds};
+use bindguard_core::proof::{
+    AdmittedEntry, Comparison, Difference, ExpectedBind, ExpectedBinds, ExpectedPropagation,
+};
 use bindguard_core::report::Report;
-use bindguard_sys::bundle::{self, read_record};
+use bindguard_core::spec::{Bind, RequestedPropagation, SpecEdit};
 use bindguard_sys::enter::{HeldProcess, ProcessError};
-use bindguard_sys::walk_path_of_process;
+use bindguard_sys::files::{self, read_record, spec_version, write_record};
+use bindguard_sys::journal::named_report;
+use bindguard_sys::observe::BindSource;
+use bindguard_sys::{Handle, Mounts, walk_path_of_process};
 
-use crate::bundle::{OpenBundle, named_report, source_of};
-use crate::expect::{ExpectedSources, expect_again};
+use crate::inspect::{MAX_HELD_BINDS, OpenBundle, source_of};
 use crate::refresh::{RefreshError, refuse_sandbox};
+
+// The record.
+
+/// Writes the record of a bundle whose spec has these edits, and returns the number of recorded
+/// binds. `is_host_root`: true for the position of a bind that must receive the host's umounts.
+///
+/// # Errors
+/// If the record cannot be written.
+pub(crate) fn record_expected_binds(
+    bundle: &OpenBundle<'_>,
+    edits: &[SpecEdit],
+    is_host_root: impl Fn(usize) -> bool,
+) -> io::Result<usize> {
+    let expected = ExpectedBinds {
+        refuses: Some(bundle.policy.proof == Alarm::Refuse),
+        spec: spec_version(bundle.path),
+        ..expect(bundle, edits, |bind| {
+            propagation(bundle, bind, edits, is_host_root(bind.index))
+        })
+    };
+    write_record(bundle.path, &expected)?;
+    Ok(expected.binds.len())
+}
+
+/// The sources of the binds of an admitted spec, for a container that has no bundle yet.
+#[derive(Debug, Default)]
+pub struct ExpectedSources {
+    sources: Vec<(PathBuf, ExpectedBind)>,
+    refreshed: Vec<PathBuf>,
+}
+
+impl ExpectedSources {
+    /// The number of binds whose source is known.
+    pub fn binds(&self) -> usize {
+        self.sources.len()
+    }
+
+    /// Adds the binds of an earlier check of the same container.
+    pub fn extend(&mut self, earlier: Self) {
+        self.sources.extend(earlier.sources);
+    }
+
+    /// Leaves out the binds at these places: a refresh has replaced their mounts since, and has
+    /// verified the new mounts. The host's subpath may still show the old file.
+    #[must_use]
+    pub fn without_refreshed(self, places: Vec<PathBuf>) -> Self {
+        Self {
+            refreshed: places,
+            ..self
+        }
+    }
+
+    /// True if a refresh has replaced the mount of this bind.
+    pub(crate) fn is_refreshed(&self, bind: &Bind<'_>) -> bool {
+        let mut refreshed = self.refreshed.iter();
+        refreshed.any(|place| place == bind.destination())
+    }
+
+    /// The sources of a spec that has these edits. None if policy wants no proof.
+    pub(crate) fn of(bundle: &OpenBundle<'_>, edits: &[SpecEdit]) -> Self {
+        let mut expected = Self::default();
+        if bundle.policy.proof != Alarm::Off {
+            // The bundle decides on flags and propagation later: other plugins may change them.
+            let ExpectedBinds { binds, entries, .. } =
+                expect(bundle, edits, |_| ExpectedPropagation::Any);
+            for bind in binds {
+                if let Some(source) = &entries[bind.bind].source {
+                    expected.sources.push((source.clone(), bind));
+                }
+            }
+        }
+        expected
+    }
+
+    /// The expectations for a bundle, whose spec other plugins may have changed: for the binds that
+    /// still have the same source and destination.
+    pub(crate) fn in_bundle(&self, bundle: &OpenBundle<'_>) -> ExpectedBinds {
+        let mut in_bundle = entries(bundle, &[]);
+        for bind in bundle.spec.binds() {
+            let mut sources = self.sources.iter();
+            let known = sources.find(|(source, expected)| {
+                source == bind.source() && expected.destination == bind.destination()
+            });
+            if let Some((_, expected)) = known
+                && !self.is_refreshed(bind)
+            {
+                in_bundle.binds.push(ExpectedBind {
+                    bind: bind.index,
+                    denied: bind.denied,
+                    propagation: propagation(bundle, bind, &[], false),
+                    ..expected.clone()
+                });
+            }
+        }
+        in_bundle
+    }
+}
+
+/// The expectations for recorded binds, by what their recorded sources are now. `None` for a source
+/// that shows no place any more.
+pub(crate) fn expect_again(
+    bundle: &Path,
+    expected: &ExpectedBinds,
+    recorded: &[&ExpectedBind],
+) -> Vec<Option<ExpectedBind>> {
+    let mut now = vec![None; recorded.len()];
+    let (mut known, mut sources) = (Vec::new(), Vec::new());
+    for (at, bind) in recorded.iter().enumerate() {
+        let entry = expected.entries.get(bind.bind);
+        // The record of an earlier version has no sources.
+        if let Some(source) = entry.and_then(|entry| entry.source.as_ref()) {
+            known.push(at);
+            sources.push(bundle.join(source));
+        }
+    }
+    for (index, observed) in observe(&sources).into_iter().enumerate() {
+        let at = known[index];
+        if let Some(observed) = observed
+            && let BindSource { mount, path } = &observed.source
+            && let Some(moved) = recorded[at].moved_to(mount, path)
+        {
+            now[at] = Some(observed.complete(&sources[index], moved));
+        }
+    }
+    now
+}
+
+/// The expectations for a spec that has these edits.
+fn expect(
+    bundle: &OpenBundle<'_>,
+    edits: &[SpecEdit],
+    propagation: impl Fn(&Bind<'_>) -> ExpectedPropagation,
+) -> ExpectedBinds {
+    let mut expected = entries(bundle, edits);
+    let mut sources = Vec::with_capacity(bundle.spec.binds().len());
+    for bind in bundle.spec.binds() {
+        sources.extend(expected.entries[bind.index].source.clone());
+    }
+    for (index, observed) in observe(&sources).into_iter().enumerate() {
+        let Some(observed) = observed else { continue };
+        let bind = &bundle.spec.binds()[index];
+        let BindSource { mount, path } = &observed.source;
+        if let Some(new) = ExpectedBind::new(bind, mount, path, propagation(bind)) {
+            let new = observed.complete(&sources[index], new);
+            expected.binds.push(new);
+        }
+    }
+    expected
+}
+
+/// The entries of a spec that has these edits, without expectations. The entry of each bind has a
+/// source.
+fn entries(bundle: &OpenBundle<'_>, edits: &[SpecEdit]) -> ExpectedBinds {
+    let mut expected = ExpectedBinds::default();
+    for destination in &bundle.spec.destinations {
+        expected.entries.push(AdmittedEntry {
+            destination: PathBuf::from(&**destination),
+            source: None,
+        });
+    }
+    for bind in bundle.spec.binds() {
+        let edited = edits.iter().find_map(|edit| match edit {
+            SpecEdit::Source { bind: index, to } if *index == bind.index => Some(to.clone()),
+            SpecEdit::Source { .. } | SpecEdit::BindRslave { .. } | SpecEdit::RootfsRslave => None,
+        });
+        let source = edited.unwrap_or_else(|| source_of(bind, bundle.path).into_owned());
+        expected.entries[bind.index].source = Some(source);
+    }
+    for masked in &bundle.spec.masked_paths {
+        if !masked.is_empty() {
+            expected.masked.push(PathBuf::from(&**masked));
+        }
+    }
+    expected
+}
+
+/// A source that was opened, and its inode number on a local filesystem.
+struct Observed {
+    source: BindSource,
+    inode: Option<u64>,
+}
+
+impl Observed {
+    /// Adds the facts about the source with this name.
+    fn complete(self, named: &Path, expected: ExpectedBind) -> ExpectedBind {
+        let path = self.source.path;
+        ExpectedBind {
+            resolved: (path != *named).then_some(path),
+            inode: self.inode,
+            ..expected
+        }
+    }
+}
+
+/// Opens sources, if no server or daemon must answer.
+fn observe(sources: &[PathBuf]) -> Vec<Option<Observed>> {
+    let mut all = Vec::with_capacity(sources.len());
+    let earlier = Mounts::default();
+    for some in sources.chunks(MAX_HELD_BINDS) {
+        let mut opened = Vec::with_capacity(some.len());
+        for named in some {
+            let handle = earlier.open_without_waiting(named);
+            opened.push(handle.ok().map(Handle::unqueried));
+        }
+        let mounts = earlier.for_newly_opened();
+        for handle in &opened {
+            let handle = handle.as_ref();
+            let source = handle.and_then(|handle| BindSource::of(handle, &mounts));
+            all.push(source.map(|source| {
+                let identity = handle
+                    .and_then(|handle| handle.identity().ok())
+                    .filter(|_| source.mount.fs_type.is_local());
+                Observed {
+                    inode: identity.map(|identity| identity.inode),
+                    source,
+                }
+            }));
+        }
+    }
+    all
+}
+
+fn propagation(
+    bundle: &OpenBundle<'_>,
+    bind: &Bind<'_>,
+    edits: &[SpecEdit],
+    is_host_root: bool,
+) -> ExpectedPropagation {
+    let is_edited = edits.contains(&SpecEdit::BindRslave { bind: bind.index });
+    let requested = if is_edited {
+        RequestedPropagation::RecursiveSlave
+    } else {
+        bind.propagation
+    };
+    if requested == RequestedPropagation::RecursiveSlave
+        && is_host_root
+        && bundle.policy.is_recursive(bind)
+    {
+        return ExpectedPropagation::Slave;
+    }
+    ExpectedPropagation::of_request(requested, &bundle.spec.rootfs_propagation)
+}
+
+// The comparison.
 
 /// Time limit for the exit of an init that has no mount namespace any more.
 const EXIT_TIMEOUT: Duration = Duration::from_millis(500);
@@ -91,8 +343,8 @@ impl Proved {
 
     fn compare(&mut self, path: &Path, pid: u32, policy: &Policy, places: &Places) -> Compared {
         let expected = read_record(path)?;
-        let written = bundle::record_written_at(path);
-        let bytes = bundle::read_spec(path)?;
+        let written = files::record_written_at(path);
+        let bytes = files::read_spec(path)?;
         let mut bundle = OpenBundle::parse(&bytes, path, policy)?;
         match expected.refuses {
             Some(true) => bundle.policy.to_mut().proof = Alarm::Refuse,
@@ -100,7 +352,7 @@ impl Proved {
             None => {}
         }
         self.compare_mounts(&bundle, &expected, written, pid, places)?;
-        if expected.spec.is_some() && expected.spec != bundle::spec_version(path) {
+        if expected.spec.is_some() && expected.spec != spec_version(path) {
             // A program below the guard, such as nvidia-container-runtime, may have added binds.
             let mut admitted = HashSet::new();
             for entry in &expected.entries {
@@ -112,7 +364,7 @@ impl Proved {
                 self.report.unproven += usize::from(!is_admitted);
             }
         }
-        bundle::add_mounts_before(path, expected);
+        files::add_mounts_before(path, expected);
         Ok(())
     }
 
@@ -124,7 +376,7 @@ impl Proved {
         policy: &Policy,
         places: &Places,
     ) -> Compared {
-        let bytes = bundle::read_spec(path)?;
+        let bytes = files::read_spec(path)?;
         let bundle = OpenBundle::parse(&bytes, path, policy)?;
         if bundle.policy.proof == Alarm::Off {
             return Ok(());

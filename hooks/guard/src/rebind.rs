@@ -26,13 +26,13 @@ use bindguard_core::judge::{
 use bindguard_core::kubelet::{TimestampDirectory, VolumeSubpath, Writer};
 use bindguard_core::policy::{Mode, Policy};
 use bindguard_core::report::{BindReport, Outcome, Report};
-use bindguard_sys::fault::FaultPoint;
 use bindguard_sys::observe::{HeldSubpath, children};
 use bindguard_sys::replace::{
     CloneError, NewMount, ReplaceError, attach_beneath, attach_tucked, clone_mount, detach,
 };
 use bindguard_sys::{
-    Handle, MountOf, Mounts, fault, make_directories, open_target, remove_payload, require_calls,
+    FaultPoint, Handle, MountOf, Mounts, denies_beneath, make_directories, open_target,
+    remove_payload, require_calls,
 };
 
 use crate::inspect::{judge_subpaths, planned_outcome};
@@ -66,9 +66,9 @@ pub fn rebind(order: &Rebind, probes: &Probes) -> Result<Outcome, NotRebound> {
     require_calls().map_err(not_rebound)?;
     let mut left_behind = Vec::new();
     let result = until_current(order, probes, &mut left_behind);
-    fault::reach(FaultPoint::Verified);
+    FaultPoint::Verified.reach();
     remove_stranded(&order.subpath, &left_behind);
-    fault::reach(FaultPoint::Cleared);
+    FaultPoint::Cleared.reach();
     result
 }
 
@@ -82,7 +82,7 @@ fn until_current(
         let held = HeldSubpath::hold(order.subpath.clone());
         let evidence = probes.observe_one(&held, &Mounts::default());
         let round = RebindRound { held, evidence };
-        fault::reach(FaultPoint::Held);
+        FaultPoint::Held.reach();
         match round.act(order, left_behind) {
             Ok(Step::Done) => return Ok::<_, NotRebound>(ControlFlow::Break(swaps)),
             Ok(Step::Swapped) => swaps += 1,
@@ -159,7 +159,7 @@ impl RebindRound {
                 }
                 detach(self.mount()?).map_err(not_rebound)?;
                 if !covers_its_equal {
-                    fault::reach(FaultPoint::Detached);
+                    FaultPoint::Detached.reach();
                 }
                 Ok(Step::Swapped)
             }
@@ -209,14 +209,14 @@ impl RebindRound {
         let Some(target) = target.map_err(not_rebound)?.file else {
             return Ok(false);
         };
-        fault::reach(FaultPoint::TargetOpened);
+        FaultPoint::TargetOpened.reach();
         let new = match clone_mount(&target, self.held.attributes_to_keep()) {
             Ok(new) => new,
             Err(CloneError::TargetGone) => return Ok(false),
             Err(error) => return Err(not_rebound(error)),
         };
         let attached = match self.held.handle() {
-            Some(stale) if !fault::denies_beneath() => attach_beneath(&new, stale),
+            Some(stale) if !denies_beneath() => attach_beneath(&new, stale),
             _ => Err(ReplaceError::NO_BENEATH),
         };
         let is_attached = match attached {
@@ -224,7 +224,7 @@ impl RebindRound {
             attached => is_done(attached)?,
         };
         if is_attached {
-            fault::reach(FaultPoint::AfterAttach);
+            FaultPoint::AfterAttach.reach();
         }
         Ok(is_attached)
     }

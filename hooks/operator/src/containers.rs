@@ -19,8 +19,8 @@ use bindguard_core::refresh::SpecBind;
 use bindguard_core::spec::SpecView;
 use bindguard_guard::refresh::FileBind;
 use bindguard_guard::{Probes, bundle_and_pid, kubelet_roots_by_all_names};
-use bindguard_sys::bundle::read_spec;
 use bindguard_sys::enter::{HeldProcess, ProcessError};
+use bindguard_sys::files::read_spec;
 use bindguard_sys::observe::children;
 use bindguard_sys::process_files::{ProcessFile, contents};
 

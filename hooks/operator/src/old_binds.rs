@@ -26,7 +26,7 @@ use bindguard_guard::refresh::{
     ProcessError, RefreshError, find_stale, releasable_copies,
 };
 use bindguard_guard::{Probes, kubelet_roots_by_all_names};
-use bindguard_sys::bundle::read_spec;
+use bindguard_sys::files::read_spec;
 use bindguard_sys::{Failure, read_mount_table};
 use serde::Serialize;
 

@@ -24,8 +24,8 @@ use bindguard_core::spec::{MountMakers, RequestedUserNamespace, SpecUsers, SpecV
 use bindguard_guard::refresh::{
     RunningContainers, Writer, WriterReach, places_by_binds, reach_by_spec,
 };
-use bindguard_sys::bundle::read_spec;
 use bindguard_sys::enter::{HeldProcess, mount_namespaces};
+use bindguard_sys::files::read_spec;
 use bindguard_sys::read_mount_table;
 
 use crate::containers::Record;

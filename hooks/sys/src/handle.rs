@@ -1,7 +1,7 @@
 //! A reference to a file that does not open its content: `O_PATH`, see open(2).
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -15,6 +15,7 @@ use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags,
 };
 use rustix::io::Errno;
+use rustix::path::Arg;
 
 use crate::{Failure, failed};
 
@@ -228,7 +229,7 @@ impl Handle {
 
     fn too_old(&self, fact: &str) -> Failure {
         let why = format!("this kernel does not report {fact}: it is too old");
-        failed("stat", &self.path)(io::Error::new(io::ErrorKind::Unsupported, why))
+        failed("stat", &self.path)(io::Error::new(ErrorKind::Unsupported, why))
     }
 
     /// A path that leads to this very file and mount, whatever its name leads to by now:
@@ -273,7 +274,7 @@ impl Handle {
     pub(crate) fn kind(&self) -> Result<FileKind, Failure> {
         match Self::open(&self.magic_path(), OFlags::DIRECTORY) {
             Ok(_) => Ok(FileKind::Directory),
-            Err(error) if error.source.kind() == io::ErrorKind::NotADirectory => Ok(FileKind::File),
+            Err(error) if error.source.kind() == ErrorKind::NotADirectory => Ok(FileKind::File),
             Err(error) => Err(error),
         }
     }
@@ -304,6 +305,11 @@ static HAS_QUERYING_FILESYSTEM: LazyLock<bool> = LazyLock::new(|| {
 fn open_resolved(path: &Path, flags: OFlags, resolve: ResolveFlags) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::CLOEXEC | flags;
     rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve)
+}
+
+pub(crate) fn open_folder(path: impl Arg) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty())
 }
 
 /// Opens a name in a folder itself: no symlink is followed.
@@ -358,4 +364,126 @@ fn unique_id_in(stat: &Statx) -> Option<u64> {
 
 pub(crate) fn has(stat: &Statx, field: StatxFlags) -> bool {
     StatxFlags::from_bits_retain(stat.stx_mask).contains(field)
+}
+
+// Walks paths without waiting for a server or a daemon.
+//
+// Nearly always the kernel has the whole path in its cache and resolves it in a few microseconds:
+// openat2(2), `RESOLVE_CACHED`. A name that the cache lacks may still be on a local filesystem.
+// tmpfs, and so most of /run, caches no missing names, and a file that was not read since the node
+// started is on a disk. So a walk goes to the end of the cached part, and one step further on a
+// local filesystem. A second step could go through a link and lead anywhere.
+
+/// Limit of walks to a path. A mount, an umount or a rename anywhere on the node ends a walk that
+/// uses the cache alone (fs/namei.c, `LOOKUP_RCU`), as if the cache lacked a name.
+const MAX_WALKS: usize = 4;
+
+/// Opens the file that an absolute path leads to, a final symlink followed, if the walk needs no
+/// answer from a server or a daemon. The file itself may be on a server.
+///
+/// # Errors
+/// `WouldBlock` if the walk may have to wait; otherwise the kernel's error, which is certain.
+pub fn open_without_waiting(path: &Path, is_local: impl Fn(&Handle) -> bool) -> io::Result<Handle> {
+    let mut walked = walk(path, &is_local);
+    for _ in 1..MAX_WALKS {
+        match walked {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => walked = walk(path, &is_local),
+            certain => return certain,
+        }
+    }
+    walked
+}
+
+fn walk(path: &Path, is_local: impl Fn(&Handle) -> bool) -> io::Result<Handle> {
+    match Handle::cached(path) {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => {
+            one_step_more(path, is_local).unwrap_or(Err(error))
+        }
+        known => known,
+    }
+}
+
+/// True if neither the walk to a path nor a call on its file can wait. Also true where the kernel
+/// cannot detect that.
+pub(crate) fn cannot_wait(path: &Path, is_local: impl Fn(&Handle) -> bool) -> bool {
+    match open_without_waiting(path, &is_local) {
+        Ok(handle) => is_local(&handle),
+        Err(error) => error.kind() != ErrorKind::WouldBlock,
+    }
+}
+
+/// Opens the first name that the cache lacks. `None` if that does not settle where the path leads.
+///
+/// A walk that uses the cache alone also ends at a symlink whose access time is due (`pick_link` of
+/// fs/namei.c). Reading the symlink sets that time: the next walk goes on.
+fn one_step_more(path: &Path, is_local: impl Fn(&Handle) -> bool) -> Option<io::Result<Handle>> {
+    let in_known_folder = |next: &&Path| {
+        next.parent()
+            .and_then(|folder| Handle::cached(folder).ok())
+            .is_some_and(|folder| is_local(&folder))
+    };
+    let next = path.ancestors().find(in_known_folder)?;
+    match Handle::of(next) {
+        Ok(found) if found.is_symlink().is_ok_and(|is_link| !is_link) => {
+            (next == path).then_some(Ok(found))
+        }
+        Ok(link) => {
+            let _ = rustix::fs::readlinkat(&link, c"", Vec::new());
+            None
+        }
+        Err(error) => error
+            .is_not_found()
+            .then(|| Err(ErrorKind::NotFound.into())),
+    }
+}
+
+#[cfg(test)]
+mod cached_path_tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_path_missing_from_the_cache_is_read_only_from_local_folders() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("file"), "").unwrap();
+        // /proc caches no missing names.
+        for missing in ["missing", "deep/er/missing"].map(|name| Path::new("/proc/self").join(name))
+        {
+            let kind = |is_local: bool| {
+                open_without_waiting(&missing, |_| is_local)
+                    .unwrap_err()
+                    .kind()
+            };
+            assert_eq!(kind(true), ErrorKind::NotFound);
+            assert!(cannot_wait(&missing, |_| true));
+            if Handle::cached(&missing).unwrap_err().kind() == ErrorKind::WouldBlock {
+                assert_eq!(kind(false), ErrorKind::WouldBlock);
+                assert!(!cannot_wait(&missing, |_| false));
+            }
+        }
+        let file = folder.path().join("file");
+        assert!(
+            open_without_waiting(&file, |_| false).is_ok(),
+            "its name is known, wherever it lies"
+        );
+        assert!(cannot_wait(&file, |_| true) && !cannot_wait(&file, |_| false));
+    }
+
+    /// The walk that uses the cache alone does not set the access time of a new symlink.
+    #[test]
+    fn a_symlink_that_nothing_has_followed_is_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("file"), "").unwrap();
+        for number in 0..20 {
+            let link = folder.path().join(number.to_string());
+            symlink("file", &link).unwrap();
+            let opened = open_without_waiting(&link, |_| true).unwrap();
+            let resolved = opened.resolved_path().unwrap();
+            assert!(resolved.ends_with("file"), "{}", resolved.display());
+        }
+    }
 }

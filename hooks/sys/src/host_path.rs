@@ -12,10 +12,10 @@ use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use bindguard_core::refresh::{Found, LookUp};
-use rustix::fs::{CWD, FileType, Mode, OFlags, Statx, StatxFlags};
+use rustix::fs::{FileType, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 
-use crate::handle::{Handle, has, open_name, statx_of, type_in};
+use crate::handle::{Handle, has, open_folder, open_name, statx_of, type_in};
 use crate::{Failure, failed};
 
 /// Limit of symlinks on a way: the kernel's limit, path_resolution(7).
@@ -80,9 +80,7 @@ pub fn walk_path_of_process(
 
 fn walk_in(root: &str, path: &Path, is_local: &dyn Fn(u64) -> bool) -> Result<HostWalk, Failure> {
     // The kernel's own link to the root of a process has to be followed.
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let root = rustix::fs::openat(CWD, root, flags, Mode::empty())
-        .and_then(|root| Ok((stat(&root)?, root)));
+    let root = open_folder(root).and_then(|root| Ok((stat(&root)?, root)));
     let (root_stat, root) = root.map_err(failed("open", Path::new("/")))?;
     let mut walk = HostWalk {
         folders: vec![folder(root, "/".into(), &root_stat)],

@@ -1,6 +1,7 @@
-//! The journal: guards append a JSON line for each admission, many guards at once.
+//! The journal: guards append a JSON line for each admission, refresh and release, many guards at
+//! once.
 //!
-//! Each line is a single `write` to a file opened with `O_APPEND`, which local filesystems keep
+//! Each line has the time, and at most [`MAX_LINE`] bytes. Each line is a single `write` to a file opened with `O_APPEND`, which local filesystems keep
 //! whole. If a full disk takes only a part of a line, that part is removed. A full file is renamed
 //! to `<name>.1`, and replaces the former `<name>.1`. So the journal is bounded to twice its size,
 //! and only its oldest lines are lost. Only a regular file is accepted: a fifo or a device would
@@ -12,16 +13,22 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use bindguard_core::identity::Identity;
+use bindguard_core::report::{CreateLine, RebindLine, RefreshLine, ReleaseLine, Report, Unchecked};
+use bindguard_core::spec::SpecView;
+use bindguard_core::text;
 use nix::libc::{O_NOCTTY, O_NONBLOCK};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
+use serde::Serialize;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 
-use crate::fault::{self, FaultPoint};
-use crate::files::{self, make_folders};
-use crate::handle::Handle;
+use crate::files::{leave_room, make_folders, read_spec, with_size_errors};
+use crate::handle::{Handle, cannot_wait};
 use crate::mounts::Mounts;
-use crate::own_process::{leave_room, with_size_errors};
+use crate::own_process::FaultPoint;
 use crate::probe::answer_within;
 use crate::{Failure, failed};
 
@@ -33,7 +40,7 @@ const FULL: u64 = 4 << 20;
 /// # Errors
 /// When the journal cannot be opened or written.
 pub fn append(journal: &Path, line: &str) -> Result<(), Failure> {
-    let appended = match cannot_wait(journal) {
+    let appended = match is_on_this_node(journal) {
         true => try_append(journal, line),
         false => answer_within(ANSWER_TIMEOUT, journal, || {
             try_append(journal, line).map(|()| Vec::new())
@@ -48,7 +55,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// True if the journal and its directory are on a local filesystem. Also true on a kernel that is too
 /// old to detect that without waiting: its creates are recorded too.
-fn cannot_wait(journal: &Path) -> bool {
+fn is_on_this_node(journal: &Path) -> bool {
     let mounts = Mounts::default();
     let folder = match Handle::cached(journal.parent().unwrap_or(journal)) {
         Ok(folder) => mounts.is_local(&folder),
@@ -58,7 +65,7 @@ fn cannot_wait(journal: &Path) -> bool {
         ),
     };
     // The journal may be a symlink to a server's file.
-    folder && files::cannot_wait(journal, |handle| mounts.is_local(handle))
+    folder && cannot_wait(journal, |handle| mounts.is_local(handle))
 }
 
 fn try_append(journal: &Path, line: &str) -> io::Result<()> {
@@ -68,7 +75,7 @@ fn try_append(journal: &Path, line: &str) -> io::Result<()> {
     let mut file = open(journal)?;
     leave_room(&file)?;
     with_size_errors(|| write_whole(&mut file, format!("{line}\n").as_bytes()))?;
-    fault::reach(FaultPoint::Journaled);
+    FaultPoint::Journaled.reach();
     let written = file.metadata()?;
     if written.len() >= FULL {
         rotate(journal, &file, &written)
@@ -155,9 +162,9 @@ fn rotate(journal: &Path, file: &File, written: &Metadata) -> io::Result<()> {
     // A different guard may have renamed the file before the lock was taken: then the path leads to
     // a new file.
     if fs::metadata(journal).is_ok_and(|now| now.ino() == written.ino()) {
-        fault::reach(FaultPoint::Rotating);
+        FaultPoint::Rotating.reach();
         fs::rename(journal, rotated(journal))?;
-        fault::reach(FaultPoint::Rotated);
+        FaultPoint::Rotated.reach();
     }
     Ok(())
 }
@@ -166,6 +173,175 @@ fn rotated(journal: &Path) -> PathBuf {
     let mut name = journal.as_os_str().to_owned();
     name.push(".1");
     name.into()
+}
+
+// The lines.
+
+/// The size limit of a line, in bytes: a journal is rotated only after a line, so a line must not
+/// exceed the journal's limit.
+const MAX_LINE: usize = 256 << 10;
+
+/// The size limit of a text, in bytes, when a line would be too long. A path is no longer than
+/// this.
+const MAX_TEXT: usize = 4096;
+
+/// The number of problems that are kept when a line would be too long.
+const MAX_PROBLEMS: usize = 16;
+
+/// The time in UTC; none if the clock shows a year past 9999.
+fn now() -> Option<String> {
+    OffsetDateTime::now_utc().format(&Rfc3339).ok()
+}
+
+/// Keeps the first items that fit into half of a line. Returns the number of left-out items.
+fn shorten<T: Serialize>(items: &mut Vec<T>) -> Option<usize> {
+    let (all, mut room) = (items.len(), MAX_LINE / 2);
+    items.retain(|item| {
+        let size = serde_json::to_string(item).map_or(usize::MAX, |text| text.len() + 1);
+        let fits = size <= room;
+        room -= if fits { size } else { 0 };
+        fits
+    });
+    Some(all - items.len())
+}
+
+fn cut(text: &str) -> String {
+    text::cut(text, MAX_TEXT).into_owned()
+}
+
+fn cut_all(problems: &mut Vec<String>) {
+    problems.truncate(MAX_PROBLEMS);
+    for problem in problems {
+        *problem = cut(problem);
+    }
+}
+
+// The line about a create.
+
+/// Appends a line about a create, with the time in UTC.
+///
+/// # Errors
+/// If the line cannot be written.
+pub fn record(journal: &Path, mut line: CreateLine<&Report>) -> Result<(), Failure> {
+    line.time = now();
+    line.refused = line.refused.as_deref().map(cut);
+    let mut short = None;
+    let place = &mut short;
+    append_short(journal, line, move |line| {
+        let (report, omitted_binds) = shortened(line.report);
+        line.report = place.insert(report);
+        line.omitted_binds = omitted_binds;
+        line.id = line.id.as_deref().map(cut);
+    })
+}
+
+/// Appends an entry about a create whose guard did not come to an end, with the names that the
+/// bundle has. `refused`: why policy refused the create.
+///
+/// # Errors
+/// If the line cannot be written.
+pub fn record_unchecked(
+    journal: &Path,
+    (bundle, id): (&Path, Option<&str>),
+    attempt: u32,
+    (how, why): (Unchecked, &str),
+    refused: Option<&str>,
+) -> Result<(), Failure> {
+    let mut report = named_report(bundle);
+    let problem = format!("no guard checked this create: {why}");
+    report.problems.push(problem);
+    let mut line = CreateLine::new(&report);
+    line.id = id.map(str::to_owned);
+    line.attempt = attempt;
+    line.unchecked = Some(how);
+    line.refused = refused.map(str::to_owned);
+    record(journal, line)
+}
+
+/// The same report in at most half of a line, and the number of binds left out. Healthy binds are
+/// left out first.
+fn shortened(report: &Report) -> (Report, Option<usize>) {
+    let mut short = report.clone();
+    short
+        .binds
+        .sort_by_key(|bind| !bind.finding.verdict.is_finding());
+    let omitted_binds = shorten(&mut short.binds);
+    let bundle = report.bundle.as_deref();
+    short.bundle = bundle.map(|path| cut(&path.to_string_lossy()).into());
+    let Identity { container, pod } = &mut short.container;
+    for name in [container, &mut pod.uid, &mut pod.namespace, &mut pod.name] {
+        *name = name.as_deref().map(cut);
+    }
+    cut_all(&mut short.problems);
+    (short, omitted_binds)
+}
+
+// The lines about repairs between creates: of a volume's subpaths on the host, and of a running
+// container, whose mounts are refreshed or released.
+
+/// Appends a line about the subpaths of a volume, with the time in UTC.
+///
+/// # Errors
+/// If the line cannot be written.
+pub fn record_rebind(journal: &Path, mut line: RebindLine) -> Result<(), Failure> {
+    line.time = now();
+    append_short(journal, line, |line| {
+        line.omitted_binds = shorten(&mut line.binds);
+        cut_all(&mut line.problems);
+    })
+}
+
+/// Appends a line about a running container, with the time in UTC.
+///
+/// # Errors
+/// If the line cannot be written.
+pub fn record_refresh(journal: &Path, mut line: RefreshLine) -> Result<(), Failure> {
+    line.time = now();
+    append_short(journal, line, |line| {
+        line.omitted_mounts = shorten(&mut line.mounts);
+        cut_all(&mut line.problems);
+    })
+}
+
+/// Appends a line about the copies that a running container was to release, with the time in UTC.
+///
+/// # Errors
+/// If the line cannot be written.
+pub fn record_release(journal: &Path, mut line: ReleaseLine) -> Result<(), Failure> {
+    line.time = now();
+    append_short(journal, line, |line| {
+        line.omitted_copies = shorten(&mut line.copies);
+    })
+}
+
+/// Appends a line, shortened if it is too long.
+fn append_short<L: Serialize>(
+    journal: &Path,
+    mut line: L,
+    shorten: impl FnOnce(&mut L),
+) -> Result<(), Failure> {
+    let json = |line: &L| {
+        let act = "write a line of the journal as JSON";
+        serde_json::to_string(line).map_err(failed(act, Path::new("")))
+    };
+    let mut text = json(&line)?;
+    if text.len() > MAX_LINE {
+        shorten(&mut line);
+        text = json(&line)?;
+    }
+    append(journal, &text)
+}
+
+/// A report with the names that the bundle has. A bundle that cannot be read has no names: the runtime
+/// reports the bundle.
+pub fn named_report(bundle: &Path) -> Report {
+    let mut report = Report::about_bundle(bundle);
+    if let Ok(bytes) = read_spec(bundle)
+        && let Ok(spec) = SpecView::from_bytes(&bytes)
+    {
+        report.container = Identity::from_spec(&spec);
+    }
+    report
 }
 
 #[cfg(test)]

@@ -8,38 +8,36 @@
 //! there. Calls that may wait run in a [separate process](probe), which can be abandoned.
 #![deny(unsafe_code)]
 
-pub mod bundle;
 pub mod enter;
-pub mod fault;
+pub mod files;
 pub mod journal;
 pub mod observe;
 pub mod probe;
 pub mod process_files;
 pub mod replace;
 
-mod files;
-mod fork;
 mod handle;
 mod host_path;
-mod kernel_features;
+mod kernel;
 mod mounts;
 mod own_process;
-mod separate_process;
-mod syscalls;
 mod target;
 
 use std::borrow::Cow;
+use std::error::Error;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
 pub use enter::selinux_denies_read;
-pub use files::{make_folders, open_without_waiting, read_file, unless_absent, write_new_file};
-pub use handle::Handle;
+pub use files::{
+    leave_room, make_folders, read_file, unless_absent, with_size_errors, write_new_file,
+};
+pub use handle::{Handle, open_without_waiting};
 pub use host_path::{HostWalk, WalkedFolder, walk_host_path, walk_path_of_process};
-pub use kernel_features::{
-    KernelFeatures, OldKernel, kernel_features, propagation_takes_locks, release_numbers,
+pub use kernel::{
+    KernelFeatures, OldKernel, kernel_features, map_ids, propagation_takes_locks, release_numbers,
     require_calls,
 };
 pub use mounts::{
@@ -47,10 +45,9 @@ pub use mounts::{
     read_host_table_in_part, read_mount_table, read_mount_table_in_part,
 };
 pub use own_process::{
-    inherited_pipe, leave_room, restore_inherited_state, trim_heap, with_size_errors,
+    FaultPoint, denies_beneath, inherited_pipe, restore_inherited_state, trim_heap,
 };
 pub use replace::next_mount_id;
-pub use syscalls::map_ids;
 pub use target::{
     OpenedTarget, TargetError, current_payload, make_directories, open_target, remove_payload,
 };
@@ -70,6 +67,31 @@ impl Failure {
     /// True if the kernel reported that there is no such file.
     pub fn is_not_found(&self) -> bool {
         self.source.kind() == io::ErrorKind::NotFound
+    }
+}
+
+/// Why a step failed, for people.
+#[derive(Debug, thiserror::Error)]
+#[error("{act}")]
+pub struct SourceError {
+    act: String,
+    source: Option<Box<dyn Error + Send + Sync>>,
+}
+
+impl SourceError {
+    pub fn new(act: impl Into<String>) -> Self {
+        Self {
+            act: act.into(),
+            source: None,
+        }
+    }
+
+    /// Makes the error of an act from its cause.
+    pub fn of<E: Error + Send + Sync + 'static>(act: impl Into<String>) -> impl FnOnce(E) -> Self {
+        move |source| Self {
+            act: act.into(),
+            source: Some(Box::new(source)),
+        }
     }
 }
 

@@ -14,15 +14,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use bindguard_core::mount_table::{
-    Detail, Device, FsType, MountEntry, MountId, MountTable, StatmountEntry, TableError,
-    TableLimits, TableParser,
+    Detail, Device, FsType, MountEntry, MountId, MountTable, TableError, TableLimits, TableParser,
 };
 use bindguard_core::text::is_root;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use crate::handle::Handle;
-use crate::syscalls::{listmount, statmount};
+use crate::handle::{Handle, open_without_waiting};
+use crate::kernel::{listmount, statmount};
 use crate::{Failure, failed};
 
 /// Why the mount of a file is unknown.
@@ -53,11 +52,7 @@ pub struct Mounts {
 }
 
 /// A mount, and the unique id of its parent.
-#[derive(Debug, Clone)]
-struct Cached {
-    entry: Rc<MountEntry>,
-    unique_parent: u64,
-}
+type Cached = (Rc<MountEntry>, u64);
 
 /// The mount of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -112,6 +107,15 @@ impl Mounts {
             Some(mount) if !is_incomplete(&mount.entry.fs_type) => Ok(mount),
             _ => self.by_table(handle),
         }
+    }
+
+    /// Opens the file that an absolute path leads to, a final symlink followed, if neither a server
+    /// nor a daemon must answer the walk.
+    ///
+    /// # Errors
+    /// See [`open_without_waiting`].
+    pub fn open_without_waiting(&self, path: &Path) -> io::Result<Handle> {
+        open_without_waiting(path, |handle| self.is_local(handle))
     }
 
     /// True if a call on the file cannot wait for a server or a daemon. False if its mount is
@@ -176,14 +180,11 @@ impl Mounts {
         let unique_id = handle.unique_mount_id()?;
         let is_mount_point = handle.is_mount_root().ok()?;
         let known_point = handle.path_as_written().filter(|_| is_mount_point);
-        let Cached {
-            entry,
-            unique_parent,
-        } = self.statmount(unique_id, known_point).ok()?;
+        let (entry, unique_parent) = self.statmount(unique_id, known_point).ok()?;
         let parent = match is_namespace_root(&entry) {
             true => None,
             false => match self.statmount(unique_parent, None) {
-                Ok(parent) => Some(parent.entry),
+                Ok((parent, _)) => Some(parent),
                 // A process may have a root below the namespace's root: then the kernel does not
                 // name its parent.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -201,14 +202,8 @@ impl Mounts {
         if let Some(cached) = self.cached.borrow().get(&unique_id) {
             return Ok(cached.clone());
         }
-        let StatmountEntry {
-            entry,
-            unique_parent,
-        } = statmount(unique_id, mount_point)?;
-        let cached = Cached {
-            entry: Rc::new(entry),
-            unique_parent,
-        };
+        let found = statmount(unique_id, mount_point)?;
+        let cached = (Rc::new(found.entry), found.unique_parent);
         self.cached.borrow_mut().insert(unique_id, cached.clone());
         Ok(cached)
     }
@@ -220,14 +215,13 @@ impl Mounts {
             self.complete_table()?;
             return Err(MountError::NotListed(id));
         };
-        let parent = if is_namespace_root(entry) {
-            None
-        } else {
-            table.mount(entry.parent)
-        };
-        if parent.is_none() && !is_namespace_root(entry) {
-            // The parent may be in a skipped line.
-            self.complete_table()?;
+        let mut parent = None;
+        if !is_namespace_root(entry) {
+            parent = table.mount(entry.parent);
+            if parent.is_none() {
+                // The parent may be in a skipped line.
+                self.complete_table()?;
+            }
         }
         let is_mount_point = if entry.fs_type.queries_server_for_attributes() {
             handle.is_at(&entry.mount_point)

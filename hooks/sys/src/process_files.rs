@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use crate::fork::is_runnable;
-use crate::separate_process::{End, SeparateProcess, Timeouts, write_answer};
+use crate::own_process::is_runnable;
+use crate::probe::{End, SeparateProcess, Timeouts, write_answer};
 
 /// Time limit for a file, as a number of intervals: the separate process waits for a lock in each
 /// interval.
@@ -162,7 +162,7 @@ fn read_until_silence(
     if all.is_zero() {
         return Ok(Vec::new());
     }
-    let mut process = SeparateProcess::start(|pipe| {
+    let mut process = SeparateProcess::start(None, |pipe| {
         let mut size = 0;
         for file in files {
             let answer = part(&file.path);
@@ -225,7 +225,7 @@ mod tests {
     /// running process and for a process that waits for a processor.
     #[test]
     fn a_process_that_waits_for_a_processor_is_not_blocked() {
-        let mut process = SeparateProcess::start(|pipe| {
+        let mut process = SeparateProcess::start(None, |pipe| {
             let start = Instant::now();
             while start.elapsed() < 4 * LIMIT {}
             write_answer(pipe, Ok(b"late".to_vec()));
@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn a_process_that_waits_for_anything_else_is_blocked() {
-        let mut process = SeparateProcess::start(|_| sleep(100 * LIMIT)).unwrap();
+        let mut process = SeparateProcess::start(None, |_| sleep(100 * LIMIT)).unwrap();
         let end = read_until_blocked(&mut process, 100 * LIMIT).unwrap();
         assert_eq!((process.received.len(), end), (0, End::Silence));
     }
@@ -246,7 +246,7 @@ mod tests {
     /// Without this limit a stopped process would be waited for without end.
     #[test]
     fn a_process_that_never_answers_is_left_in_time() {
-        let mut process = SeparateProcess::start(|_| {
+        let mut process = SeparateProcess::start(None, |_| {
             let start = Instant::now();
             while start.elapsed() < 100 * LIMIT {}
         })

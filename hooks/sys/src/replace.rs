@@ -32,12 +32,12 @@ use rustix::mount::{MountPropagationFlags, MoveMountFlags, OpenTreeFlags};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::{Deserialize, Serialize};
 
-use crate::fault::{self, FaultPoint};
-use crate::fork::in_thread;
 use crate::handle::{Handle, open_name, statx_of_name, unique_mount_id};
+use crate::kernel::{NOTHING, adding, mount_attr, mount_setattr};
 use crate::mounts::Mounts;
+use crate::own_process::FaultPoint;
+use crate::own_process::in_thread;
 use crate::probe::answer_within;
-use crate::syscalls::{NOTHING, adding, mount_attr, mount_setattr};
 use crate::{Failure, errno_of, failed};
 
 pub use rustix::mount::UnmountFlags;
@@ -94,7 +94,7 @@ pub enum CloneError {
 /// If the target is gone, or the kernel refuses.
 pub fn clone_mount(target: &Handle, keep: Option<MountAttributes>) -> Result<NewMount, CloneError> {
     let mount = cloned(target, false)?;
-    fault::reach(FaultPoint::Cloned);
+    FaultPoint::Cloned.reach();
     if let Some(attributes) = keep {
         mount_setattr(&mount, 0, &adding(attributes)).map_err(without(attributes))?;
     }
@@ -131,12 +131,12 @@ pub fn clone_like(
         request.attr_clr |= attributes.allowed().bits();
     }
     let mut set = mount_setattr(&mount, 0, &request);
-    if errno_in(&set) == Some(Errno::PERM) {
+    if set == Err(Errno::PERM) {
         // A flag is locked: as for a runtime, the flags of the host's mount stay.
         request = locked;
         set = mount_setattr(&mount, 0, &request);
     }
-    if errno_in(&set) == Some(Errno::INVAL) && users.is_some() {
+    if set == Err(Errno::INVAL) && users.is_some() {
         // mount_setattr(2) has the same error for each wrong argument: without the ids the call
         // succeeds.
         let unmapped = mount_attr {
@@ -169,11 +169,7 @@ pub fn clone_like(
     Ok(NewMount { mount })
 }
 
-fn errno_in(result: &io::Result<()>) -> Option<Errno> {
-    result.as_ref().err().and_then(Errno::from_io_error)
-}
-
-fn without(attributes: MountAttributes) -> impl FnOnce(io::Error) -> Failure {
+fn without(attributes: MountAttributes) -> impl FnOnce(Errno) -> Failure {
     let act = format!("give the new mount the attributes {attributes}");
     failed(act, Path::new(""))
 }
@@ -427,11 +423,6 @@ impl ReplaceError {
         )
     }
 
-    /// True if a process uses the mount, or a mount is on it.
-    pub fn is_busy(self) -> bool {
-        self == Self::Failed(Step::Unmount, Errno::BUSY)
-    }
-
     /// True if the new file was removed before it was attached: the volume changed again.
     pub fn is_target_gone(self) -> bool {
         matches!(
@@ -535,11 +526,11 @@ pub fn attach_tucked(new: &NewMount, folder: &Handle, name: &OsStr) -> Result<()
     let copy = FolderCopy::of(folder)?;
     in_thread("tuck", || {
         enter_private_mounts()?;
-        fault::reach(FaultPoint::NamespaceUnshared);
+        FaultPoint::NamespaceUnshared.reach();
         copy.attach()?;
-        fault::reach(FaultPoint::CopyAttached);
+        FaultPoint::CopyAttached.reach();
         copy.attach_directly(new, name)?;
-        fault::reach(FaultPoint::Tucked);
+        FaultPoint::Tucked.reach();
         Ok(())
     })
     .map_err(|error| at(Step::Unshare)(errno_of(&error)))?
@@ -572,43 +563,38 @@ pub(crate) fn enter_private_mounts() -> Result<(), ReplaceError> {
 // fails with EBUSY while a process uses the mount. The mount's id is compared before: another mount
 // may have its place by then.
 
-/// Why a mount was not unmounted.
-#[derive(Debug, thiserror::Error)]
-pub enum UnmountError {
-    #[error("a process uses the mount (EBUSY)")]
-    Busy,
-    #[error(transparent)]
-    Failed(io::Error),
-}
-
 /// Unmounts the mount with this id within a time limit. `mount_point` is the kernel's name of its
 /// place: no symlink is followed. `how`: empty, so that a mount in use stays; or `DETACH`, so that
 /// the mount goes with all mounts on it, and programs that use the mount keep it.
 ///
 /// # Errors
-/// If the mount is in use, is not there any more, or does not answer.
+/// `ResourceBusy` if the mount is in use. If it is not there any more, or does not answer.
 pub fn unmount_within(
     limit: Duration,
     mount_point: &Path,
     id: MountId,
     how: UnmountFlags,
-) -> Result<(), UnmountError> {
+) -> io::Result<()> {
     let unmounted = answer_within(limit, mount_point, || {
         unmount(mount_point, id, UnmountFlags::NOFOLLOW | how)?;
         Ok(Vec::new())
     });
-    let Err(error) = unmounted else { return Ok(()) };
-    Err(match Errno::from_io_error(&error) {
-        Some(Errno::BUSY) => UnmountError::Busy,
+    match unmounted {
+        Ok(_) => Ok(()),
         // Another mount, or none.
-        Some(Errno::STALE | Errno::NOENT) => {
-            UnmountError::Failed(io::Error::other("another mount is there now"))
+        Err(error)
+            if matches!(
+                Errno::from_io_error(&error),
+                Some(Errno::STALE | Errno::NOENT)
+            ) =>
+        {
+            Err(io::Error::other("another mount is there now"))
         }
-        None if error.kind() == io::ErrorKind::TimedOut => {
-            UnmountError::Failed(io::Error::other("umount(2) did not return in time"))
+        Err(error) if error.raw_os_error().is_none() && error.kind() == io::ErrorKind::TimedOut => {
+            Err(io::Error::other("umount(2) did not return in time"))
         }
-        _ => UnmountError::Failed(error),
-    })
+        Err(error) => Err(error),
+    }
 }
 
 /// An open descriptor of the mount would make the mount busy. So the process goes into the

@@ -96,7 +96,7 @@ const ALLOWED: [(&str, &str, &str); 34] = [
         "the name in an error",
     ),
     (
-        "hooks/sys/src/syscalls.rs",
+        "hooks/sys/src/kernel.rs",
         "ns",
         "the name for the child that opens it",
     ),

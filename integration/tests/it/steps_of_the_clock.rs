@@ -20,11 +20,11 @@ const CRATES: [&str; 6] = [
 /// The readers: the time of a journal's line; the times of events, of the last survey, of the last
 /// repair and of the start.
 const READERS: [&str; 4] = [
-    "hooks/guard/src/journal.rs",
     // Compares the birth of a folder, a time stamp, with the start of a container.
     "hooks/guard/src/refresh/files.rs",
     // Compares the time stamp of a file with the present: an old count is no figure.
     "hooks/operator/src/root_program.rs",
+    "hooks/sys/src/journal.rs",
     "shim/agent/src/limits.rs",
 ];
 

@@ -22,7 +22,7 @@ use bindguard_operator::cri;
 use bindguard_operator::doctor::RunningPods;
 use bindguard_operator::node::arguments_of_processes;
 use bindguard_operator::pods::{ContainerState, PodContainer, Pods, is_called};
-use bindguard_sys::bundle::read_spec;
+use bindguard_sys::files::read_spec;
 use clap::Args;
 
 use crate::show::print_remark;

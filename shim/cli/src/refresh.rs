@@ -27,7 +27,7 @@ use bindguard_operator::kubelets_here;
 use bindguard_operator::node::{is_root, refuse_other_mounts};
 use bindguard_operator::pods::{PodContainer, Pods};
 use bindguard_operator::writers::ContainersOfNode;
-use bindguard_sys::bundle::read_spec;
+use bindguard_sys::files::read_spec;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{ArgGroup, Args, ValueEnum};
 use serde::Serialize;

@@ -6,11 +6,10 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -23,14 +22,14 @@ use bindguard_core::policy::{Alarm, Mode};
 use bindguard_core::proof::EXPECTED_FILE;
 use bindguard_core::report::{CreateLine, Report, Unchecked};
 use bindguard_guard::{
-    Admission, Attempt, Proved, admit, admit_with_spec, bundle_and_pid, detach_below_emptydirs,
+    Admission, Attempt, Proved, admit_with_spec, bundle_and_pid, detach_below_emptydirs,
     prove_container, record, record_release, record_unchecked, uncompared_container,
+    write_new_file,
 };
 use rustix::thread::{CapabilitySet, capabilities};
 
 use crate::argv::Invocation;
-use crate::exec_runtime;
-use crate::messages::Messages;
+use crate::handover::{Messages, file_name};
 
 /// The hash of the file whose mistakes were reported last. It goes with a reboot.
 const REPORTED: &str = "/run/bindguard/config-mistakes";
@@ -65,15 +64,11 @@ pub fn admit_safely(
     if refusal.is_none() {
         messages.problem("the guard panicked; the container is created as it is");
     }
-    if let Some(journal) = config.journal() {
-        messages.recorded(record_unchecked(
-            journal,
-            (&*invocation.bundle, invocation.id.as_deref()),
-            attempt,
-            (Unchecked::Died, why),
-            refusal.as_deref(),
-        ));
-    }
+    let container = (&*invocation.bundle, invocation.id.as_deref());
+    messages.record(config, |journal| {
+        let cause = (Unchecked::Died, why);
+        record_unchecked(journal, container, attempt, cause, refusal.as_deref())
+    });
     Admission {
         refusal,
         ..Admission::default()
@@ -81,10 +76,7 @@ pub fn admit_safely(
 }
 
 fn has_no_spec(invocation: &Invocation) -> bool {
-    let found = match &invocation.spec {
-        Some(spec) => fs::metadata(spec),
-        None => fs::metadata(invocation.bundle.join("config.json")),
-    };
+    let found = fs::metadata(invocation.spec_file());
     found.is_err_and(|error| matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory))
 }
 
@@ -110,7 +102,7 @@ fn admit_and_record(
     if !is_provable {
         policy.proof = Alarm::Off;
     }
-    let runtime = exec_runtime::file_name(config.runtime());
+    let runtime = file_name(config.runtime());
     policy.words_recurse = runtime.as_bytes().starts_with(b"crun");
     // youki 0.7 makes every bind a slave of the host's mount, whatever the spec requests. youki
     // creates no container whose spec sets `linux.rootfsPropagation` to rslave
@@ -136,10 +128,8 @@ fn admit_and_record(
         }
         doubt => {
             let places = config.places();
-            let mut admission = match &invocation.spec {
-                Some(spec) => admit_with_spec(bundle, spec, &policy, places, which),
-                None => admit(bundle, &policy, places, which),
-            };
+            let spec = invocation.spec_file();
+            let mut admission = admit_with_spec(bundle, &spec, &policy, places, which);
             admission.report.problems.extend(doubt.clone());
             admission
         }
@@ -151,13 +141,11 @@ fn admit_and_record(
     let own_problems = report.problems.len();
     report.problems.extend_from_slice(&mistakes.new);
     // First of all: the journal gets the line whatever happens later.
-    if let Some(journal) = config.journal() {
-        let mut line = CreateLine::new(&*report);
-        line.refused.clone_from(&admission.refusal);
-        line.id.clone_from(&invocation.id);
-        line.attempt = attempt;
-        messages.recorded(record(journal, line));
-    }
+    let mut line = CreateLine::new(&*report);
+    line.refused.clone_from(&admission.refusal);
+    line.id.clone_from(&invocation.id);
+    line.attempt = attempt;
+    messages.record(config, |journal| record(journal, line));
     mistakes.are_reported();
     report.problems.truncate(own_problems);
     messages.report_findings(report);
@@ -188,13 +176,8 @@ impl Mistakes {
 
     /// Remembers that they were reported. If this fails, the next create reports them again.
     fn are_reported(&self) {
-        if self.new.is_empty() {
-            return;
-        }
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o600);
-        if let Ok(mut file) = options.open(REPORTED) {
-            let _ = file.write_all(self.hash.as_bytes());
+        if !self.new.is_empty() {
+            let _ = write_new_file(Path::new(REPORTED), self.hash.as_bytes(), 0o600);
         }
     }
 }
@@ -266,9 +249,7 @@ fn detach(call: &Invocation, config: &Config, messages: &Messages) {
     match detach_below_emptydirs(&call.bundle, id, config.places()) {
         Ok(lines) => {
             for line in lines {
-                if let Some(journal) = config.journal() {
-                    messages.recorded(record_release(journal, line));
-                }
+                messages.record(config, |journal| record_release(journal, line));
             }
         }
         Err(error) => messages.remark(&format!(
@@ -293,15 +274,11 @@ fn record_no_check(
     let attempt = attempt.to_str()?.parse().ok()?;
     let how = how.to_str()?.parse().ok()?;
     let refusal = more.first().map(|refusal| refusal.to_string_lossy());
-    if let Some(journal) = config.journal() {
-        messages.recorded(record_unchecked(
-            journal,
-            (&call.bundle, call.id.as_deref()),
-            attempt,
-            (how, &why.to_string_lossy()),
-            refusal.as_deref(),
-        ));
-    }
+    messages.record(config, |journal| {
+        let container = (&*call.bundle, call.id.as_deref());
+        let cause = (how, &*why.to_string_lossy());
+        record_unchecked(journal, container, attempt, cause, refusal.as_deref())
+    });
     Some(())
 }
 
@@ -352,12 +329,12 @@ impl NewContainer {
         messages.report_findings(report);
         let is_worth_a_line =
             !report.binds.is_empty() || report.unproven > 0 || !report.problems.is_empty();
-        if let Some(journal) = config.journal().filter(|_| is_worth_a_line) {
+        if is_worth_a_line {
             let mut line = CreateLine::new(report);
             line.refused.clone_from(&proved.refusal);
             line.id.clone_from(&self.id);
             line.pid = Some(self.pid);
-            messages.recorded(record(journal, line));
+            messages.record(config, |journal| record(journal, line));
         }
     }
 }

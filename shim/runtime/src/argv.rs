@@ -154,6 +154,12 @@ impl Invocation {
         self
     }
 
+    /// The spec that the runtime reads.
+    pub fn spec_file(&self) -> PathBuf {
+        let own = || self.bundle.join("config.json");
+        self.spec.clone().unwrap_or_else(own)
+    }
+
     /// Parses the arguments after the program's name. `None` if `wanted` does not have the verb.
     pub fn of_verbs(args: &[OsString], wanted: &[&str]) -> Option<Self> {
         let line = CommandLine::parse(args);

@@ -8,8 +8,7 @@
 
 mod admit;
 mod argv;
-mod exec_runtime;
-mod messages;
+mod handover;
 
 use std::env;
 use std::ffi::OsString;
@@ -21,8 +20,7 @@ use bindguard_guard::read_file;
 
 use admit::{admit_safely, is_start_refused, run_own_verb};
 use argv::{CREATING, Invocation};
-use exec_runtime::Handover;
-use messages::Messages;
+use handover::{Handover, Messages, exec};
 
 fn main() -> ExitCode {
     let args: Vec<OsString> = env::args_os().skip(1).collect();
@@ -42,7 +40,7 @@ fn main() -> ExitCode {
         if is_start_refused(&args, &loaded.config) {
             return ExitCode::FAILURE;
         }
-        return exec_runtime::exec(&args, runtime, &Messages::default());
+        return exec(&args, runtime, &Messages::default());
     };
     let invocation = invocation.with_absolute_paths();
     let messages = Messages::for_invocation(&invocation, handover.pipe.is_some());
@@ -59,5 +57,5 @@ fn main() -> ExitCode {
     }
     let prove = admission.is_provable;
     handover.answer(&GuardAnswer::Handover { prove }, unrepaired);
-    exec_runtime::exec(&args, runtime, &messages)
+    exec(&args, runtime, &messages)
 }

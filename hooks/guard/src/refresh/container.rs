@@ -32,7 +32,7 @@ use bindguard_sys::require_calls;
 use rustix::process::Signal;
 
 use crate::rebind::{Ended, MAX_FAILURES, repeat};
-use crate::refresh::running::{Container, RefreshError, TuckRecords, refuse_sandbox};
+use crate::refresh::{Container, RefreshError, TuckRecords, refuse_sandbox};
 use crate::refresh::{CurrentFiles, failed, mounts_of_host};
 
 /// Limit of mounts of a file in a container. The runtime makes a mount for each bind; a container

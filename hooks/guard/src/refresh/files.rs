@@ -145,12 +145,6 @@ impl<'a> BoundFiles<'a> {
     pub fn binds(&self) -> &[FileBind] {
         &self.binds
     }
-
-    /// The binds of the file that a stale mount should show.
-    fn binds_of(&self, stale: &SubpathInContainer) -> impl Iterator<Item = &FileBind> {
-        let binds = self.binds.iter();
-        binds.filter(|bind| bind.directory == stale.volume && bind.name == stale.sub_path)
-    }
 }
 
 impl CurrentFiles for BoundFiles<'_> {
@@ -178,7 +172,12 @@ impl CurrentFiles for BoundFiles<'_> {
         &self,
         stale: &SubpathInContainer,
     ) -> Result<(Handle, CloneSettings), MountResult> {
-        let binds: Vec<&FileBind> = self.binds_of(stale).collect();
+        let mut binds = Vec::new();
+        for bind in &self.binds {
+            if bind.directory == stale.volume && bind.name == stale.sub_path {
+                binds.push(bind);
+            }
+        }
         let bind = *binds.first().ok_or(MountResult::KeyGone)?;
         refuse_shared(stale)?;
         let WalkedWay { way, file, .. } = WalkedWay::of(bind).map_err(not_opened)?;

@@ -27,16 +27,15 @@ use bindguard_core::refresh::{
 use bindguard_core::report::{MountResult, ReleaseResult};
 use bindguard_core::spec::{Bind, MountMakers, RequestedPropagation, SpecUsers};
 use bindguard_sys::Handle;
-use bindguard_sys::bundle::{read_record, read_spec};
 use bindguard_sys::enter::{Action, EnterError, HeldProcess, HelperProcess, Replacement};
+use bindguard_sys::files::{read_record, read_spec};
 use bindguard_sys::replace::CloneSettings;
 
 use crate::SourceError;
-use crate::bundle::{OpenBundle, OpenError};
-use crate::inspect::inspect;
+use crate::inspect::{OpenBundle, OpenError, inspect};
 use crate::probes::Probes;
 use crate::rebind::REPLACE_TIMEOUT;
-use crate::refresh::running::{Container, RefreshError};
+use crate::refresh::{Container, RefreshError};
 use crate::refresh::{
     CurrentFiles, SpecifiedBind, changed, failed, mounts_of_host, place_of_source,
 };
@@ -163,18 +162,15 @@ impl RootBind {
         } else {
             return None;
         };
-        let specified = SpecifiedBind::of(bind, false);
-        let settings = CloneSettings {
+        let mut specified = SpecifiedBind::of(bind, false);
+        specified.settings = CloneSettings {
             below: Some(bind.denied_below),
             denied: bind.denied,
             requested: RequestedPropagation::RecursiveSlave,
             ..CloneSettings::default()
         };
         (finding.kind == SourceKind::HostRoot).then_some(Self {
-            bind: SpecifiedBind {
-                settings,
-                ..specified
-            },
+            bind: specified,
             pinning,
         })
     }

@@ -29,16 +29,16 @@ use bindguard_core::spec::{Bind, MountMakers, RequestedPropagation, SpecView};
 use bindguard_core::text::lies_in;
 use bindguard_sys::observe::BindSource;
 use bindguard_sys::replace::{CloneSettings, NewMount};
-use bindguard_sys::{Handle, Mounts, bundle};
+use bindguard_sys::{Handle, Mounts, files};
 
-use crate::bundle::OpenError;
-use crate::expect::dead_volume;
-use crate::probes::Probes;
+use crate::inspect::OpenError;
+use crate::probes::{Probes, dead_volume};
 use crate::refresh::files::{RunningContainers, refuse_unsafe_way};
 use crate::refresh::host_roots::HostRoots;
+use crate::refresh::volumes::PodFolder;
 use crate::refresh::{
-    CurrentFiles, OpenedNested, PodFolder, SpecifiedBind, changed, failed, failed_to,
-    mounts_of_host, place_of_source, refuse_shared,
+    CurrentFiles, OpenedNested, SpecifiedBind, changed, failed, failed_to, mounts_of_host,
+    place_of_source, refuse_shared,
 };
 
 impl SpecifiedBind {
@@ -151,13 +151,13 @@ impl<'a> BoundMounts<'a> {
         specified: impl Fn(&Bind<'_>) -> SpecifiedBind,
         others: Option<&'a dyn RunningContainers>,
     ) -> Result<Self, OpenError> {
-        let bytes = bundle::read_spec(bundle)?;
+        let bytes = files::read_spec(bundle)?;
         let spec = SpecView::from_bytes(&bytes)?;
         Ok(Self {
             bundle: bundle.to_owned(),
             binds: spec.binds().iter().map(specified).collect(),
             makers: MountMakers::from_spec(spec.bytes()).ok(),
-            record: RefCell::new(bundle::read_record(bundle).unwrap_or_default()),
+            record: RefCell::new(files::read_record(bundle).unwrap_or_default()),
             refreshed: RefCell::default(),
             probed: RefCell::default(),
             others,
@@ -239,7 +239,7 @@ impl<'a> BoundMounts<'a> {
         };
         let shown = old.map_or_else(|| new.clone(), FilePlace::root_of);
         if expected.add_refreshed(shown, new.clone()) {
-            bundle::replace_record(&self.bundle, &record).map_err(not_recorded)?;
+            files::replace_record(&self.bundle, &record).map_err(not_recorded)?;
         }
         Ok(())
     }
@@ -260,7 +260,7 @@ impl<'a> BoundMounts<'a> {
         for (id, place) in mounts {
             refreshed.add(bind.index, *id, place.clone());
         }
-        bundle::replace_refreshed(&self.bundle, &refreshed).map_err(not_recorded)
+        files::replace_refreshed(&self.bundle, &refreshed).map_err(not_recorded)
     }
 }
 
@@ -271,10 +271,10 @@ fn not_recorded(error: io::Error) -> MountResult {
 impl CurrentFiles for BoundMounts<'_> {
     /// Reads the records again: the agent and the command line may refresh the same container.
     fn shown_in(&self, table: &MountTable) -> Vec<SubpathInContainer> {
-        if let Ok(now) = bundle::read_record(&self.bundle) {
+        if let Ok(now) = files::read_record(&self.bundle) {
             self.record.replace(now);
         }
-        let refreshed = bundle::read_refreshed(&self.bundle).unwrap_or_default();
+        let refreshed = files::read_refreshed(&self.bundle).unwrap_or_default();
         self.refreshed.replace(refreshed.of_container(table));
         let mut bound = Vec::new();
         for bind in self.binds.iter().filter(|bind| bind.is_volume) {
@@ -366,7 +366,7 @@ impl CurrentFiles for BoundMounts<'_> {
         };
         record.add_refreshed_mounts(below.ids_of_copies((&bind.source, &bind.destination), &host));
         // Best effort: without the ids, the next refresh refuses if the host unmounted a copy.
-        let _ = bundle::replace_record(&self.bundle, &record);
+        let _ = files::replace_record(&self.bundle, &record);
     }
 
     /// The mounts in a volume, if those that are no binds of the spec may go with the volume: they

@@ -18,11 +18,11 @@ use bindguard_sys::enter::{
     Action, EnterError, Entered, Replacement, TreeChange, TreePart, complete_tree,
 };
 use bindguard_sys::replace::{CloneError, NewMount, ReplaceError, clone_like};
-use bindguard_sys::{Handle, fault, propagation_takes_locks, selinux_denies_read};
+use bindguard_sys::{Handle, denies_beneath, propagation_takes_locks, selinux_denies_read};
 
 use crate::refresh::container::{ContainerRefresh, Found, Look, probe_sources};
-use crate::refresh::running::{RefreshError, STEP_TIMEOUT, owner};
 use crate::refresh::{OpenedNested, changed, failed};
+use crate::refresh::{RefreshError, STEP_TIMEOUT, owner};
 
 /// Limit of binds in a volume: the new mount of each is a descriptor of this process until the tree
 /// is complete.
@@ -331,7 +331,7 @@ impl Round<'_, '_, '_> {
         // own have locked flags, and root there could remove them from the new mount. The tuck locks
         // the flags, because the new mount arrives from another user namespace.
         let mut impossible = Vec::new();
-        if fault::denies_beneath() || self.refresh.container.namespace.has_own_users {
+        if denies_beneath() || self.refresh.container.namespace.has_own_users {
             impossible = new;
         } else {
             let results = self.entered.call_all(Action::AttachBeneath, &new);
@@ -519,23 +519,20 @@ impl ContainerRefresh<'_> {
     /// Returns true if all of them have their former propagation again.
     fn restore(&mut self, mounts: &[MountEntry]) -> bool {
         let all: Vec<usize> = (0..mounts.len()).collect();
-        let mut replacements = Vec::with_capacity(mounts.len());
-        for stale in mounts {
-            replacements.push(Replacement {
-                stale,
-                parent: None,
-                new: None,
-            });
-        }
+        let replacement = |stale| Replacement {
+            stale,
+            parent: None,
+            new: None,
+        };
+        let replacements = mounts.iter().map(replacement).collect();
         let entered = self.container.enter(self.helper, replacements, self.until);
         let Ok(entered) = entered else {
             return false;
         };
         // The walk to a mount point may hang, as in any refresh.
         let opened = entered.call_all(Action::Open, &all);
-        let is_over =
-            |opened: &Result<(), EnterError>| opened.as_ref().is_err_and(|error| error.is_over());
-        if opened.iter().any(is_over) {
+        let mut errors = opened.iter().filter_map(|opened| opened.as_ref().err());
+        if errors.any(EnterError::is_over) {
             self.abandoned = Some(entered.abandon());
             return false;
         }

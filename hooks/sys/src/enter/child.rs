@@ -5,28 +5,27 @@
 //! daemon of the container, which is why it is a process of its own. Everything after it works on
 //! open descriptors.
 
-use std::ffi::{CStr, OsString};
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use bindguard_core::mount_table::{MountAttributes, MountEntry};
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags, Timespec, Timestamps, UTIME_NOW,
+    AtFlags, CWD, FileType, OFlags, ResolveFlags, StatxFlags, Timespec, Timestamps, UTIME_NOW,
 };
 use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, MoveMountFlags, UnmountFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::enter::Replacement;
-use crate::errno_of;
-use crate::fork::{end_with_parent, receive, send};
-use crate::handle::{open_name, statx_of, type_in};
+use crate::handle::{open_folder, open_name, statx_of, type_in};
+use crate::kernel::{adding, mount_setattr};
+use crate::own_process::{end_with_parent, receive, send};
 use crate::replace::{
     FolderCopy, NewMount, ReplaceError, Step, at, attach_as_root, attach_beneath, copy_of,
     detach_link, enter_mounts, enter_private_mounts, propagation_type,
 };
-use crate::syscalls::{adding, mount_setattr};
 use crate::target::open_without_links;
 
 /// The result of a step of a child.
@@ -157,14 +156,9 @@ pub(super) fn serve_container(
 
 /// Then works in the host's `/proc/self/fd`: the container may have no `/proc`, or a fake `/proc`.
 fn enter(namespace: &OwnedFd) -> Done {
-    let own = open_folder(c"/proc/self/fd")?;
+    let own = open_folder(c"/proc/self/fd").map_err(at(Step::OpenProc))?;
     enter_mounts(namespace).map_err(at(Step::Enter))?;
     rustix::process::fchdir(own).map_err(at(Step::OpenProc))
-}
-
-fn open_folder(path: &CStr) -> Result<OwnedFd, ReplaceError> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    rustix::fs::open(path, flags, Mode::empty()).map_err(at(Step::OpenProc))
 }
 
 impl Place {
@@ -270,7 +264,7 @@ impl Place {
         }
         let tucked = tucked.and_then(|copy| {
             // The namespace of the copy ends before this returns, unlike that of a thread.
-            let own = open_folder(c".")?;
+            let own = open_folder(c".").map_err(at(Step::OpenProc))?;
             let attached = enter_private_mounts()
                 .and_then(|()| copy.attach())
                 .and_then(|()| copy.attach_new(new, &parent.name));
@@ -294,7 +288,7 @@ impl Place {
         let (Some(parent), Some(folder)) = (&self.job.parent, folder) else {
             return Err(not_open(Step::OpenFolder));
         };
-        let own = open_folder(c".")?;
+        let own = open_folder(c".").map_err(at(Step::OpenProc))?;
         let named =
             open_name(&folder, &parent.name, OFlags::empty()).map_err(at(Step::OpenMountPoint))?;
         if !is_on(&named, self.job.stale) {
@@ -386,7 +380,8 @@ pub enum TreeChange {
 /// # Errors
 /// If the agent is gone.
 pub(super) fn serve_tree(socket: &OwnedFd, tree: &OwnedFd, parts: usize) -> io::Result<()> {
-    let mut done = attach_tree(tree);
+    let mut done =
+        enter_private_mounts().and_then(|()| attach_as_root(tree).map_err(at(Step::AttachTree)));
     for _ in 0..parts {
         if done.is_err() {
             break;
@@ -407,11 +402,6 @@ pub(super) fn serve_tree(socket: &OwnedFd, tree: &OwnedFd, parts: usize) -> io::
     Ok(())
 }
 
-fn attach_tree(tree: &OwnedFd) -> Done {
-    enter_private_mounts()?;
-    attach_as_root(tree).map_err(at(Step::AttachTree))
-}
-
 fn change_tree(tree: &OwnedFd, path: OsString, change: TreeChange, mount: Option<OwnedFd>) -> Done {
     // No symlink is followed: a container may have written the volume.
     let place = open_without_links(tree, path.as_ref(), OFlags::empty(), ResolveFlags::BENEATH);
@@ -420,8 +410,7 @@ fn change_tree(tree: &OwnedFd, path: OsString, change: TreeChange, mount: Option
         place => place?,
     };
     if let TreeChange::Restrict(attributes) = change {
-        return mount_setattr(&place, 0, &adding(attributes))
-            .map_err(|error| at(Step::SetAttributes)(errno_of(&error)));
+        return mount_setattr(&place, 0, &adding(attributes)).map_err(at(Step::SetAttributes));
     }
     let mount = mount.ok_or(ReplaceError::Failed(Step::AttachNested, Errno::BADF))?;
     match require_same_type(&place, &mount) {
@@ -439,7 +428,7 @@ mod tests {
     use strum::VariantArray;
 
     use super::*;
-    use crate::fork::sockets;
+    use crate::own_process::sockets;
 
     #[test]
     fn every_message_arrives_as_it_was_sent() {

@@ -18,7 +18,6 @@ mod namespace;
 mod process;
 
 use std::cell::Cell;
-use std::error::Error;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
@@ -31,11 +30,12 @@ use rustix::process::{Signal, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
 use crate::enter::child::{Done, Job, serve_container, serve_tree};
-use crate::errno_of;
-use crate::fault;
-use crate::fork::{ChildProcess, is_answered, is_readable, receive, send, sockets};
-use crate::replace::{NewMount, ReplaceError};
-use crate::separate_process::{Registered, hanging};
+use crate::own_process::disable_faults;
+use crate::own_process::{
+    ChildProcess, Registered, hanging, is_answered, is_readable, receive, send, sockets,
+};
+use crate::replace::{NewMount, ReplaceError, Step};
+use crate::{SourceError, errno_of};
 
 pub use self::child::{Action, TreeChange};
 pub use self::namespace::{
@@ -75,7 +75,10 @@ impl EnterError {
 
     /// True if a process uses the mount.
     pub fn is_busy(&self) -> bool {
-        matches!(self, Self::Step(error) if error.is_busy())
+        matches!(
+            self,
+            Self::Step(ReplaceError::Failed(Step::Unmount, Errno::BUSY))
+        )
     }
 
     /// True if the child serves no further request.
@@ -270,34 +273,16 @@ pub struct TreePart {
     pub new: Option<NewMount>,
 }
 
-/// Why a tree was not completed.
-#[derive(Debug, thiserror::Error)]
-#[error("{act}")]
-pub struct TreeError {
-    act: String,
-    source: Option<Box<dyn Error + Send + Sync>>,
-}
-
-impl TreeError {
-    /// The error of a step with this act.
-    fn of(error: EnterError, act: &str) -> Self {
-        let (act, source): (_, Box<dyn Error + Send + Sync>) = match error {
-            EnterError::NoChild(source) => ("start a child for the new mounts", source.into()),
-            EnterError::Step(source) => (act, source.into()),
-            EnterError::Silent(time) => {
-                let act = format!(
-                    "the new mount did not answer within {} ms",
-                    time.as_millis()
-                );
-                return Self { act, source: None };
-            }
-            EnterError::Ended => {
-                let act = "the child for the new mounts ended".to_owned();
-                return Self { act, source: None };
-            }
-        };
-        let (act, source) = (act.to_owned(), Some(source));
-        Self { act, source }
+/// The error of a step with this act, when a tree is completed.
+fn tree_error(error: EnterError, act: &str) -> SourceError {
+    match error {
+        EnterError::NoChild(error) => SourceError::of("start a child for the new mounts")(error),
+        EnterError::Step(error) => SourceError::of(act)(error),
+        EnterError::Silent(time) => SourceError::new(format!(
+            "the new mount did not answer within {} ms",
+            time.as_millis()
+        )),
+        EnterError::Ended => SourceError::new("the child for the new mounts ended"),
     }
 }
 
@@ -313,7 +298,7 @@ pub fn complete_tree(
     parts: &[TreePart],
     step_timeout: Duration,
     until: Instant,
-) -> Result<NewMount, TreeError> {
+) -> Result<NewMount, SourceError> {
     const PREPARE: &str = "prepare the new mounts";
     if parts.is_empty() {
         return Ok(top);
@@ -327,21 +312,21 @@ pub fn complete_tree(
             step_timeout,
             until,
         )
-        .map_err(|error| TreeError::of(EnterError::NoChild(error), PREPARE))?;
+        .map_err(|error| tree_error(EnterError::NoChild(error), PREPARE))?;
     // The reply to a part comes before the next part is sent: the buffers cannot fill up.
-    let reply = |act: &str| child.reply().map_err(|error| TreeError::of(error, act));
+    let reply = |act: &str| child.reply().map_err(|error| tree_error(error, act));
     reply(PREPARE)?;
     for part in parts {
         let mount = part.new.as_ref().map(|new| new.mount.as_fd());
         let path = part.path.as_os_str();
         send(&child.socket, &(path, part.change), mount.as_slice())
-            .map_err(|_| TreeError::of(EnterError::Ended, PREPARE))?;
+            .map_err(|_| tree_error(EnterError::Ended, PREPARE))?;
         reply(&format!(
             "prepare the nested mount at {}",
             part.path.display()
         ))?;
     }
-    let mount = reply(PREPARE)?.ok_or_else(|| TreeError::of(EnterError::Ended, PREPARE))?;
+    let mount = reply(PREPARE)?.ok_or_else(|| tree_error(EnterError::Ended, PREPARE))?;
     Ok(NewMount { mount })
 }
 
@@ -360,7 +345,7 @@ pub fn complete_tree(
 // holds nothing. It receives the checked namespace or the tree as a descriptor, never a pid. It
 // reaps its children, and ends when the agent ends.
 //
-// A child of a container is in the [register](crate::separate_process), so a child that hangs
+// A child of a container is in the [register](crate::own_process), so a child that hangs
 // counts for its pod also after the end of the agent. Only memory limits the children of all pods:
 // a limit of their number could be reached by some pods, and would stop the refreshes of all.
 
@@ -462,7 +447,7 @@ impl HelperProcess {
 
 /// Starts children until the other end of the socket closes.
 fn serve(socket: &OwnedFd) {
-    fault::disable();
+    disable_faults();
     let mut children: Vec<ChildProcess> = Vec::new();
     loop {
         let mut polled = vec![PollFd::new(socket, PollFlags::IN)];

@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io::{Read, Seek};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use bindguard_core::identity::{cgroup_of_container, pod_of};
@@ -19,15 +19,17 @@ use bindguard_core::mount_table::{
 };
 use bindguard_core::spec::{IdMap, IdMaps, RequestedUserNamespace};
 use nix::sched::{CloneFlags, unshare};
-use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
 
 use crate::enter::process::{HeldProcess, ProcessError, open_process_file};
-use crate::fork::in_thread;
+use crate::handle::open_folder;
+use crate::kernel::{USER, listmount, mount_namespace_id, owner_of, parent_of, statmount_in};
 use crate::mounts::{ReadTableError, read_container_table};
+use crate::own_process::in_thread;
 use crate::process_files::ProcessFile;
 use crate::replace::enter_mounts;
-use crate::syscalls::{USER, listmount, mount_namespace_id, owner_of, parent_of, statmount_in};
+use crate::{Failure, failed};
 
 /// The mount namespace that the runtime made for a container.
 #[derive(Debug)]
@@ -136,8 +138,7 @@ impl MountNamespace {
     /// may have no `/proc`, or a fake `/proc`. The thread walks on no filesystem of the container.
     fn open_table(&self) -> io::Result<File> {
         in_thread("mount-table", || {
-            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            let proc = rustix::fs::openat(CWD, "/proc", flags, Mode::empty())?;
+            let proc = open_folder("/proc")?;
             unshare(CloneFlags::CLONE_FS)?;
             enter_mounts(&self.file)?;
             let flags = OFlags::RDONLY | OFlags::CLOEXEC;
@@ -184,11 +185,7 @@ impl ContainerNamespace {
     }
 
     fn unread(&self, source: io::Error) -> ProcessError {
-        ProcessError::Read {
-            pid: self.namespace.process,
-            name: "ns/mnt",
-            source,
-        }
+        ProcessError::unread(self.namespace.process, "ns/mnt", source)
     }
 
     /// Locks the namespace against other refreshes: flock(2). `None` if another process has the
@@ -264,16 +261,8 @@ pub enum NamespaceError {
     #[error(transparent)]
     Process(#[from] ProcessError),
     /// A step failed.
-    #[error("{step} of process {process}")]
-    Failed {
-        /// The step.
-        step: &'static str,
-        /// The process.
-        process: u32,
-        /// The kernel's error.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Failed(#[from] Failure),
 }
 
 impl MountNamespace {
@@ -318,11 +307,7 @@ impl MountNamespace {
     }
 
     pub(super) fn failed(&self, step: &'static str, source: io::Error) -> NamespaceError {
-        NamespaceError::Failed {
-            step,
-            process: self.process,
-            source,
-        }
+        failed(format!("{step} of process {}", self.process), Path::new(""))(source).into()
     }
 }
 

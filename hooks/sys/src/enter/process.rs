@@ -18,11 +18,12 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::enter::namespace::MountNamespace;
-use crate::fork::{ChildProcess, is_answered, is_readable, receive, send, sockets};
 use crate::handle::{Handle, statx_of, type_in};
+use crate::kernel::{Kind, MOUNT, namespace_of};
 use crate::mounts::ReadTableError;
+use crate::own_process::{ChildProcess, is_answered, is_readable, receive, send, sockets};
 use crate::process_files::{self, ProcessFile, contents_within, links_within};
-use crate::syscalls::{Kind, MOUNT, namespace_of};
+use crate::{Failure, failed};
 
 /// A process with its pidfd. The process may end at any time.
 #[derive(Debug)]
@@ -42,10 +43,7 @@ impl HeldProcess {
         let pidfd = open_pidfd(pid).map_err(|errno| match errno {
             // INVAL, or NOENT of newer kernels: a thread of another process has this number.
             Errno::SRCH | Errno::INVAL | Errno::NOENT => ProcessError::Ended(pid),
-            errno => ProcessError::Open {
-                pid,
-                source: errno.into(),
-            },
+            errno => failed(format!("open process {pid}"), Path::new(""))(errno).into(),
         })?;
         Ok(Self {
             pid,
@@ -166,7 +164,7 @@ impl HeldProcess {
         }
         read.map_err(|source| match source.kind() {
             io::ErrorKind::TimedOut => ProcessError::Blocked { pid, name },
-            _ => ProcessError::Read { pid, name, source },
+            _ => ProcessError::unread(pid, name, source),
         })
     }
 
@@ -175,11 +173,8 @@ impl HeldProcess {
     /// # Errors
     /// If it ended, or may not be signalled.
     pub fn signal(&self, signal: Signal) -> Result<(), ProcessError> {
-        pidfd_send_signal(&self.pidfd, signal).map_err(|errno| ProcessError::Signal {
-            pid: self.pid,
-            signal: format!("{signal:?}"),
-            source: errno.into(),
-        })
+        let act = format!("send {signal:?} to process {}", self.pid);
+        Ok(pidfd_send_signal(&self.pidfd, signal).map_err(failed(act, Path::new("")))?)
     }
 }
 
@@ -213,22 +208,9 @@ impl AsFd for HeldProcess {
 pub enum ProcessError {
     #[error("process {0} ended")]
     Ended(u32),
-    /// It could not be opened: pidfd_open(2).
-    #[error("open process {pid}")]
-    Open {
-        pid: u32,
-        #[source]
-        source: io::Error,
-    },
-    /// A file of it could not be read.
-    #[error("read {name} of process {pid}")]
-    Read {
-        pid: u32,
-        /// The name below `/proc/PID`.
-        name: &'static str,
-        #[source]
-        source: io::Error,
-    },
+    /// A step failed.
+    #[error(transparent)]
+    Failed(#[from] Failure),
     /// A file of the process could not be read within the time limit: the process holds a lock that
     /// the reader needs.
     #[error(
@@ -246,14 +228,6 @@ pub enum ProcessError {
         #[source]
         source: TableError,
     },
-    /// The signal could not be sent.
-    #[error("send {signal} to process {pid}")]
-    Signal {
-        pid: u32,
-        signal: String,
-        #[source]
-        source: io::Error,
-    },
     /// No process of the container runs the program.
     #[error("no process of the container runs {0:?}")]
     NoProgram(String),
@@ -266,11 +240,15 @@ pub enum ProcessError {
 }
 
 impl ProcessError {
+    /// The error of reading a file below `/proc/PID`.
+    pub(super) fn unread(pid: u32, name: &str, source: io::Error) -> Self {
+        failed(format!("read {name} of process {pid}"), Path::new(""))(source).into()
+    }
+
     /// The error of reading the mount table of a process.
     pub(super) fn of_table(pid: u32, error: ReadTableError) -> Self {
-        let name = "mountinfo";
         match error {
-            ReadTableError::Read(source) => Self::Read { pid, name, source },
+            ReadTableError::Read(source) => Self::unread(pid, "mountinfo", source),
             ReadTableError::Table(source) => Self::Table { pid, source },
         }
     }
@@ -332,11 +310,9 @@ const IS_PERMISSIVE: u32 = 1;
 /// True if SELinux enforces a policy that denies this process to read the file. False if no policy
 /// is enforced, or if the kernel does not answer.
 pub fn selinux_denies_read(process: &HeldProcess, file: &Handle) -> bool {
-    is_enforcing() && denies_read(process, file).unwrap_or(false)
-}
-
-fn is_enforcing() -> bool {
-    fs::read(Path::new(SELINUXFS).join("enforce")).is_ok_and(|text| text.first() == Some(&b'1'))
+    let enforce = fs::read(Path::new(SELINUXFS).join("enforce"));
+    enforce.is_ok_and(|text| text.first() == Some(&b'1'))
+        && denies_read(process, file).unwrap_or(false)
 }
 
 fn denies_read(process: &HeldProcess, file: &Handle) -> io::Result<bool> {
@@ -443,7 +419,11 @@ impl HeldProcess {
         for _ in 0..MAX_LOOKS {
             let pids = match self.listed(&cgroups, until) {
                 Some(pids) => pids,
-                None => all_pids(),
+                None => {
+                    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+                    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+                    pids.collect()
+                }
             };
             let mut members = Vec::new();
             for pid in pids {
@@ -531,12 +511,6 @@ fn read_pids(folder: &Path, until: Instant) -> io::Result<Vec<u8>> {
         }
     }
     Ok(text)
-}
-
-fn all_pids() -> Vec<u32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.collect()
 }
 
 /// The process, if it belongs to the container.
@@ -637,10 +611,7 @@ mod tests {
             matches!(of_thread, Err(ProcessError::Ended(_))),
             "{of_thread:?}"
         );
-        assert!(
-            matches!(denied, Err(ProcessError::Open { .. })),
-            "{denied:?}"
-        );
+        assert!(matches!(denied, Err(ProcessError::Failed(_))), "{denied:?}");
         assert!(HeldProcess::open(own).is_ok());
     }
 }

@@ -155,11 +155,8 @@ impl HeldSubpath {
             Reach::Refused { .. }
                 if reach.error_of_dead_source().is_some() || reach.is_not_found() =>
             {
-                match self.itself.as_ref().map(Handle::kind) {
-                    Ok(Ok(kind)) => Observed::Seen(FileIdentity::of_what_is_gone(kind)),
-                    Ok(Err(error)) => unreadable(&error),
-                    Err(error) => unreadable(error),
-                }
+                let of_kind = |file: &Handle| file.kind().map(FileIdentity::of_what_is_gone);
+                observe(&self.itself, of_kind)
             }
             Reach::Refused { words, .. } => Observed::Unreadable(words.clone()),
             Reach::Alive => identity_of(&self.itself),
@@ -240,8 +237,16 @@ impl HeldSubpath {
 }
 
 fn identity_of(file: &Result<Handle, Failure>) -> Observed<FileIdentity> {
-    match file.as_ref().map(Handle::identity) {
-        Ok(Ok(identity)) => Observed::Seen(identity),
+    observe(file, Handle::identity)
+}
+
+/// What is read from an open file.
+fn observe<T>(
+    file: &Result<Handle, Failure>,
+    read: impl FnOnce(&Handle) -> Result<T, Failure>,
+) -> Observed<T> {
+    match file.as_ref().map(read) {
+        Ok(Ok(seen)) => Observed::Seen(seen),
         Ok(Err(error)) => unreadable(&error),
         Err(error) => unreadable(error),
     }

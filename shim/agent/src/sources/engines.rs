@@ -28,7 +28,7 @@ use bindguard_guard::refresh::{BoundMounts, FileBind};
 use bindguard_operator::containers::{Engine, EngineContainer, engine_containers, state_folders};
 use bindguard_operator::unix_http;
 use bindguard_operator::writers::ContainersOfNode;
-use bindguard_sys::bundle::read_spec;
+use bindguard_sys::files::read_spec;
 use serde::Deserialize;
 
 use crate::pods::Container;

@@ -16,7 +16,7 @@ use bindguard_guard::refresh::{BoundMounts, FileBind, PodVolumes, VolumeOfPod, r
 use bindguard_guard::{Probes, kubelet_roots_by_all_names};
 use bindguard_operator::containers::bundle_of_container;
 use bindguard_operator::writers::ContainersOfNode;
-use bindguard_sys::bundle::read_spec;
+use bindguard_sys::files::read_spec;
 use tracing::{info, warn};
 
 use crate::limits::SayOnce;

@@ -48,7 +48,7 @@ use bindguard_core::mount_table::MountEntry;
 use bindguard_core::policy::Policy;
 use bindguard_core::proof::{Comparison, EXPECTED_FILE, ExpectedBinds};
 use bindguard_core::report::{CreateLine, Report, Unchecked};
-use bindguard_sys::bundle;
+use bindguard_sys::files;
 use bindguard_sys::journal::append;
 use rustix::pipe::{PipeFlags, pipe_with};
 use time::OffsetDateTime;
@@ -441,10 +441,10 @@ fn shows_all_expected_binds(bundle: &Path, pid: u32) -> io::Result<bool> {
         line.clear();
     }
     // A program below the guard wrote config.json: the comparison in full counts what it added.
-    let is_admitted = expected.spec == bundle::spec_version(bundle);
+    let is_admitted = expected.spec == files::spec_version(bundle);
     let shows_all = is_admitted && comparison.differences().is_empty();
     if shows_all {
-        bundle::add_mounts_before(bundle, expected);
+        files::add_mounts_before(bundle, expected);
     }
     Ok(shows_all)
 }
