@@ -33,5 +33,5 @@ pub use rebind::{NotRebound, rebind};
 /// What a program of the guard needs of the kernel and the disk besides.
 pub use bindguard_sys::{
     Handle, SourceError, inherited_pipe, leave_room, read_file, restore_inherited_state,
-    with_size_errors, write_new_file,
+    unless_absent, with_size_errors, write_new_file,
 };

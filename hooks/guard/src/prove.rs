@@ -511,6 +511,7 @@ impl Proved {
 }
 
 /// The places to which the destinations lead through the symlinks of the container's root.
+#[derive(Default)]
 struct Ways {
     places: HashMap<usize, PathBuf>,
     /// The entries that could not be walked: a server or daemon would have to answer.
@@ -532,10 +533,7 @@ impl Ways {
                 local.insert(u64::from(mount.id.0));
             }
         }
-        let mut ways = Self {
-            places: HashMap::new(),
-            unknown: HashSet::new(),
-        };
+        let mut ways = Self::default();
         let destinations = expected.entries.iter().map(|entry| &entry.destination);
         for (index, path) in destinations.chain(&expected.masked).enumerate() {
             match walk_path_of_process(pid, path, &|mount| local.contains(&mount)) {

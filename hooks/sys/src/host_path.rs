@@ -38,7 +38,7 @@ pub struct WalkedFolder {
 }
 
 /// A walk, with its folders open.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct HostWalk {
     pub folders: Vec<WalkedFolder>,
     /// The look-ups, in their order.
@@ -84,11 +84,8 @@ fn walk_in(root: &str, path: &Path, is_local: &dyn Fn(u64) -> bool) -> Result<Ho
     let (root_stat, root) = root.map_err(failed("open", Path::new("/")))?;
     let mut walk = HostWalk {
         folders: vec![folder(root, "/".into(), &root_stat)],
-        look_ups: Vec::new(),
-        named_in: None,
-        end: None,
         place: "/".into(),
-        newest_link: None,
+        ..HostWalk::default()
     };
     // The folders from `/` to the present folder.
     let mut at = vec![0];

@@ -1,11 +1,12 @@
 //! The journal: guards append a JSON line for each admission, refresh and release, many guards at
 //! once.
 //!
-//! Each line has the time, and at most [`MAX_LINE`] bytes. Each line is a single `write` to a file opened with `O_APPEND`, which local filesystems keep
-//! whole. If a full disk takes only a part of a line, that part is removed. A full file is renamed
-//! to `<name>.1`, and replaces the former `<name>.1`. So the journal is bounded to twice its size,
-//! and only its oldest lines are lost. Only a regular file is accepted: a fifo or a device would
-//! keep a container waiting for its reader, and a partly written line could not be removed.
+//! A line has the time, and at most `MAX_LINE` bytes. Each line is a single `write` to a file opened
+//! with `O_APPEND`, which local filesystems keep whole. If a full disk takes only a part of a line,
+//! that part is removed. A full file is renamed to `<name>.1`, and replaces the former `<name>.1`.
+//! So the journal is bounded to twice its size, and only its oldest lines are lost. Only a regular
+//! file is accepted: a fifo or a device would keep a container waiting for its reader, and a partly
+//! written line could not be removed.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Seek, Write};

@@ -542,7 +542,11 @@ pub(crate) fn hanging() -> Vec<String> {
         };
         if !is_alive(&file) {
             let _ = fs::remove_file(&path);
-        } else if !has_starter(&file) {
+            continue;
+        }
+        let mut lock = whole_file();
+        let found = fcntl(&file, FcntlArg::F_OFD_GETLK(&mut lock));
+        if found.is_ok() && lock.l_type == libc::F_UNLCK as libc::c_short {
             let read = io::read_to_string(file.take(MAX_SUBJECT));
             hanging.extend(read.ok());
         }
@@ -553,12 +557,6 @@ pub(crate) fn hanging() -> Vec<String> {
 /// The lock is shared: two readers at once would otherwise take each other for the process.
 fn is_alive(file: &File) -> bool {
     flock(file, FlockOperation::NonBlockingLockShared).is_err()
-}
-
-fn has_starter(file: &File) -> bool {
-    let mut lock = whole_file();
-    let found = fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock));
-    found.is_err() || lock.l_type != libc::F_UNLCK as libc::c_short
 }
 
 fn whole_file() -> libc::flock {

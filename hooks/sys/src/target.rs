@@ -70,14 +70,11 @@ pub fn open_target(
     sub_path: &Path,
     layout: VolumeLayout,
 ) -> Result<OpenedTarget, TargetError> {
-    match layout {
-        VolumeLayout::Plain => {
-            return Ok(OpenedTarget {
-                timestamp: None,
-                file: below(volume, sub_path)?,
-            });
-        }
-        VolumeLayout::Payload => {}
+    if layout == VolumeLayout::Plain {
+        return Ok(OpenedTarget {
+            timestamp: None,
+            file: below(volume, sub_path)?,
+        });
     }
     for _ in 0..SWAPS {
         let timestamp = current_payload(volume)?;

@@ -8,7 +8,6 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
@@ -23,10 +22,10 @@ use bindguard_core::proof::EXPECTED_FILE;
 use bindguard_core::report::{CreateLine, Report, Unchecked};
 use bindguard_guard::{
     Admission, Attempt, Proved, admit_with_spec, bundle_and_pid, detach_below_emptydirs,
-    prove_container, record, record_release, record_unchecked, uncompared_container,
+    prove_container, record, record_release, record_unchecked, uncompared_container, unless_absent,
     write_new_file,
 };
-use rustix::thread::{CapabilitySet, capabilities};
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities};
 
 use crate::argv::Invocation;
 use crate::handover::{Messages, file_name};
@@ -47,10 +46,12 @@ pub fn admit_safely(
     }
     // The runtime itself reports a missing spec, and a user who may not mount cannot repair binds.
     // Without that right, and without access to the node's journal, the guard has no work.
-    let is_worth_checking = invocation.doubt.is_some() || !has_no_spec(invocation);
-    let may_mount =
-        || capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
-    if !is_worth_checking || !may_mount() {
+    let has_no_spec = || {
+        let found = fs::metadata(invocation.spec_file());
+        unless_absent(found).is_ok_and(|found| found.is_none())
+    };
+    let may_mount = |sets: CapabilitySets| sets.effective.contains(CapabilitySet::SYS_ADMIN);
+    if invocation.doubt.is_none() && has_no_spec() || !capabilities(None).is_ok_and(may_mount) {
         return Admission::default();
     }
     let config = &loaded.config;
@@ -73,11 +74,6 @@ pub fn admit_safely(
         refusal,
         ..Admission::default()
     }
-}
-
-fn has_no_spec(invocation: &Invocation) -> bool {
-    let found = fs::metadata(invocation.spec_file());
-    found.is_err_and(|error| matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory))
 }
 
 /// `mistakes`: the log has the new mistakes of the config already.

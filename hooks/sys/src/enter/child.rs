@@ -8,9 +8,9 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use bindguard_core::mount_table::{MountAttributes, MountEntry};
+use bindguard_core::mount_table::MountAttributes;
 use rustix::fs::{
     AtFlags, CWD, FileType, OFlags, ResolveFlags, StatxFlags, Timespec, Timestamps, UTIME_NOW,
 };
@@ -84,29 +84,23 @@ struct Parent {
 impl Job {
     pub(super) fn of(replacement: &Replacement<'_>) -> Self {
         let stale = replacement.stale;
+        let place = &stale.mount_point;
+        let parent = replacement.parent.and_then(|parent| {
+            (parent.mount_point != *place).then_some(())?;
+            Some(Parent {
+                id: parent.id.0,
+                mount_point: parent.mount_point.clone().into(),
+                folder: place.parent()?.into(),
+                name: place.file_name()?.to_owned(),
+                propagation: propagation_type(&parent.propagation).bits(),
+            })
+        });
         Self {
-            mount_point: stale.mount_point.clone().into(),
+            mount_point: place.clone().into(),
             stale: stale.id.0,
             propagation: propagation_type(&stale.propagation).bits(),
-            parent: replacement
-                .parent
-                .and_then(|parent| Parent::of(parent, &stale.mount_point)),
+            parent,
         }
-    }
-}
-
-impl Parent {
-    fn of(parent: &MountEntry, mount_point: &Path) -> Option<Self> {
-        if parent.mount_point == mount_point {
-            return None;
-        }
-        Some(Self {
-            id: parent.id.0,
-            mount_point: parent.mount_point.clone().into(),
-            folder: mount_point.parent()?.into(),
-            name: mount_point.file_name()?.to_owned(),
-            propagation: propagation_type(&parent.propagation).bits(),
-        })
     }
 }
 
