@@ -4,7 +4,6 @@
 //! root that hangs: threads of tokio's pool read them, and the time limit of a request includes the
 //! wait for them.
 
-use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,13 +19,13 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use rustls::client::Resumption;
 use rustls::crypto::ring::default_provider;
-use rustls::pki_types::{InvalidDnsNameError, ServerName};
+use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
 use serde::Deserialize;
 use tokio::task::{JoinError, JoinHandle, spawn_blocking};
 use tokio::time::timeout;
 
-use crate::credentials::{Access, AccessError, Credentials, ReadError, Token};
+use crate::credentials::{Access, Credentials, Failure, Token};
 
 /// An idle connection is closed after this time: its server may need the room.
 const IDLE: Duration = Duration::from_secs(20);
@@ -44,39 +43,12 @@ const USER: &str = concat!("bindguard/", env!("CARGO_PKG_VERSION"));
 /// Why a request had no result.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
-    /// There are no credentials.
-    #[error(transparent)]
-    Access(#[from] AccessError),
-    /// The thread that read the credentials has ended.
-    #[error("read the credentials")]
-    NotRead(#[from] JoinError),
-    /// The token is not readable.
-    #[error("read the token")]
-    Token(#[source] ReadError),
-    /// The token would be readable by everyone on the way.
-    #[error("{0} has no TLS, and would get a token; set an https server")]
-    PlainToken(Uri),
-    /// The authorities or the client certificate are not usable.
-    #[error("prepare TLS")]
-    Tls(#[from] rustls::Error),
-    /// `tls-server-name` is not a valid name.
-    #[error("read tls-server-name")]
-    ServerName(#[from] InvalidDnsNameError),
-    /// The request could not be built.
-    #[error("build a request")]
-    Build(#[from] hyper::http::Error),
     /// The API server answered with an error.
     #[error("{}", .0.message)]
     Status(Box<Status>),
-    /// It did not answer.
-    #[error("send a request")]
-    Send(#[from] hyper_util::client::legacy::Error),
-    /// It did not answer within the time limit of a request.
-    #[error("the API server does not answer in time")]
-    Silent,
-    /// Its answer ended early, or is too large.
-    #[error("read the answer")]
-    Body(#[source] io::Error),
+    /// There was no answer.
+    #[error(transparent)]
+    Failed(#[from] Failure),
 }
 
 /// `Status` of `meta/v1`, as far as it is used.
@@ -108,8 +80,8 @@ pub struct StatusCause {
 #[derive(Debug)]
 pub struct ApiClient {
     access: Arc<Access>,
-    credentials: FileRead<Result<Credentials, AccessError>>,
-    token: FileRead<Result<String, ReadError>>,
+    credentials: FileRead<Result<Credentials, Failure>>,
+    token: FileRead<Result<String, Failure>>,
     connected: Option<Connected>,
 }
 
@@ -149,8 +121,7 @@ impl ApiClient {
     /// # Errors
     /// If there is no answer, or it is an error.
     pub async fn get(&mut self, path: &str) -> Result<String, ApiError> {
-        self.request(Method::GET, path, "application/json", String::new())
-            .await
+        self.request(Method::GET, path, String::new()).await
     }
 
     /// Creates an object.
@@ -162,8 +133,7 @@ impl ApiClient {
         path: &str,
         object: &serde_json::Value,
     ) -> Result<String, ApiError> {
-        self.request(Method::POST, path, "application/json", object.to_string())
-            .await
+        self.request(Method::POST, path, object.to_string()).await
     }
 
     /// Changes an object by a merge patch (RFC 7386).
@@ -175,9 +145,7 @@ impl ApiClient {
         path: &str,
         patch: &serde_json::Value,
     ) -> Result<String, ApiError> {
-        let kind = "application/merge-patch+json";
-        self.request(Method::PATCH, path, kind, patch.to_string())
-            .await
+        self.request(Method::PATCH, path, patch.to_string()).await
     }
 
     /// Closes the connection. Its buffers, authorities and keys are several hundred KiB. The next
@@ -190,15 +158,19 @@ impl ApiClient {
         &mut self,
         method: Method,
         path: &str,
-        kind: &'static str,
         body: String,
     ) -> Result<String, ApiError> {
+        let kind = match method {
+            Method::PATCH => "application/merge-patch+json",
+            _ => "application/json",
+        };
         let request = Request::builder()
             .method(method)
             .header(USER_AGENT, USER)
             .header(CONTENT_TYPE, kind);
         let answer = timeout(REQUEST_TIMEOUT, self.answer(request, path, body)).await;
-        let answered = answer.unwrap_or(Err(ApiError::Silent));
+        let answered = answer
+            .unwrap_or_else(|_| Err(Failure::new("the API server does not answer in time").into()));
         match &answered {
             Ok(_) => {}
             Err(ApiError::Status(status)) if status.code != 401 => {}
@@ -219,15 +191,17 @@ impl ApiClient {
             None => {
                 let access = Arc::clone(&self.access);
                 let credentials = self.credentials.done(move || access.credentials());
-                Connected::new(credentials.await??)?
+                let credentials = credentials.await;
+                Connected::new(credentials.map_err(Failure::of("read the credentials"))??)?
             }
         };
         let connected = self.connected.insert(connected);
         if let Some(token) = connected.token.clone() {
-            let token = self.token.done(move || token.read()).await?;
-            let token = token.map_err(ApiError::Token)?;
+            let token = self.token.done(move || token.read()).await;
+            let token = token.map_err(Failure::of("read the credentials"))?;
+            let token = token.map_err(Failure::of("read the token"))?;
             let mut value = HeaderValue::try_from(format!("Bearer {token}"))
-                .map_err(hyper::http::Error::from)?;
+                .map_err(Failure::of("build a request"))?;
             value.set_sensitive(true);
             request = request.header(AUTHORIZATION, value);
         }
@@ -239,10 +213,13 @@ impl ApiClient {
             .map_or("", |authority| authority.as_str());
         let request = request
             .uri(format!("{scheme}://{authority}{prefix}{path}"))
-            .body(Full::from(body))?;
-        let (head, body) = connected.client.request(request).await?.into_parts();
+            .body(Full::from(body))
+            .map_err(Failure::of("build a request"))?;
+        let answer = connected.client.request(request).await;
+        let answer = answer.map_err(Failure::of("send a request"))?;
+        let (head, body) = answer.into_parts();
         let body = Limited::new(body, MAX_ANSWER).collect().await;
-        let body = body.map_err(|error| ApiError::Body(io::Error::other(error)))?;
+        let body = body.map_err(Failure::of("read the answer"))?;
         let text = String::from_utf8_lossy(&body.to_bytes()).into_owned();
         if head.status.is_success() {
             return Ok(text);
@@ -257,17 +234,24 @@ impl ApiClient {
 }
 
 impl Connected {
-    fn new(credentials: Credentials) -> Result<Self, ApiError> {
+    fn new(credentials: Credentials) -> Result<Self, Failure> {
         if credentials.token.is_some() && is_readable_on_the_way(&credentials.server) {
-            return Err(ApiError::PlainToken(credentials.server));
+            // Everyone on the way could read the token.
+            return Err(Failure::new(format!(
+                "{} has no TLS, and would get a token; set an https server",
+                credentials.server
+            )));
         }
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(credentials.authorities);
         let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
-            .with_safe_default_protocol_versions()?
+            .with_safe_default_protocol_versions()
+            .map_err(Failure::of("prepare TLS"))?
             .with_root_certificates(roots);
         let mut config = match credentials.identity {
-            Some((chain, key)) => config.with_client_auth_cert(chain, key)?,
+            Some((chain, key)) => config
+                .with_client_auth_cert(chain, key)
+                .map_err(Failure::of("prepare TLS"))?,
             None => config.with_no_client_auth(),
         };
         // Its room for 256 sessions would go with the connection, before any session is resumed.
@@ -279,8 +263,8 @@ impl Connected {
             .with_tls_config(config)
             .https_or_http();
         if let Some(name) = credentials.server_name {
-            let name = FixedServerNameResolver::new(ServerName::try_from(name)?);
-            https = https.with_server_name_resolver(name);
+            let name = ServerName::try_from(name).map_err(Failure::of("read tls-server-name"))?;
+            https = https.with_server_name_resolver(FixedServerNameResolver::new(name));
         }
         let mut builder = Client::builder(TokioExecutor::new());
         builder
@@ -336,7 +320,8 @@ mod tests {
         let server = format!("http://{}", listener.local_addr().unwrap());
         let mut client = client(folder.path(), &server, "{}");
         let (answer, _stream) = tokio::join!(client.get("/"), listener.accept());
-        assert!(matches!(answer, Err(ApiError::Silent)), "{answer:?}");
+        let error = answer.unwrap_err().to_string();
+        assert_eq!(error, "the API server does not answer in time");
     }
 
     /// The client certificate of a kubelet lies below its root, and the root may hang.
@@ -358,7 +343,7 @@ mod tests {
         // The one reader gets the token.
         fs::write(&pipe, "text").unwrap();
         let answer = client.get("/").await;
-        assert!(matches!(answer, Err(ApiError::Send(_))), "{answer:?}");
+        assert_eq!(answer.unwrap_err().to_string(), "send a request");
     }
 
     #[tokio::test]
@@ -371,7 +356,8 @@ mod tests {
         ] {
             let mut client = client(folder.path(), server, "{ token: text }");
             let answer = client.get("/").await;
-            assert!(matches!(answer, Err(ApiError::PlainToken(_))), "{answer:?}");
+            let error = answer.unwrap_err().to_string();
+            assert!(error.ends_with(" has no TLS, and would get a token; set an https server"));
         }
         for server in [
             "https://192.0.2.1",

@@ -5,7 +5,8 @@
 //! a client certificate or a token. kube's own reader would be a third of the agent's program, and
 //! with it of its memory (docs/decisions/0029). Programs that print credentials are not run.
 
-use std::env::{self, VarError};
+use std::env;
+use std::error::Error;
 use std::fs::{self, File};
 use std::io;
 use std::net::IpAddr;
@@ -15,40 +16,39 @@ use std::path::{Path, PathBuf};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use hyper::Uri;
-use rustls::pki_types::pem::{Error as PemError, PemObject};
+use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde::Deserialize;
 
 /// The directory in which the kubelet mounts the service account's files.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// Why there are no credentials.
+/// Why there are no credentials, or no answer.
 #[derive(Debug, thiserror::Error)]
-pub enum AccessError {
-    /// Neither is there.
-    #[error(
-        "no kubeconfig is configured, and this is no pod with a service account; set [agent.kubernetes] kubeconfig"
-    )]
-    None,
-    /// The environment's port is missing or no number.
-    #[error("read KUBERNETES_SERVICE_PORT")]
-    Port(#[source] VarError),
-    /// The server's address is none.
-    #[error("the address of the API server in the environment is not valid")]
-    Server,
-    /// The directory of the service account is not there.
-    #[error("open {SERVICE_ACCOUNT}; set automountServiceAccountToken")]
-    Directory(#[source] io::Error),
-    /// Its files are not readable.
-    #[error("read the service account of this pod")]
-    ServiceAccount(#[from] ReadError),
-    /// The kubeconfig is not usable.
-    #[error("read the kubeconfig {}", path.display())]
-    Kubeconfig {
-        path: PathBuf,
-        #[source]
-        source: KubeconfigError,
-    },
+#[error("{act}")]
+pub struct Failure {
+    act: String,
+    source: Option<Box<dyn Error + Send + Sync>>,
+}
+
+impl Failure {
+    pub(crate) fn new(act: impl Into<String>) -> Self {
+        let act = act.into();
+        Self { act, source: None }
+    }
+
+    pub(crate) fn of<E: Into<Box<dyn Error + Send + Sync>>>(
+        act: impl Into<String>,
+    ) -> impl FnOnce(E) -> Self {
+        |source| Self {
+            act: act.into(),
+            source: Some(source.into()),
+        }
+    }
+
+    fn unread(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        Self::of(format!("read {}", path.display()))
+    }
 }
 
 /// The service account of this pod.
@@ -67,27 +67,31 @@ impl ServiceAccount {
     ///
     /// # Errors
     /// If its directory is not there.
-    pub fn of_this_pod() -> Option<Result<Self, AccessError>> {
+    pub fn of_this_pod() -> Option<Result<Self, Failure>> {
         let host = env::var("KUBERNETES_SERVICE_HOST").ok()?;
         Some(Self::open(host))
     }
 
-    fn open(mut host: String) -> Result<Self, AccessError> {
-        let port = env::var("KUBERNETES_SERVICE_PORT").map_err(AccessError::Port)?;
+    fn open(mut host: String) -> Result<Self, Failure> {
+        let port = env::var("KUBERNETES_SERVICE_PORT");
+        let port = port.map_err(Failure::of("read KUBERNETES_SERVICE_PORT"))?;
         if let Ok(IpAddr::V6(address)) = host.parse() {
             host = format!("[{address}]");
         }
-        let server = format!("https://{host}:{port}").parse();
-        Ok(Self {
-            server: server.map_err(|_| AccessError::Server)?,
-            directory: File::open(SERVICE_ACCOUNT).map_err(AccessError::Directory)?,
-        })
+        let Ok(server) = format!("https://{host}:{port}").parse() else {
+            let act = "the address of the API server in the environment is not valid";
+            return Err(Failure::new(act));
+        };
+        let directory = File::open(SERVICE_ACCOUNT).map_err(Failure::of(format!(
+            "open {SERVICE_ACCOUNT}; set automountServiceAccountToken"
+        )))?;
+        Ok(Self { server, directory })
     }
 
-    fn credentials(&self) -> Result<Credentials, AccessError> {
+    fn credentials(&self) -> Result<Credentials, Failure> {
         let files = PathBuf::from(format!("/proc/self/fd/{}", self.directory.as_raw_fd()));
         let authority = files.join("ca.crt");
-        let authority = read(&authority, fs::read(&authority))?;
+        let authority = fs::read(&authority).map_err(Failure::unread(&authority))?;
         Ok(Credentials {
             server: self.server.clone(),
             server_name: None,
@@ -116,23 +120,27 @@ impl Access {
     /// If there is neither.
     pub fn choose(
         kubeconfig: Option<PathBuf>,
-        service_account: Option<Result<ServiceAccount, AccessError>>,
-    ) -> Result<Self, AccessError> {
+        service_account: Option<Result<ServiceAccount, Failure>>,
+    ) -> Result<Self, Failure> {
         match (service_account, kubeconfig) {
             (Some(Ok(account)), _) => Ok(Self::ServiceAccount(account)),
             (Some(Err(_)) | None, Some(path)) => Ok(Self::Kubeconfig(path)),
             (Some(Err(error)), None) => Err(error),
-            (None, None) => Err(AccessError::None),
+            (None, None) => Err(Failure::new(
+                "no kubeconfig is configured, and this is no pod with a service account; set [agent.kubernetes] kubeconfig",
+            )),
         }
     }
 
-    pub(crate) fn credentials(&self) -> Result<Credentials, AccessError> {
+    pub(crate) fn credentials(&self) -> Result<Credentials, Failure> {
         match self {
-            Self::ServiceAccount(account) => account.credentials(),
-            Self::Kubeconfig(path) => read_kubeconfig(path).map_err(|source| {
-                let path = path.clone();
-                AccessError::Kubeconfig { path, source }
-            }),
+            Self::ServiceAccount(account) => account
+                .credentials()
+                .map_err(Failure::of("read the service account of this pod")),
+            Self::Kubeconfig(path) => read_kubeconfig(path).map_err(Failure::of(format!(
+                "read the kubeconfig {}",
+                path.display()
+            ))),
         }
     }
 }
@@ -166,71 +174,20 @@ impl std::fmt::Debug for Token {
 }
 
 impl Token {
-    pub(crate) fn read(&self) -> Result<String, ReadError> {
+    pub(crate) fn read(&self) -> Result<String, Failure> {
         match self {
             Self::Text(text) => Ok(text.clone()),
-            Self::File(path) => Ok(read(path, fs::read_to_string(path))?.trim().to_owned()),
+            Self::File(path) => {
+                let text = fs::read_to_string(path).map_err(Failure::unread(path))?;
+                Ok(text.trim().to_owned())
+            }
         }
     }
 }
 
-/// Why a part of the credentials is not readable.
-#[derive(Debug, thiserror::Error)]
-pub enum ReadError {
-    #[error("read {}", path.display())]
-    File {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error("read the {what} as PEM")]
-    Pem {
-        what: &'static str,
-        /// The parser's error, which never contains the key.
-        #[source]
-        source: PemError,
-    },
-}
-
-fn read<T>(path: &Path, read: io::Result<T>) -> Result<T, ReadError> {
-    read.map_err(|source| ReadError::File {
-        path: path.to_owned(),
-        source,
-    })
-}
-
-fn certificates(pem: &[u8], what: &'static str) -> Result<Vec<CertificateDer<'static>>, ReadError> {
+fn certificates(pem: &[u8], what: &'static str) -> Result<Vec<CertificateDer<'static>>, Failure> {
     let certificates: Result<_, _> = CertificateDer::pem_slice_iter(pem).collect();
-    certificates.map_err(|source| ReadError::Pem { what, source })
-}
-
-/// Why a kubeconfig is not usable.
-#[derive(Debug, thiserror::Error)]
-pub enum KubeconfigError {
-    #[error(transparent)]
-    Read(#[from] ReadError),
-    #[error("parse it as YAML")]
-    Yaml(#[from] serde_norway::Error),
-    /// It has no such part.
-    #[error("it has no {what} {name:?}")]
-    Missing {
-        /// The kind of the part.
-        what: &'static str,
-        name: String,
-    },
-    /// The form of a part differs from the API's documentation.
-    #[error("its {0} is not valid")]
-    Invalid(&'static str),
-    /// Credentials of a kind that the agent does not use.
-    #[error(
-        "its user has neither a client certificate nor a token; programs, passwords and providers are not supported"
-    )]
-    Unsupported,
-    /// The server would not be authenticated, and would get the token.
-    #[error(
-        "its cluster sets insecure-skip-tls-verify, which is not supported; give it a certificate-authority"
-    )]
-    Insecure,
+    certificates.map_err(Failure::of(format!("read the {what} as PEM")))
 }
 
 #[derive(Deserialize)]
@@ -282,14 +239,19 @@ struct User {
 }
 
 /// The credentials of the current context.
-fn read_kubeconfig(path: &Path) -> Result<Credentials, KubeconfigError> {
-    let file: Kubeconfig = serde_norway::from_slice(&read(path, fs::read(path))?)?;
+fn read_kubeconfig(path: &Path) -> Result<Credentials, Failure> {
+    let text = fs::read(path).map_err(Failure::unread(path))?;
+    let file = serde_norway::from_slice(&text).map_err(Failure::of("parse it as YAML"));
+    let file: Kubeconfig = file?;
     let folder = path.parent().unwrap_or(Path::new("/"));
     let context = named(file.contexts, "context", &file.current_context)?;
     let cluster = named(file.clusters, "cluster", &context.cluster)?;
     let user = named(file.users, "user", &context.user)?;
     if cluster.insecure_skip_tls_verify {
-        return Err(KubeconfigError::Insecure);
+        // The server would not be authenticated, and would get the token.
+        return Err(Failure::new(
+            "its cluster sets insecure-skip-tls-verify, which is not supported; give it a certificate-authority",
+        ));
     }
     let authorities = match content(
         &cluster.certificate_authority,
@@ -300,7 +262,7 @@ fn read_kubeconfig(path: &Path) -> Result<Credentials, KubeconfigError> {
         None => Vec::new(),
     };
     let server = cluster.server.parse();
-    let server = server.map_err(|_| KubeconfigError::Invalid("server"))?;
+    let server = server.map_err(|_| Failure::new("its server is not valid"))?;
     let chain = content(
         &user.client_certificate,
         &user.client_certificate_data,
@@ -310,10 +272,9 @@ fn read_kubeconfig(path: &Path) -> Result<Credentials, KubeconfigError> {
     let mut identity = None;
     if let (Some(chain), Some(key)) = (chain, key) {
         let chain = certificates(&chain, "client's certificate")?;
-        let key = PrivateKeyDer::from_pem_slice(&key).map_err(|source| ReadError::Pem {
-            what: "client's key",
-            source,
-        })?;
+        // The parser's error never contains the key.
+        let key = PrivateKeyDer::from_pem_slice(&key);
+        let key = key.map_err(Failure::of("read the client's key as PEM"))?;
         identity = Some((chain, key));
     }
     Ok(Credentials {
@@ -325,18 +286,15 @@ fn read_kubeconfig(path: &Path) -> Result<Credentials, KubeconfigError> {
     })
 }
 
-fn named<T>(parts: Vec<Named<T>>, what: &'static str, name: &str) -> Result<T, KubeconfigError> {
+fn named<T>(parts: Vec<Named<T>>, what: &'static str, name: &str) -> Result<T, Failure> {
     match parts.into_iter().find(|part| part.name == name) {
         Some(found) => Ok(found.part),
-        None => Err(KubeconfigError::Missing {
-            what,
-            name: name.to_owned(),
-        }),
+        None => Err(Failure::new(format!("it has no {what} {name:?}"))),
     }
 }
 
 impl User {
-    fn token(self, folder: &Path) -> Result<Option<Token>, KubeconfigError> {
+    fn token(self, folder: &Path) -> Result<Option<Token>, Failure> {
         let of_file = self.token_file.map(|file| Token::File(folder.join(file)));
         let token = self.token.map(Token::Text).or(of_file);
         let has_certificate =
@@ -344,7 +302,9 @@ impl User {
         let has_other =
             self.exec.is_some() || self.auth_provider.is_some() || self.username.is_some();
         if token.is_none() && !has_certificate && has_other {
-            return Err(KubeconfigError::Unsupported);
+            return Err(Failure::new(
+                "its user has neither a client certificate nor a token; programs, passwords and providers are not supported",
+            ));
         }
         Ok(token)
     }
@@ -355,15 +315,16 @@ fn content(
     file: &Option<PathBuf>,
     data: &Option<String>,
     folder: &Path,
-) -> Result<Option<Vec<u8>>, KubeconfigError> {
+) -> Result<Option<Vec<u8>>, Failure> {
     match (data, file) {
         (Some(data), _) => {
             let pem = STANDARD.decode(data.trim());
-            Ok(Some(pem.map_err(|_| KubeconfigError::Invalid("base64"))?))
+            let pem = pem.map_err(|_| Failure::new("its base64 is not valid"))?;
+            Ok(Some(pem))
         }
         (None, Some(file)) => {
             let file = folder.join(file);
-            Ok(Some(read(&file, fs::read(&file))?))
+            Ok(Some(fs::read(&file).map_err(Failure::unread(&file))?))
         }
         (None, None) => Ok(None),
     }
@@ -392,20 +353,19 @@ mod tests {
             Access::choose(None, Some(Ok(account()))),
             Ok(Access::ServiceAccount(_))
         ));
-        let unmounted = || Some(Err(AccessError::Directory(io::ErrorKind::NotFound.into())));
+        let unmounted = || Some(Err(Failure::new("open it")));
         assert!(matches!(
             Access::choose(kubeconfig(), unmounted()),
             Ok(Access::Kubeconfig(_))
         ));
-        assert!(matches!(
-            Access::choose(None, unmounted()),
-            Err(AccessError::Directory(_))
-        ));
+        let error = |chosen: Result<Access, Failure>| chosen.unwrap_err().to_string();
+        assert_eq!(error(Access::choose(None, unmounted())), "open it");
         assert!(matches!(
             Access::choose(kubeconfig(), None),
             Ok(Access::Kubeconfig(_))
         ));
-        assert!(matches!(Access::choose(None, None), Err(AccessError::None)));
+        let none = error(Access::choose(None, None));
+        assert!(none.starts_with("no kubeconfig is configured, and this is no pod"));
     }
 }
 
@@ -414,12 +374,13 @@ mod kubeconfig_tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
 
     use super::*;
+    use bindguard_core::error_chain;
 
-    fn read(user: &str) -> Result<Credentials, KubeconfigError> {
+    fn read(user: &str) -> Result<Credentials, Failure> {
         read_with("tls-server-name: api", user)
     }
 
-    fn read_with(cluster: &str, user: &str) -> Result<Credentials, KubeconfigError> {
+    fn read_with(cluster: &str, user: &str) -> Result<Credentials, Failure> {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("token"), "from a file\n").unwrap();
         let path = folder.path().join("kubelet.conf");
@@ -456,24 +417,26 @@ mod kubeconfig_tests {
     #[test]
     fn servers_are_authenticated() {
         let insecure = read_with("insecure-skip-tls-verify: true", "{ token: text }");
-        assert!(matches!(insecure, Err(KubeconfigError::Insecure)));
+        let error = insecure.unwrap_err().to_string();
+        assert!(error.starts_with("its cluster sets insecure-skip-tls-verify"));
         read_with("insecure-skip-tls-verify: false", "{ token: text }").unwrap();
     }
 
     #[test]
     fn other_kinds_of_credentials_are_refused() {
         for user in ["{ exec: { command: aws } }", "{ username: a, password: b }"] {
-            assert!(
-                matches!(read(user), Err(KubeconfigError::Unsupported)),
-                "{user}"
-            );
+            let error = read(user).unwrap_err().to_string();
+            assert!(error.starts_with("its user has neither"), "{user}: {error}");
         }
         let wrong = read("{ client-certificate-data: '!', client-key-data: YQ== }");
-        assert!(matches!(wrong, Err(KubeconfigError::Invalid("base64"))));
-        assert!(matches!(
-            read("{ client-certificate: none, client-key: none }"),
-            Err(KubeconfigError::Read(_))
-        ));
-        assert!(matches!(read("["), Err(KubeconfigError::Yaml(_))));
+        assert_eq!(wrong.unwrap_err().to_string(), "its base64 is not valid");
+        let missing = read("{ client-certificate: none, client-key: none }").unwrap_err();
+        let text = error_chain(&missing);
+        assert!(
+            text.starts_with("read ") && text.contains("/none: No such file"),
+            "{text}"
+        );
+        let no_yaml = read("[").unwrap_err();
+        assert_eq!(no_yaml.to_string(), "parse it as YAML");
     }
 }

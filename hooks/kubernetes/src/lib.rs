@@ -11,7 +11,7 @@ use std::env;
 use std::fs;
 
 pub use self::client::{ApiClient, ApiError, Status, StatusCause, StatusDetails};
-pub use self::credentials::{Access, AccessError, KubeconfigError, ReadError, ServiceAccount};
+pub use self::credentials::{Access, Failure, ServiceAccount};
 
 /// The node's name in Kubernetes: the config's, the environment's, or the kernel's.
 pub fn node_name(configured: Option<&str>) -> String {

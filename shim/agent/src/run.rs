@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail};
 use bindguard_config::{DEFAULT_PATH, Loaded, RefreshMode, keep_valid, load};
 use bindguard_core::error_chain;
 use bindguard_guard::refresh::HelperProcess;
-use bindguard_kubernetes::{Access, AccessError, ServiceAccount};
+use bindguard_kubernetes::{Access, Failure, ServiceAccount};
 use bindguard_sys::require_calls;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
@@ -120,7 +120,7 @@ pub fn run(args: &Args) -> Result<()> {
 
 async fn serve(
     node: &'static Node,
-    access: Result<Arc<Access>, AccessError>,
+    access: Result<Arc<Access>, Failure>,
     entered: Option<RuntimeNamespace>,
 ) -> Result<()> {
     let settings = node.config.agent();

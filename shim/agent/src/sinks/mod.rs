@@ -15,7 +15,7 @@ use bindguard_config::{Config, EventMode};
 use bindguard_core::error_chain;
 use bindguard_core::report::{Actor, CreateLine, JournalLine, RebindLine, RefreshLine, Report};
 use bindguard_guard::{record, record_rebind, record_refresh};
-use bindguard_kubernetes::{Access, AccessError};
+use bindguard_kubernetes::{Access, Failure};
 use lru::LruCache;
 use tokio::sync::mpsc::Sender;
 use tracing::warn;
@@ -56,7 +56,7 @@ impl Reporting {
     /// there are credentials.
     pub fn start(
         config: &Config,
-        access: &Result<Arc<Access>, AccessError>,
+        access: &Result<Arc<Access>, Failure>,
         pods: &'static PodLookup,
         metrics: &'static Metrics,
     ) -> Self {
