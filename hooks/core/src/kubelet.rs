@@ -258,19 +258,18 @@ pub struct RequiredMount {
 }
 
 impl Plugin {
+    /// A `hostPath`, or a claim that is bound to a `hostPath`: the pod has no folder for the volume.
+    pub const HOST_PATH: Self = plugin("kubernetes.io~host-path", Writer::Containers, None);
+
+    /// Volumes that a CSI driver mounts.
+    pub const CSI: Self = Self {
+        below: "mount",
+        ..mounted("kubernetes.io~csi", &[], CSI)
+    };
+
     /// All plugins with their own folder in a pod's `volumes`.
     pub fn all() -> impl Iterator<Item = Self> {
         PLUGINS.iter().copied()
-    }
-
-    /// The plugin of volumes that can be anywhere on the host.
-    pub fn host_path() -> Self {
-        HOST_PATH
-    }
-
-    /// The plugin of volumes that a CSI driver mounts.
-    pub fn csi() -> Self {
-        CSI_DRIVER
     }
 
     /// The plugins with nearly all uses of a subPath.
@@ -349,14 +348,6 @@ const FLEX_MEMORY: RequiredMount = RequiredMount {
     usual_cause: "its driver unmounted it",
 };
 
-/// A `hostPath`, or a claim that is bound to a `hostPath`: the pod has no folder for the volume.
-const HOST_PATH: Plugin = plugin("kubernetes.io~host-path", Writer::Containers, None);
-
-const CSI_DRIVER: Plugin = Plugin {
-    below: "mount",
-    ..mounted("kubernetes.io~csi", &[], CSI)
-};
-
 /// A volume of a driver outside of the kubelet and of CSI: `vendor~driver/<volume>`.
 const FLEX_VOLUME: Plugin = plugin("flexVolume", Writer::Containers, None);
 
@@ -367,7 +358,7 @@ const PLUGINS: &[Plugin] = &[
     plugin("kubernetes.io~projected", Writer::Kubelet, Some(MEMORY)),
     plugin("kubernetes.io~downward-api", Writer::Kubelet, Some(MEMORY)),
     plugin("kubernetes.io~empty-dir", Writer::Containers, None),
-    CSI_DRIVER,
+    Plugin::CSI,
     mounted("kubernetes.io~nfs", &["nfs", "nfs4"], NFS),
     block("kubernetes.io~local-volume"),
     block("kubernetes.io~aws-ebs"),

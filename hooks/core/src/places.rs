@@ -190,33 +190,25 @@ impl Places {
     /// of such a directory.
     pub fn holds_runtime_mounts(&self, path: &Path, scope: Scope) -> bool {
         let is_above = |directory: &PathBuf| lies_in(directory, path);
-        let holds_kubelets = |root: &PathBuf| {
-            is_above(root)
-                || below(path, root)
-                    .is_some_and(|folder| KUBELET_MOUNTS.iter().any(|it| folder == Path::new(it)))
-        };
+        let is_mount = |rest: &Path| KUBELET_MOUNTS.iter().any(|it| rest == Path::new(it));
         is_root(path)
             || scope != Scope::HostRoot
                 && (self.runtime_directories.iter().any(is_above)
-                    || self.kubelet_roots.iter().any(holds_kubelets))
+                    || self.kubelet_roots.iter().any(is_above)
+                    || is_in(path, &self.kubelet_roots, is_mount))
     }
 
     /// True if the kubelet or a runtime mounts things at `path`.
     pub fn is_mounted_below(&self, path: &Path) -> bool {
-        let is_kubelets = |root: &PathBuf| {
-            let below = below(path, root);
-            below.is_some_and(|below| KUBELET_MOUNTS.iter().any(|it| below.starts_with(it)))
-        };
-        let mut runtimes = self.runtime_directories.iter();
-        runtimes.any(|directory| lies_in(path, directory))
-            || self.kubelet_roots.iter().any(is_kubelets)
+        let is_mount = |rest: &Path| KUBELET_MOUNTS.iter().any(|it| rest.starts_with(it));
+        is_in(path, &self.runtime_directories, |_| true)
+            || is_in(path, &self.kubelet_roots, is_mount)
     }
 
     /// True if `path` is in a volume of a pod, of Docker or of Podman.
     pub fn lies_in_volume(&self, path: &Path) -> bool {
-        self.directories().any(|directory| {
-            below(path, directory).is_some_and(|below| below.iter().any(|name| name == VOLUMES))
-        })
+        let is_volume = |rest: &Path| rest.iter().any(|name| name == VOLUMES);
+        is_in(path, self.directories(), is_volume)
     }
 
     /// True if `path` is inside a runtime's directory and mounts of several containers may be below
@@ -224,18 +216,14 @@ impl Places {
     /// False for a path of a single container or volume, such as `containers/<id>/mounts/shm`: the
     /// runtime binds it. Also false for every folder of a pod or driver in the kubelet's directory.
     pub fn may_hold_mounts_of_containers(&self, path: &Path) -> bool {
-        let mut runtimes = self.runtime_directories.iter();
-        runtimes.any(|directory| below(path, directory).is_some_and(|below| !is_of_one(below)))
-            && !climbs(path)
+        is_in(path, &self.runtime_directories, |rest| !is_of_one(rest)) && !climbs(path)
     }
 
     /// True if only the kubelet or a runtime writes at `path`, on the node's own disk: outside of
     /// `plugins`, and of all volumes except kubelet-written ones. No process needs to probe such a
     /// path.
     pub fn is_local_by_construction(&self, path: &Path) -> bool {
-        self.directories()
-            .any(|directory| below(path, directory).is_some_and(|below| !may_be_mounted_on(below)))
-            && !climbs(path)
+        is_in(path, self.directories(), |rest| !may_be_mounted_on(rest)) && !climbs(path)
     }
 }
 
@@ -246,6 +234,16 @@ impl Default for Places {
             runtime_directories: Self::RUNTIME_DIRECTORIES.map(PathBuf::from).into(),
         }
     }
+}
+
+/// True if `path` is in one of the directories, and `accepts` the rest of the path.
+fn is_in(
+    path: &Path,
+    directories: impl IntoIterator<Item = impl AsRef<Path>>,
+    accepts: impl Fn(&Path) -> bool,
+) -> bool {
+    let mut directories = directories.into_iter();
+    directories.any(|directory| below(path, directory.as_ref()).is_some_and(&accepts))
 }
 
 /// The directory of the runtime that has a container's folder at `path`: containerd's `state`, which

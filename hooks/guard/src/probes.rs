@@ -384,7 +384,7 @@ pub fn dead_volume(volume: &Path, words: String, probes: &Probes) -> String {
 /// `<root>/pods/<uid>/volumes/kubernetes.io~csi/<volume>/mount`, by the kubelet's records. No folder
 /// on the way is in a volume.
 fn staging_mount(publish: &Path) -> Option<PathBuf> {
-    let csi = Plugin::csi();
+    let csi = Plugin::CSI;
     let folder = publish.parent().filter(|_| publish.ends_with(csi.below))?;
     let root = folder.ancestors().nth(5)?;
     if folder.parent()?.file_name()? != csi.folder {

@@ -113,7 +113,7 @@ fn admitted(spec: &[u8], config: &Config) -> Result<(Option<String>, Vec<u8>)> {
     // the temporary bundle is removed after the admission
     report.bundle = None;
     for bind in &report.binds {
-        if let Some((_, remark)) = bind.log_message() {
+        if let Some(remark) = bind.log_message() {
             print_remark(remark);
         }
     }

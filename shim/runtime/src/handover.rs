@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use bindguard_config::Config;
 use bindguard_core::error_chain;
 use bindguard_core::handover::{ATTEMPT_VARIABLE, GuardAnswer, PIPE_VARIABLE, RUNTIME_VARIABLE};
-use bindguard_core::report::{Report, Severity};
+use bindguard_core::report::Report;
 use bindguard_core::text::{cut, one_line};
 use bindguard_guard::{
     Handle, inherited_pipe, leave_room, restore_inherited_state, with_size_errors,
@@ -74,10 +74,10 @@ impl Messages {
         for bind in &report.binds {
             match bind.log_message() {
                 None => {}
-                Some((Severity::Info, remark)) => {
+                Some(remark) if bind.is_repaired() => {
                     self.append("info", &remark);
                 }
-                Some((Severity::Warning, remark)) => self.remark(&remark),
+                Some(remark) => self.remark(&remark),
             }
         }
     }

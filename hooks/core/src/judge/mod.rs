@@ -224,7 +224,7 @@ fn in_volume(
     let is_root = sub_path.path.as_os_str().is_empty();
     // A share can resolve to its own root after its handles went bad. On a local filesystem the
     // root is a pod's `subPath: .`; a mount that a sidecar makes within its volume has a name there.
-    if is_root && plugin != Plugin::host_path() && !mount.fs_type.is_local() {
+    if is_root && plugin != Plugin::HOST_PATH && !mount.fs_type.is_local() {
         return without_repair(StaleCause::WrongRoot, NoRemedy::WholeShare);
     }
     // A file was deleted or replaced on this node while in use: the NFS client gave it a name that

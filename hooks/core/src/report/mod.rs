@@ -127,15 +127,6 @@ pub struct BindReport {
     pub outcome: Option<Outcome>,
 }
 
-/// The severity of a log message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Severity {
-    /// Something was repaired.
-    Info,
-    /// Something was not.
-    Warning,
-}
-
 impl BindReport {
     pub fn source(&self) -> &Path {
         &self.finding.source
@@ -161,7 +152,7 @@ impl BindReport {
     }
 
     /// The log message; `None` if the bind is healthy.
-    pub fn log_message(&self) -> Option<(Severity, String)> {
+    pub fn log_message(&self) -> Option<String> {
         BindRecord::from(self).log_message()
     }
 }
@@ -197,7 +188,7 @@ impl BindRecord {
     }
 
     /// The log message; `None` if the bind is healthy.
-    pub fn log_message(&self) -> Option<(Severity, String)> {
+    pub fn log_message(&self) -> Option<String> {
         let reason = self.reason.as_deref()?;
         let mut message = format!("bind of {}", self.source);
         if let Some(path) = &self.destination {
@@ -208,10 +199,7 @@ impl BindRecord {
             Some(outcome) => message += &outcome.to_string(),
             None => message += "left as it is",
         }
-        match self.is_repaired() {
-            true => Some((Severity::Info, message)),
-            false => Some((Severity::Warning, message)),
-        }
+        Some(message)
     }
 }
 

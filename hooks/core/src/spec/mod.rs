@@ -359,14 +359,8 @@ pub enum SpecEdit {
 
 /// The reason for which an edit could not be written.
 #[derive(Debug, thiserror::Error)]
-pub enum EditError {
-    /// The edit's position in `mounts` is not a bind.
-    #[error("edit mounts[{0}]: it is no bind of this spec")]
-    NoSuchBind(usize),
-    /// JSON strings contain Unicode; this path is not Unicode.
-    #[error("write {} as the source of mounts[{bind}]: it is not UTF-8", to.display())]
-    NotUtf8 { bind: usize, to: PathBuf },
-}
+#[error("{0}")]
+pub struct EditError(String);
 
 /// A range of the old bytes and its replacement.
 type Splice = (Range<usize>, String);
@@ -382,8 +376,10 @@ impl SpecView<'_> {
             match edit {
                 SpecEdit::Source { bind, to } => {
                     let Some(path) = to.to_str() else {
-                        let (bind, to) = (*bind, to.clone());
-                        return Err(EditError::NotUtf8 { bind, to });
+                        return Err(EditError(format!(
+                            "write {} as the source of mounts[{bind}]: it is not UTF-8",
+                            to.display()
+                        )));
                     };
                     let place = self.place(self.bind(*bind)?.written_source);
                     splices.push((place, serde_json::Value::from(path).to_string()));
@@ -407,7 +403,7 @@ impl SpecView<'_> {
 
     fn bind(&self, index: usize) -> Result<&Bind<'_>, EditError> {
         let bind = self.binds.iter().find(|bind| bind.index == index);
-        bind.ok_or(EditError::NoSuchBind(index))
+        bind.ok_or_else(|| EditError(format!("edit mounts[{index}]: it is no bind of this spec")))
     }
 
     /// The place of a part that was parsed from the bytes.

@@ -40,7 +40,7 @@ fn world() -> impl Strategy<Value = World> {
     let sub_path = prop::sample::select(vec!["app.conf", "deep/er"]);
     let kind = prop::sample::select(vec![FileKind::File, FileKind::Directory]);
     (volume, sub_path, kind).prop_map(|((folder, storage), sub_path, kind)| {
-        let plugin = folder.map_or(Plugin::host_path(), |folder| {
+        let plugin = folder.map_or(Plugin::HOST_PATH, |folder| {
             Plugin::from_folder(folder.as_ref()).unwrap()
         });
         World::new(plugin, storage, sub_path, kind)

@@ -72,7 +72,7 @@ impl PodVolumes {
         writable: impl FnOnce() -> Result<Vec<PathBuf>, E>,
     ) -> Result<Self, SourceError> {
         let mut found = Vec::new();
-        let folders = fs::read_dir(pod.join("volumes").join(Plugin::csi().folder));
+        let folders = fs::read_dir(pod.join("volumes").join(Plugin::CSI.folder));
         for folder in folders.into_iter().flatten().flatten() {
             if let Some(handle) = payload_of_driver(&folder.path()) {
                 found.push((folder.file_name(), handle));
@@ -169,7 +169,7 @@ impl CurrentFiles for PodVolumes {
 pub fn payload_of_driver(folder: &Path) -> Option<Handle> {
     // From here on the kernel has the whole path to the mount point in its cache.
     let _folder = Handle::of(folder).ok()?;
-    let directory = folder.join(Plugin::csi().below);
+    let directory = folder.join(Plugin::CSI.below);
     let mounts = Mounts::default();
     let handle = mounts.open_without_waiting(&directory).ok()?;
     if !mounts.is_local(&handle) || current_payload(&handle).is_err() {
@@ -184,7 +184,7 @@ fn refusal(name: &Path, pod: &PodFolder, writable: Option<&[PathBuf]>) -> Option
     let Some(writable) = writable else {
         return Some(RefusedReason::MountsUnknown);
     };
-    let volumes = pod.real.join("volumes").join(Plugin::csi().folder);
+    let volumes = pod.real.join("volumes").join(Plugin::CSI.folder);
     let volume = volumes.join(name);
     let subpaths = pod.real.join("volume-subpaths").join(name);
     for source in writable.iter().filter_map(|source| pod.path_in(source)) {

@@ -319,7 +319,7 @@ fn read_only_binds_are_kept_and_reported_where_policy_says_so() {
         },
         &pod.places(),
     );
-    let (_, words) = kept.binds[0].log_message().unwrap();
+    let words = kept.binds[0].log_message().unwrap();
     assert!(
         words.contains("policy keeps read-only binds") && words.ends_with("left as it is"),
         "{words}"

@@ -525,14 +525,14 @@ fn find_mount(
                 .then(|| mount.attributes.with_denied_by(host.attributes));
             return Some(SubpathOrigin {
                 volume: Observed::Seen(Volume {
-                    plugin: Plugin::host_path(),
+                    plugin: Plugin::HOST_PATH,
                     directory: host.mount_point.clone(),
                     device: host.device,
                     fs_type: host.fs_type.clone(),
                     place: host.root.path.clone(),
                     is_mount_point: true,
                     is_newer: true,
-                    layout: Plugin::host_path().layout(),
+                    layout: Plugin::HOST_PATH.layout(),
                 }),
                 directory: None,
                 filesystem: Some((handle, keep)),

@@ -315,7 +315,7 @@ impl KubeletVolumes {
                 return self.changes.add(of_pod);
             }
         }
-        let folder = volumes.join(Plugin::csi().folder).join(volume);
+        let folder = volumes.join(Plugin::CSI.folder).join(volume);
         if let Some(directory) = payload_of_driver(&folder) {
             // Through the open directory: no walk of a path waits for a server.
             let open = format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd());

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bindguard_core::error_chain;
 use bindguard_core::refresh::SpecBind;
-use bindguard_core::report::{Actor, BindRecord, RebindLine, Severity};
+use bindguard_core::report::{Actor, RebindLine};
 use bindguard_core::spec::SpecView;
 use bindguard_guard::refresh::{BoundMounts, FileBind, PodVolumes, VolumeOfPod, rebind_volume};
 use bindguard_guard::{Probes, kubelet_roots_by_all_names};
@@ -212,10 +212,10 @@ impl Updates {
         for (volume, line) in lines.into_inner().unwrap_or_else(PoisonError::into_inner) {
             let mut warnings = line.problems.clone();
             let mut repairs = Vec::new();
-            for (severity, message) in line.binds.iter().filter_map(BindRecord::log_message) {
-                match severity {
-                    Severity::Info => repairs.push(message),
-                    Severity::Warning => warnings.push(message),
+            for bind in &line.binds {
+                match bind.is_repaired() {
+                    true => repairs.extend(bind.log_message()),
+                    false => warnings.extend(bind.log_message()),
                 }
             }
             let warnings = self.warned.news(volume.clone(), warnings);

@@ -30,7 +30,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 use bindguard_core::error_chain;
-use bindguard_core::report::Severity;
 use bindguard_guard::ExpectedSources;
 use lru::LruCache;
 use tracing::{info, warn};
@@ -178,8 +177,8 @@ fn write_reports(received: &Receiver<AgentLine>, node: &Node) {
                 for bind in &report.binds {
                     is_journaled |= init.is_some() || bind.finding.verdict.is_finding();
                     match bind.log_message() {
-                        Some((Severity::Info, message)) => info!("container {id}: {message}"),
-                        Some((Severity::Warning, message)) => warn!("container {id}: {message}"),
+                        Some(message) if bind.is_repaired() => info!("container {id}: {message}"),
+                        Some(message) => warn!("container {id}: {message}"),
                         None => {}
                     }
                 }
