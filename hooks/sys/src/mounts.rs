@@ -14,7 +14,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use bindguard_core::mount_table::{
-    Detail, Device, FsType, MountEntry, MountId, MountTable, TableError, TableLimits, TableParser,
+    Device, FsType, MountEntry, MountId, MountTable, TableError, TableLimits, TableParser,
 };
 use bindguard_core::text::is_root;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -300,7 +300,7 @@ fn not_parsed(error: impl Into<TableError>) -> Failure {
 /// # Errors
 /// If it cannot be read, exceeds [`TableLimits::HOST`], or ends in the middle of a line.
 pub fn read_host_table_in_part(text: impl Read) -> Result<MountTable, ReadTableError> {
-    read_table(text, TableLimits::HOST, Detail::All)
+    read_table(text, TableLimits::HOST)
 }
 
 /// Reads the mount table of a container or of any other foreign process: a `/proc/PID/mountinfo`,
@@ -310,18 +310,14 @@ pub fn read_host_table_in_part(text: impl Read) -> Result<MountTable, ReadTableE
 /// If it cannot be read, exceeds [`TableLimits::CONTAINER`], ends in the middle of a line, or
 /// contains a line that is not a mount.
 pub fn read_container_table(text: impl Read) -> Result<MountTable, ReadTableError> {
-    let table = read_table(text, TableLimits::CONTAINER, Detail::WithoutSources)?;
+    let table = read_table(text, TableLimits::CONTAINER)?;
     table
         .complete()
         .map_err(|error| TableError::from(error).into())
 }
 
-fn read_table(
-    mut text: impl Read,
-    limits: TableLimits,
-    detail: Detail,
-) -> Result<MountTable, ReadTableError> {
-    let mut parser = TableParser::new(limits, detail);
+fn read_table(mut text: impl Read, limits: TableLimits) -> Result<MountTable, ReadTableError> {
+    let mut parser = TableParser::new(limits);
     let mut piece = vec![0; PIECE];
     loop {
         match text.read(&mut piece) {

@@ -18,7 +18,7 @@ use crate::mount_table::parse::{as_text, escape};
 use crate::text::{below, join, lies_in};
 
 pub use crate::mount_table::parse::{
-    Detail, ExceededLimit, ParseError, StatmountEntry, StatmountError, TableError, TableLimits,
+    ExceededLimit, ParseError, StatmountEntry, StatmountError, TableError, TableLimits,
     TableParser, WrongField,
 };
 

@@ -194,21 +194,10 @@ fn os_string(bytes: &[u8]) -> OsString {
 
 // Parses a mount table that arrives in pieces: memory never contains the whole text.
 
-/// The parts of each mount that a reader needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Detail {
-    /// All fields.
-    All,
-    /// All fields but the source and the super options. No reader of a container's table uses these
-    /// two, and an overlay's options have up to 4 KiB.
-    WithoutSources,
-}
-
 /// A mount table that is still arriving.
 #[derive(Debug)]
 pub struct TableParser {
     limits: TableLimits,
-    detail: Detail,
     text: usize,
     lines: usize,
     memory: usize,
@@ -219,10 +208,9 @@ pub struct TableParser {
 
 impl TableParser {
     /// Starts with an empty table.
-    pub fn new(limits: TableLimits, detail: Detail) -> Self {
+    pub fn new(limits: TableLimits) -> Self {
         Self {
             limits,
-            detail,
             text: 0,
             lines: 0,
             memory: 0,
@@ -296,7 +284,7 @@ impl TableParser {
     /// If the table now exceeds a limit.
     pub fn add_entry(&mut self, mut entry: MountEntry) -> Result<(), TableError> {
         self.count_line()?;
-        if self.detail == Detail::WithoutSources {
+        if !self.limits.keeps_sources {
             entry.source = OsString::new();
             entry.super_options = OsString::new();
         }
@@ -349,6 +337,8 @@ pub struct TableLimits {
     pub line: usize,
     /// Bytes that the parsed mounts may occupy: the reader's memory.
     pub memory: usize,
+    /// False to leave out the source and the super options of each mount.
+    pub keeps_sources: bool,
 }
 
 const KIB: usize = 1 << 10;
@@ -365,6 +355,7 @@ impl TableLimits {
         mounts: 1_000_000,
         line: MIB,
         memory: usize::MAX,
+        keeps_sources: true,
     };
 
     /// For the table of any other process, which a container may have filled.
@@ -379,6 +370,8 @@ impl TableLimits {
         mounts: 65_536,
         line: 64 * KIB,
         memory: 12 * MIB,
+        // No reader of a container's table uses these two, and an overlay's options have up to 4 KiB.
+        keeps_sources: false,
     };
 }
 
@@ -667,13 +660,8 @@ mod stream_tests {
 30 21 0:9 /a\\040b /mnt/c\\134d rw,relatime - overlay overlay rw,lowerdir=/l
 ";
 
-    fn parsed(
-        text: &str,
-        size: usize,
-        limits: TableLimits,
-        detail: Detail,
-    ) -> Result<MountTable, TableError> {
-        let mut parser = TableParser::new(limits, detail);
+    fn parsed(text: &str, size: usize, limits: TableLimits) -> Result<MountTable, TableError> {
+        let mut parser = TableParser::new(limits);
         text.as_bytes()
             .chunks(size)
             .try_for_each(|piece| parser.push(piece))?;
@@ -685,22 +673,19 @@ mod stream_tests {
         let whole = MountTable::from_mountinfo(TABLE.as_bytes());
         for size in 1..=TABLE.len() {
             assert_eq!(
-                parsed(TABLE, size, TableLimits::HOST, Detail::All).ok(),
+                parsed(TABLE, size, TableLimits::HOST).ok(),
                 whole.clone().ok(),
                 "{size}"
             );
         }
-        assert_eq!(
-            parsed("", 1, TableLimits::HOST, Detail::All),
-            Ok(MountTable::default())
-        );
+        assert_eq!(parsed("", 1, TableLimits::HOST), Ok(MountTable::default()));
     }
 
     #[test]
     fn a_text_that_is_no_whole_table_is_an_error() {
         for end in (1..TABLE.len()).filter(|end| !TABLE[..*end].ends_with('\n')) {
             assert_eq!(
-                parsed(&TABLE[..end], 7, TableLimits::HOST, Detail::All),
+                parsed(&TABLE[..end], 7, TableLimits::HOST),
                 Err(TableError::CutOff),
                 "{end}"
             );
@@ -711,7 +696,7 @@ mod stream_tests {
     fn a_line_that_is_no_mount_is_skipped_and_named() {
         let text = format!("{TABLE}no mount\n{TABLE}\n");
         for size in [1, 7, text.len()] {
-            let table = parsed(&text, size, TableLimits::HOST, Detail::All).unwrap();
+            let table = parsed(&text, size, TableLimits::HOST).unwrap();
             let skipped = table.skipped().unwrap();
             assert_eq!(
                 (table.entries().len(), skipped.line, skipped.more),
@@ -729,9 +714,10 @@ mod stream_tests {
             mounts: 2,
             line: longest,
             memory: 4096,
+            keeps_sources: true,
         };
         for size in [1, 7, text] {
-            assert!(parsed(TABLE, size, fits, Detail::All).is_ok(), "{size}");
+            assert!(parsed(TABLE, size, fits).is_ok(), "{size}");
             for (limits, exceeded) in [
                 (
                     TableLimits {
@@ -757,7 +743,7 @@ mod stream_tests {
                 ),
             ] {
                 assert_eq!(
-                    parsed(TABLE, size, limits, Detail::All),
+                    parsed(TABLE, size, limits),
                     Err(TableError::TooLarge(exceeded)),
                     "{size}"
                 );
@@ -767,7 +753,7 @@ mod stream_tests {
 
     #[test]
     fn the_sources_can_be_left_out() {
-        let table = parsed(TABLE, 7, TableLimits::CONTAINER, Detail::WithoutSources).unwrap();
+        let table = parsed(TABLE, 7, TableLimits::CONTAINER).unwrap();
         let whole = MountTable::from_mountinfo(TABLE.as_bytes()).unwrap();
         for (entry, whole) in table.entries().iter().zip(whole.entries()) {
             assert_eq!((entry.source.len(), entry.super_options.len()), (0, 0));

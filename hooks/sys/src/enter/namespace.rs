@@ -15,7 +15,7 @@ use std::{fs, io};
 
 use bindguard_core::identity::{cgroup_of_container, pod_of};
 use bindguard_core::mount_table::{
-    Detail, ExceededLimit, MountEntry, MountTable, TableError, TableLimits, TableParser,
+    ExceededLimit, MountEntry, MountTable, TableError, TableLimits, TableParser,
 };
 use bindguard_core::spec::{IdMap, IdMaps, RequestedUserNamespace};
 use nix::sched::{CloneFlags, unshare};
@@ -349,7 +349,7 @@ pub fn mounts_in<R: Read>(
 
 fn listed(namespace: &File) -> Result<MountTable, ReadTableError> {
     let namespace = mount_namespace_id(namespace)?;
-    let mut parser = TableParser::new(TableLimits::CONTAINER, Detail::WithoutSources);
+    let mut parser = TableParser::new(TableLimits::CONTAINER);
     let limit = TableLimits::CONTAINER.line;
     let (mut ids, mut last) = ([0; IDS], 0);
     loop {
