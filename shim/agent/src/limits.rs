@@ -15,6 +15,8 @@ use anyhow::{Context, Result};
 use bindguard_sys::trim_heap;
 use lru::LruCache;
 use prometheus_client::metrics::counter::Counter;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 use tokio::sync::Notify;
 use tokio::time::sleep;
 use tracing::{error, warn};
@@ -215,11 +217,12 @@ impl<K: Hash + Eq + Clone> SayOnce<K> {
     }
 
     /// Logs the failures that are news; the work is done again.
-    pub fn warn_of_retry(&mut self, failures: Vec<String>)
+    pub fn warn_of_retry(&mut self, failures: impl IntoIterator<Item = String>)
     where
         K: Default,
     {
-        let tried_again = failures.iter().map(|why| format!("{why}; trying again"));
+        let failures = failures.into_iter();
+        let tried_again = failures.map(|why| format!("{why}; trying again"));
         self.warn(K::default(), tried_again);
     }
 
@@ -272,6 +275,13 @@ pub fn since_epoch() -> Duration {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default()
+}
+
+/// Such a time in UTC, as RFC 3339; `None` past the year 9999.
+pub fn time_of(since_epoch: Duration) -> Option<String> {
+    let nanos = i128::try_from(since_epoch.as_nanos()).ok()?;
+    let time = OffsetDateTime::from_unix_timestamp_nanos(nanos).ok()?;
+    time.format(&Rfc3339).ok()
 }
 
 #[cfg(test)]

@@ -14,7 +14,6 @@ mod restart_slot;
 mod run;
 mod sinks;
 mod sources;
-
 mod work;
 
 use std::process::ExitCode;

@@ -44,7 +44,6 @@ pub fn run(args: &Args) -> Result<()> {
     // The file that was named is in the agent's own mount namespace, the node's file in the host's.
     let named = args.config.as_deref().map(Loaded::from_file).transpose();
     let named = named.map_err(|error| anyhow::anyhow!(error_chain(&error)))?;
-    let is_named = named.is_some();
     // So is the service account.
     let service_account = ServiceAccount::of_this_pod();
     let mut entered = None;
@@ -56,7 +55,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut loaded = named.unwrap_or_else(load);
     // The config of the fleet. With a mistake in it, the node's installer keeps the node's own file,
     // and so does the agent. Both are the same after a rollback, where a newer version knew every key.
-    if is_named && args.host.is_some() && !loaded.warnings.is_empty() {
+    if args.config.is_some() && args.host.is_some() && !loaded.warnings.is_empty() {
         let reason = format!(
             "the config of the fleet has a mistake: {}; correct the config, or run a version that knows the key",
             loaded.warnings.join("; ")
@@ -92,11 +91,11 @@ pub fn run(args: &Args) -> Result<()> {
         .build()
         .context("start tokio")?;
     let cri = host::cri_socket(args.cri.as_deref(), Path::new("/"));
+    let cri = cri.unwrap_or_else(|| host::USUAL_SOCKET.into());
     let ended = runtime.block_on(async {
         let settings = config.agent();
         let kubeconfig = settings.kubernetes.kubeconfig.clone();
         let access = Access::choose(kubeconfig, service_account).map(Arc::new);
-        let cri = cri.unwrap_or_else(|| host::USUAL_SOCKET.into());
         let metrics = Metrics::new();
         let pods = PodLookup::new(&cri, entered.clone(), settings.refresh);
         let node = Node {

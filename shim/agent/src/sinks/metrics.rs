@@ -398,10 +398,11 @@ impl Metrics {
     /// Counts a container that could not be refreshed at all.
     pub fn not_refreshed(&self, error: &RefreshError) {
         let label = match error {
-            RefreshError::NoSpec | RefreshError::OldKernel(_) | RefreshError::Namespace(_) => {
-                "refused"
-            }
-            RefreshError::MountsOfNode(_) | RefreshError::Sandbox(_) => "refused",
+            RefreshError::NoSpec
+            | RefreshError::OldKernel(_)
+            | RefreshError::Namespace(_)
+            | RefreshError::MountsOfNode(_)
+            | RefreshError::Sandbox(_) => "refused",
             RefreshError::Process(_) | RefreshError::Locked(_) | RefreshError::Compare(_) => {
                 "failed"
             }

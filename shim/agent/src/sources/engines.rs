@@ -76,7 +76,10 @@ pub fn follow_engines(node: &'static Node) {
         })?;
         Ok(())
     });
-    engines.follow();
+    watch::follow(node, "follow the containers of Docker and Podman", || {
+        let rules = Rules::of_files(node.config.agent().survey, &AFTER_START);
+        Ok((FollowedEngines::new(engines)?, rules))
+    });
 }
 
 /// The containers that opted in, for the thread that follows them and for the workers.
@@ -98,15 +101,6 @@ impl EngineContainers {
             refreshes: RefreshQueue::default(),
             containers: Mutex::default(),
         }
-    }
-
-    /// Follows them for ever.
-    fn follow(&self) {
-        let node = self.refresher.node;
-        watch::follow(node, "follow the containers of Docker and Podman", || {
-            let rules = Rules::of_files(node.config.agent().survey, &AFTER_START);
-            Ok((FollowedEngines::new(self)?, rules))
-        });
     }
 
     fn refresh(&self, planned: &Planned) -> TurnEnd {

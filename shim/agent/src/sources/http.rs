@@ -23,8 +23,6 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::process::geteuid;
-use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::task::{AbortHandle, spawn_blocking, yield_now};
@@ -32,6 +30,7 @@ use tokio::time::{Duration, Sleep, sleep, timeout};
 use tracing::{info, warn};
 
 use crate::host::bind_on_node;
+use crate::limits::time_of;
 use crate::sinks::metrics::{Level, plain_text};
 use crate::sources::journal::JournalReader;
 use crate::sources::kubediag::{self, Kubediag};
@@ -43,7 +42,6 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 const PLAIN_METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 const JSON: &str = "application/json";
 const TEXT: &str = "text/plain; charset=utf-8";
-const NO_SUCH_PATH: &str = "no such path\n";
 
 /// Time limit for the head of a request.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -209,6 +207,10 @@ fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
     (status, TEXT, body.into())
 }
 
+fn not_found() -> Answer {
+    text(StatusCode::NOT_FOUND, "no such path\n")
+}
+
 /// The body, or a failure of the server.
 fn ok_or_failed(kind: &'static str, body: Result<impl Into<Bytes>, impl Display>) -> Answer {
     match body {
@@ -222,7 +224,7 @@ async fn answer(request: Request<Incoming>, served: &'static Served, scope: Audi
         return match served.kubediag.answer(request).await {
             Some((StatusCode::OK, json)) => (StatusCode::OK, JSON, json.into()),
             Some((status, why)) => text(status, why),
-            None => text(StatusCode::NOT_FOUND, NO_SUCH_PATH),
+            None => not_found(),
         };
     }
     // hyper sends no body in answer to HEAD.
@@ -234,7 +236,7 @@ async fn answer(request: Request<Incoming>, served: &'static Served, scope: Audi
     let is_ready = node.ready.load(Ordering::Relaxed);
     match (request.uri().path(), scope) {
         ("/healthz", _) => text(StatusCode::OK, "OK\n"),
-        (_, Audience::Kubediag) => text(StatusCode::NOT_FOUND, NO_SUCH_PATH),
+        (_, Audience::Kubediag) => not_found(),
         ("/readyz", _) => {
             let not_done = (!is_ready).then_some("the first survey is not done");
             match not_done.or(node.ignored_config.as_deref()) {
@@ -266,7 +268,7 @@ async fn answer(request: Request<Incoming>, served: &'static Served, scope: Audi
             };
             ok_or_failed(JSON, report)
         }
-        _ => text(StatusCode::NOT_FOUND, NO_SUCH_PATH),
+        _ => not_found(),
     }
 }
 
@@ -297,9 +299,9 @@ fn status_of(node: &Node, ready: bool) -> AgentStatus {
     AgentStatus {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
-        since: time_of(node.started),
+        since: time_of(node.started).unwrap_or_default(),
         ready,
-        last_survey: last_survey.filter(|time| !time.is_zero()).map(time_of),
+        last_survey: last_survey.filter(|time| !time.is_zero()).and_then(time_of),
         stale_subpaths: node.config.policy().stale_subpaths,
         refresh: agent.refresh,
         nri: match (&agent.nri, metrics[Level::NriConnected].get()) {
@@ -312,11 +314,6 @@ fn status_of(node: &Node, ready: bool) -> AgentStatus {
         unserved,
         hanging_children: metrics.hanging_children.listed(),
     }
-}
-
-fn time_of(since_epoch: Duration) -> String {
-    let time = OffsetDateTime::UNIX_EPOCH + since_epoch;
-    time.format(&Rfc3339).unwrap_or_default()
 }
 
 // Connections of a listener that anyone may reach: clients that never read or never write must not

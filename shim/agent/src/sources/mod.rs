@@ -40,52 +40,46 @@ const THREADS: [(&str, WorkOfRoot); 3] = [
 
 /// Starts the threads of each kubelet root once it answers: a root may be mounted later, or hang.
 pub fn find_for_ever(node: &'static Node) {
-    let (mut followed, mut said) = (Vec::new(), SayOnce::default());
+    // The roots, and the number of threads that were started for each.
+    let mut followed: Vec<(&KubeletRoot, usize)> = Vec::new();
+    let mut said = SayOnce::<()>::default();
     node.retry_with_backoff("find kubelet roots", || {
         survey_for_ever(node.config.agent().survey, || {
-            find(node, &mut followed, &mut said)
+            // A survey returns false if no root is there yet, or a root is not followed: a node may
+            // boot.
+            let (here, problems) = kubelets_here(node.config.places());
+            let mut is_complete = problems.is_empty() && !here.is_empty();
+            node.metrics[Level::AgentSilentRoots].set(problems.len() as i64);
+            let is_off = node.config.policy().stale_subpaths == Mode::Off;
+            if followed.is_empty() && (here.is_empty() || is_off) {
+                node.ready.store(true, Ordering::Relaxed);
+            }
+            said.warn_of_retry(problems);
+            if is_off {
+                return true;
+            }
+            for path in here {
+                if !followed.iter().any(|(known, _)| known.path == path) {
+                    followed.push((KubeletRoot::new(node, path), 0));
+                }
+            }
+            for (root, threads) in &mut followed {
+                let root = *root;
+                let needed = if root.refresher.is_some() {
+                    THREADS.len()
+                } else {
+                    1
+                };
+                for (name, work) in &THREADS[*threads..needed] {
+                    if let Err(error) = spawn(name, || work(root)) {
+                        error!("follow {}: {error:#}", root.path.display());
+                        is_complete = false;
+                        break;
+                    }
+                    *threads += 1;
+                }
+            }
+            is_complete
         })
     });
-}
-
-/// Returns false if no root is there yet, or a root is not followed: a node may boot. `followed`: the
-/// roots, and the number of threads that were started for each.
-fn find(
-    node: &'static Node,
-    followed: &mut Vec<(&'static KubeletRoot, usize)>,
-    said: &mut SayOnce,
-) -> bool {
-    let (here, problems) = kubelets_here(node.config.places());
-    let mut is_complete = problems.is_empty() && !here.is_empty();
-    node.metrics[Level::AgentSilentRoots].set(problems.len() as i64);
-    let is_off = node.config.policy().stale_subpaths == Mode::Off;
-    if followed.is_empty() && (here.is_empty() || is_off) {
-        node.ready.store(true, Ordering::Relaxed);
-    }
-    said.warn_of_retry(problems);
-    if is_off {
-        return true;
-    }
-    for path in here {
-        if !followed.iter().any(|(known, _)| known.path == path) {
-            followed.push((KubeletRoot::new(node, path), 0));
-        }
-    }
-    for (root, threads) in followed {
-        let root = *root;
-        let needed = if root.refresher.is_some() {
-            THREADS.len()
-        } else {
-            1
-        };
-        for (name, work) in &THREADS[*threads..needed] {
-            if let Err(error) = spawn(name, || work(root)) {
-                error!("follow {}: {error:#}", root.path.display());
-                is_complete = false;
-                break;
-            }
-            *threads += 1;
-        }
-    }
-    is_complete
 }

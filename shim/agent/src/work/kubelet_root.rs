@@ -60,9 +60,9 @@ impl KubeletRoot {
     /// Refreshes the containers of the planned pods, for ever.
     pub fn refresh_pods(&self) {
         if let Some(refresher) = &self.refresher {
-            let refreshes = &self.refreshes;
-            let refresh = |planned: &Planned| self.refresh(refresher, planned);
-            refreshes.run(self.node, "the containers of pod ", refresh);
+            let pods = "the containers of pod ";
+            self.refreshes
+                .run(self.node, pods, |planned| self.refresh(refresher, planned));
         }
     }
 

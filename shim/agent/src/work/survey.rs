@@ -117,11 +117,9 @@ impl Surveyor {
             // namespace.
             let found = container_mounts(pods, config.places(), config.policy().host_root_scope);
             last.are_mounts_unread = found.is_err();
-            let failure = found.as_ref().err().map(|error| {
-                let why = error_chain(error);
-                format!("survey the mounts of containers: {why}; trying again")
-            });
-            last.failures.warn((), failure);
+            let failure = found.as_ref().err().map(|error| error_chain(error));
+            let failure = failure.map(|why| format!("survey the mounts of containers: {why}"));
+            last.failures.warn_of_retry(failure);
             mounts = found.ok();
             let before = mem::replace(&mut last.ignored, ignored_requests(pods));
             let mut occurrences = Vec::new();

@@ -297,16 +297,14 @@ pub fn from_survey(report: &NodeReport) -> Vec<Occurrence> {
     }
     for mount in &report.mounts_below_emptydir {
         let place = mount.mount_point.display();
-        let effect = mount.effect();
-        found.push(Occurrence {
-            pod: mount.pod.clone(),
-            container: None,
-            reason: Reason::MountBelowEmptyDir,
-            message: format!(
-                "on the node, {place} is a mount: {effect}, with {}",
-                mount.command
-            ),
-        });
+        let (effect, command) = (mount.effect(), &mount.command);
+        let message = format!("on the node, {place} is a mount: {effect}, with {command}");
+        found.extend(on_pod(
+            &mount.pod,
+            None,
+            Reason::MountBelowEmptyDir,
+            message,
+        ));
     }
     found
 }

@@ -17,13 +17,11 @@ use bindguard_core::text::cut;
 use bindguard_kubernetes::{Access, ApiClient, ApiError, node_name};
 use lru::LruCache;
 use serde_json::{Value, json};
-use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
-use crate::limits::{Backoff, IdleMemory, since_epoch};
+use crate::limits::{Backoff, IdleMemory, since_epoch, time_of};
 use crate::pods::PodLookup;
 use crate::sinks::events::{EventType, Occurrence, Reason};
 use crate::sinks::metrics::{EventResult, Metrics, Total, TotalBy};
@@ -523,11 +521,7 @@ fn object(event: &Event, node: &str) -> Value {
 
 /// The API's times have whole seconds.
 fn time(since_epoch: Duration) -> Option<String> {
-    let seconds = i64::try_from(since_epoch.as_secs()).ok()?;
-    OffsetDateTime::from_unix_timestamp(seconds)
-        .ok()?
-        .format(&Rfc3339)
-        .ok()
+    time_of(Duration::from_secs(since_epoch.as_secs()))
 }
 
 fn failure(error: &ApiError, was_patch: bool) -> EventWriteError {

@@ -131,8 +131,18 @@ impl<'c> Connection<'c> {
         let (payload, calls) = (request.payload, self.calls);
         match (request.service.as_str(), request.method.as_str()) {
             (PLUGIN, "Configure") => {
-                let runtime = ConfigureRequest::decode(payload);
-                Ok(configure(runtime, calls).encode_to_vec())
+                let mut events = CREATE_CONTAINER | START_CONTAINER;
+                if let Ok(runtime) = ConfigureRequest::decode(payload) {
+                    let (name, version) = (runtime.runtime_name, runtime.runtime_version);
+                    info!("NRI plugin of {name} {version}");
+                    // A runtime fails the create if a plugin that validates ends or is late. So the
+                    // plugin validates only where policy refuses unchecked mounts anyway.
+                    let refuses = refusal_of_unseen("", calls.node.config.policy()).is_some();
+                    if !runtime.nri_version.is_empty() && refuses {
+                        events |= VALIDATE_CONTAINER;
+                    }
+                }
+                Ok(ConfigureResponse { events }.encode_to_vec())
             }
             // The survey and the kubelet's events already lead to the running containers; the list
             // only shows that the runtime accepts the plugin.
@@ -187,21 +197,6 @@ impl<'c> Connection<'c> {
             }),
         }
     }
-}
-
-/// A runtime fails the create if a plugin that validates ends or is late. So the plugin validates
-/// only where policy refuses unchecked mounts anyway.
-fn configure(runtime: Result<ConfigureRequest, DecodeError>, calls: &Calls) -> ConfigureResponse {
-    let mut events = CREATE_CONTAINER | START_CONTAINER;
-    if let Ok(runtime) = runtime {
-        let (name, version) = (runtime.runtime_name, runtime.runtime_version);
-        info!("NRI plugin of {name} {version}");
-        let refuses = refusal_of_unseen("", calls.node.config.policy()).is_some();
-        if !runtime.nri_version.is_empty() && refuses {
-            events |= VALIDATE_CONTAINER;
-        }
-    }
-    ConfigureResponse { events }
 }
 
 fn start(

@@ -67,7 +67,7 @@ pub fn serve_for_ever(node: &'static Node, socket: &Path) {
             Ok(()) => info!("{name}: the runtime closed the connection; connecting again"),
             Err(error) => {
                 let why = error_chain(&*error);
-                said.warn_of_retry(vec![format!("serve as an NRI plugin on {name}: {why}")]);
+                said.warn_of_retry(Some(format!("serve as an NRI plugin on {name}: {why}")));
             }
         }
         thread::sleep(backoff.after(lasted));
