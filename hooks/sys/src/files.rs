@@ -133,24 +133,32 @@ pub fn write_new_file(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
 /// A runtime needs some 30 KiB for the state of a container, and a multiple of a long spec.
 const ROOM_OF_A_RUNTIME: u64 = 128 << 10;
 
-/// Runs `work`, in which a write of the calling thread beyond the limit is an error. `work` must not
-/// panic.
+/// Runs `work`, in which a write of the calling thread beyond the limit is an error.
 ///
 /// # Errors
 /// Those of the work.
 pub fn with_size_errors<T>(work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let signal = SigSet::from(Signal::SIGXFSZ);
-    let former = signal.thread_swap_mask(SigmaskHow::SIG_BLOCK);
+    let former = signal
+        .thread_swap_mask(SigmaskHow::SIG_BLOCK)
+        .map(FormerMask);
     let result = work();
-    if let Ok(former) = former {
-        // A thread has the same signal pending only once. The second signal makes sure that there is
-        // one to take, so the wait ends at once.
-        if result.is_err() && raise(Signal::SIGXFSZ).is_ok() {
-            let _ = signal.wait();
-        }
-        let _ = former.thread_set_mask();
+    // A thread has the same signal pending only once. The second signal makes sure that there is one
+    // to take, so the wait ends at once.
+    if result.is_err() && former.is_ok() && raise(Signal::SIGXFSZ).is_ok() {
+        let _ = signal.wait();
     }
     result
+}
+
+/// The former signal mask of the thread, which also a panic restores: a runtime would inherit the
+/// other mask.
+struct FormerMask(SigSet);
+
+impl Drop for FormerMask {
+    fn drop(&mut self) {
+        let _ = self.0.thread_set_mask();
+    }
 }
 
 /// Checks that a file's filesystem keeps room for a runtime: the caller's write is worth less than a
@@ -481,6 +489,15 @@ mod new_files_tests {
 
     fn mode(path: &Path) -> u32 {
         fs::metadata(path).unwrap().permissions().mode() & 0o7777
+    }
+
+    /// The guard's panic is caught, and the runtime follows in the same thread.
+    #[test]
+    fn a_panic_leaves_no_signal_blocked() {
+        let ended = std::panic::catch_unwind(|| with_size_errors::<()>(|| panic!("as requested")));
+        assert!(ended.is_err());
+        let mask = SigSet::thread_get_mask().unwrap();
+        assert!(!mask.contains(Signal::SIGXFSZ));
     }
 
     #[test]

@@ -38,7 +38,7 @@ impl HeldProcess {
     /// Opens a process by its pid.
     ///
     /// # Errors
-    /// [`ProcessError::Ended`] if there is none, and [`ProcessError::Open`].
+    /// [`ProcessError::Ended`] if there is none, and the kernel's.
     pub fn open(pid: u32) -> Result<Self, ProcessError> {
         let pidfd = open_pidfd(pid).map_err(|errno| match errno {
             // INVAL, or NOENT of newer kernels: a thread of another process has this number.
