@@ -15,7 +15,7 @@
 #   make arm64    the same programs for arm64, tried on an emulated machine
 #   make soak     a thousand containers, and the shim's memory afterwards; ten thousand refreshes
 #   make deb      a Debian package
-#   make pictures the terminal pictures of the README, from the output of the real programs
+#   make pictures the pictures of the README: drawings, and terminals with the output of the real programs
 #   make release  the artefacts of a release, built twice: programs, package, chart, images, bills of materials, statement of origin, checksums
 #   make bench    bindguard beside every peer, figure by figure, in one run
 #
@@ -300,15 +300,14 @@ soak: build matrix faults
 	BINDGUARD_SOAK=1 $(STORY) ten_thousand_updates:: updates_during_starts:: losses_of_the_race_by_program:: \
 	  installer_killed_at_every_step:: every_syscall_fails_once:: demo_leaves_nothing_behind:: proof_of_generated_specs:: --nocapture
 
-PICTURES := 0.5.0
+DRAW := python3 $(CURDIR)/integration/pictures/draw.py
 
-## the terminal pictures of the README, from the output of the real programs
+## the pictures of the README and the pages: drawings, and terminals with the output of the real programs
 pictures: programs matrix
-	@PATH="$(TOOLS)/bin:$$PATH" term-transcript --version >/dev/null 2>&1 || \
-	  cargo install --quiet --locked --debug --root $(TOOLS) --version $(PICTURES) term-transcript-cli
-	PATH="$(TOOLS)/bin:$$PATH" BINDGUARD_PICTURE=$(CURDIR)/docs/commands.svg $(STORY) pictures_by_hand:: --ignored
-	$(DEV)/demo | PATH="$(TOOLS)/bin:$$PATH" term-transcript capture --palette ubuntu --pure-svg --width 1100 --hard-wrap 130 \
-	  --out docs/demo.svg 'make demo'
+	$(DRAW) drawings $(CURDIR)/docs
+	BINDGUARD_PICTURE=$(CURDIR)/docs/commands.svg $(STORY) pictures_by_hand:: --ignored
+	$(DEV)/demo > target/demo.txt
+	$(DRAW) terminal --read --columns 150 $(CURDIR)/docs/demo.svg 'make demo' < target/demo.txt
 
 REFRESH_APPS := $(CURDIR)/target/refresh-apps
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use crate::mount_calls::{bind, tmpfs};
+use crate::mount_calls::{bind, own_copy, tmpfs};
 use crate::privilege::has_program;
 use crate::process::host;
 
@@ -38,10 +38,13 @@ pub enum KubeletRoot {
     /// of the engine's, and the kubelet's root in that a bind of a folder of the machine
     /// (`extraMounts`).
     InAContainer,
+    /// The kubelet's default, `/var/lib/kubelet`, in a copy of the machine's `/var/lib`: a picture
+    /// shows the paths that a reader has.
+    VarLib,
 }
 
 impl KubeletRoot {
-    /// Every kind.
+    /// Every kind of place.
     pub const ALL: [Self; 9] = [
         Self::RootDisk,
         Self::OwnFilesystem,
@@ -78,7 +81,7 @@ impl KubeletRoot {
             Self::BtrfsSubvolume => Some("btrfs"),
             Self::Overlay | Self::InAContainer => Some("overlay"),
             Self::Tmpfs => Some("tmpfs"),
-            Self::RootDisk | Self::BindMounted | Self::Symlinked => None,
+            Self::RootDisk | Self::BindMounted | Self::Symlinked | Self::VarLib => None,
         }
     }
 
@@ -140,6 +143,14 @@ impl KubeletRoot {
                 bind_as_an_engine(&volume, &node.join("var"))?;
                 bind_as_an_engine(&extra, &root)?;
                 return Ok(root);
+            }
+            Self::VarLib => {
+                own_copy("/var/lib", Path::new("/run/own/var/lib"))?;
+                let default = PathBuf::from("/var/lib/kubelet");
+                make(&root)?;
+                make(&default)?;
+                bind(&root, &default)?;
+                return Ok(default);
             }
         }
         Ok(root)

@@ -1,10 +1,12 @@
-//! `make pictures`: the terminal pictures of the README, from the output of the real programs on a
+//! `make pictures`: the terminal picture of the README, from the output of the real programs on a
 //! node with a stale subPath.
 
 use bindguard_integration::prelude::*;
 use std::env;
 use std::ffi::OsString;
 
+use bindguard_integration::doc_commands::repository;
+use bindguard_integration::kubelet::KubeletRoot;
 use k8s_cri::v1::MountPropagation::PropagationPrivate;
 
 /// As an operator uses them: the fault, the repair, and the running container.
@@ -15,9 +17,12 @@ const COMMANDS: [&str; 3] = [
 ];
 
 #[test]
-#[ignore = "draws the pictures of the README: make pictures"]
+#[ignore = "draws the picture of the README: make pictures"]
 fn commands() {
-    Setup::on(Generation::NEWEST).cri().story(story);
+    Setup::on(Generation::NEWEST)
+        .cri()
+        .kubelet_root(KubeletRoot::VarLib)
+        .story(story);
 }
 
 fn story(node: &Node) -> Result<()> {
@@ -31,27 +36,15 @@ fn story(node: &Node) -> Result<()> {
     cri.start_container(&sandbox, "app", &["sleep", "1000000"], &mounts)?;
     volume.update(&[("app.conf", "two")])?;
 
-    let mut draw = node.command("term-transcript")?;
-    draw.args([
-        "exec",
-        "--palette",
-        "ubuntu",
-        "--pure-svg",
-        "--width",
-        "960",
-        "--hard-wrap",
-        "120",
-    ])
-    .arg("--out")
-    .arg(&picture)
-    .args(COMMANDS)
-    .env("PATH", search_path(node.under_test())?);
+    // the mount table of this node shows the folder behind the kubelet's root
+    let shown = format!("{}=/var/lib/kubelet", node.disk().join("kubelet").display());
+    let mut draw = node.command("python3")?;
+    draw.arg(repository().join("integration/pictures/draw.py"))
+        .args(["terminal", "--columns", "110", "--replace", &shown])
+        .arg(&picture)
+        .args(COMMANDS)
+        .env("PATH", search_path(node.under_test())?);
     run(draw)?.success()?;
-    // the kubelet's folder where readers of the README have it
-    let root = node.kubelet().root().display().to_string();
-    let drawn = fs::read_to_string(&picture)?;
-    ensure!(drawn.contains(&root), "the picture shows no bind");
-    fs::write(&picture, drawn.replace(&root, "/var/lib/kubelet"))?;
     cri.remove_pod(&sandbox)?;
     pod.delete()
 }

@@ -2,10 +2,11 @@
 //! on its host.
 
 use std::fmt::Display;
+use std::fs;
 use std::ops::Range;
 use std::path::Path;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result, anyhow};
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
@@ -14,6 +15,17 @@ use crate::figure::Figure;
 use crate::results::Results;
 
 const SIZE: (u32, u32) = (760, 420);
+
+/// The reader's theme decides. A rule of a stylesheet has priority over the attributes that the
+/// library writes; the grey line is too dark for a dark page.
+const DARK: &str = "<style>@media (prefers-color-scheme: dark) {
+[fill=\"#FFFFFF\"] { fill: #0D1117; }
+[fill=\"#000000\"] { fill: #E6EDF3; }
+[stroke=\"#000000\"] { stroke: #E6EDF3; }
+[stroke=\"#6E6E6E\"] { stroke: #8B949E; }
+[stroke=\"#0072B2\"] { stroke: #2F9BE0; }
+}</style>
+";
 
 type Line = Vec<(f64, f64)>;
 
@@ -71,7 +83,8 @@ where
 {
     let failed = |error: &dyn Display| anyhow!("draw {}: {error}", file.display());
     let up: Range<f64> = 0.0..longest(lines, |(_, value)| *value) * 1.05;
-    let area = SVGBackend::new(file, SIZE).into_drawing_area();
+    let mut drawn = String::new();
+    let area = SVGBackend::with_string(&mut drawn, SIZE).into_drawing_area();
     area.fill(&WHITE).map_err(|error| failed(&error))?;
     let mut chart = ChartBuilder::on(&area)
         .caption(title, ("sans-serif", 18))
@@ -90,8 +103,8 @@ where
     for (candidate, line) in lines {
         let colour = colour(*candidate);
         let series = LineSeries::new(line.iter().copied(), colour.stroke_width(2)).point_size(3);
-        let drawn = chart.draw_series(series).map_err(|error| failed(&error))?;
-        drawn
+        let series = chart.draw_series(series).map_err(|error| failed(&error))?;
+        series
             .label(candidate.title())
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
     }
@@ -101,7 +114,12 @@ where
         .background_style(WHITE)
         .border_style(BLACK.mix(0.3));
     legend.draw().map_err(|error| failed(&error))?;
-    area.present().map_err(|error| failed(&error))
+    area.present().map_err(|error| failed(&error))?;
+    drop(chart);
+    drop(area);
+    let head = drawn.find('\n').map_or(0, |end| end + 1);
+    drawn.insert_str(head, DARK);
+    fs::write(file, drawn).with_context(|| format!("write {}", file.display()))
 }
 
 /// After Okabe and Ito, for every kind of eye.
@@ -114,5 +132,29 @@ fn colour(candidate: Candidate) -> RGBColor {
         Candidate::Go21 => RGBColor(204, 121, 167),
         Candidate::Runc => RGBColor(110, 110, 110),
         Candidate::Crun | Candidate::EmptyPrograms => RGBColor(190, 190, 190),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects")]
+
+    use super::*;
+
+    /// The rules for a dark page are effective only while the library writes colours in this form.
+    #[test]
+    fn a_dark_page_changes_colours_that_the_plot_has() {
+        let file = std::env::temp_dir().join(format!("bindguard-plot-{}.svg", std::process::id()));
+        let candidates = [Candidate::Runc, Candidate::Rust];
+        let lines = candidates.map(|candidate| (candidate, vec![(0.0, 1.0), (9.0, 2.0)]));
+        draw(&file, "title", 0.0..9.0, &lines).unwrap();
+        let drawn = fs::read_to_string(&file).unwrap();
+        fs::remove_file(&file).unwrap();
+        let (head, plot) = drawn.split_once("</style>").unwrap();
+        assert!(head.starts_with("<svg ") && head.contains("prefers-color-scheme: dark"));
+        for rule in head.lines().filter(|line| line.starts_with('[')) {
+            let attribute = rule[1..].split(']').next().unwrap();
+            assert!(plot.contains(attribute), "no {attribute} in {plot}");
+        }
     }
 }
