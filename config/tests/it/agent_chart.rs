@@ -91,44 +91,6 @@ fn an_older_kubernetes_gets_an_annotation_for_apparmor() {
     );
 }
 
-/// A fleet has thousands of nodes: a panel with a series for each of them shows nothing.
-#[test]
-fn the_dashboard_shows_the_chosen_nodes_and_no_series_for_each() {
-    let dashboard: Value =
-        serde_json::from_str(include_str!("../../prometheus/dashboard.json")).unwrap();
-    let variables = dashboard["templating"]["list"].as_array().unwrap();
-    assert!(
-        variables
-            .iter()
-            .any(|it| it["name"] == "node" && it["includeAll"] == true),
-        "{variables:?}"
-    );
-    let panels = dashboard["panels"].as_array().unwrap();
-    for target in panels
-        .iter()
-        .flat_map(|panel| panel["targets"].as_array().unwrap())
-    {
-        let expression = target["expr"].as_str().unwrap();
-        let figures = expression.matches("bindguard_").count();
-        assert_eq!(
-            expression.matches("{instance=~\"$node\"").count(),
-            figures,
-            "{expression}"
-        );
-        assert!(
-            ["sum", "count", "histogram_quantile"]
-                .iter()
-                .any(|aggregation| expression.starts_with(aggregation)),
-            "{expression}"
-        );
-        assert!(
-            !expression.contains("by (instance")
-                && !target["legendFormat"].to_string().contains("instance"),
-            "{target}"
-        );
-    }
-}
-
 #[test]
 fn prometheus_and_grafana_get_the_files_of_the_repository() {
     let Some(helm) = helm() else { return };

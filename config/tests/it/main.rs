@@ -11,6 +11,7 @@ mod api_rights;
 mod chart;
 mod chart_for_policies;
 mod config_toml;
+mod dashboard;
 mod helm;
 mod kube;
 mod kubediag;

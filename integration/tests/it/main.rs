@@ -129,6 +129,7 @@ mod process_files_by_choice;
 mod programs_that_cannot_run;
 mod prometheus_reads_the_figures;
 mod proof_of_generated_specs;
+mod queries_of_the_dashboard;
 mod raw_block_volume;
 mod real_kubelet;
 mod real_kubelet_csi;
