@@ -168,6 +168,7 @@ pack:
 	tar --create --gzip --sort=name --owner=0 --group=0 --numeric-owner --mode=755 --mtime="@$$SOURCE_DATE_EPOCH" \
 	  --file $(DIST)/bindguard-$(VERSION)-$(firstword $(subst -, ,$(TARGET))).tar.gz --directory $(BIN) $(NAMES)
 	sh config/debian/build.sh $(VERSION) $(BIN) target/package $(DIST)/bindguard_$(VERSION)_$$(dpkg --print-architecture).deb
+	sh config/kubectl/package.sh $(VERSION) $(DIST)
 	sh config/image/archive.sh $(NODE_IMAGE) "$(BINDGUARD_REVISION)" $(IMAGE_FILE) $(OWN_ARCH) $(BIN) \
 	  $(if $(CROSS),$(CROSS) $(ARM64_BIN))
 ifneq ($(CROSS),)

@@ -11,7 +11,7 @@ statement=bindguard-$3-$(uname -m).provenance.json
 digests=$(sha256sum -- *)
 for artefact in *; do
   case $artefact in
-    *.tgz) kind=application components='[]' ;;
+    *.tgz | kubectl-bindguard*) kind=application components='[]' ;;
     *.oci.tar) kind=container components=.components ;;
     *) kind=application components=.components ;;
   esac

@@ -18,6 +18,7 @@ put() { mode=$1; folder=$root/$2; shift 2; install -d -m 755 "$folder"; install 
 put_as() { install -D -m "$1" "$3" "$root/$2"; }
 
 for program in containerd-shim-bindguard-v2 bindguard-runtime bindguard bindguard-agent; do put 755 usr/bin "$programs/$program"; done
+put 755 usr/bin "$config/kubectl/kubectl-bindguard"
 put 644 etc/bindguard "$config/config.toml"
 put 644 etc/logrotate.d "$config/logrotate.d/bindguard"
 put 644 usr/lib/tmpfiles.d "$config/tmpfiles.d/bindguard.conf"

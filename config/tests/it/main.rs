@@ -14,6 +14,7 @@ mod config_toml;
 mod dashboard;
 mod helm;
 mod kube;
+mod kubectl_package;
 mod kubediag;
 mod manifests;
 mod mistakes;

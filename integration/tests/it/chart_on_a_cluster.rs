@@ -10,6 +10,7 @@ use std::cell::Cell;
 use std::os::unix::fs::symlink;
 
 use bindguard_integration::cluster::{Cluster, Helm, Network, PodManifest};
+use bindguard_integration::doc_commands::repository;
 use bindguard_integration::programs::{AGENT, SHIM, binaries_under_test};
 
 const NAMESPACE: &str = "kube-system";
@@ -61,7 +62,7 @@ fn comes_and_goes(node: &Node, network: &Network) -> Result<()> {
     );
     fleet.guarded_pod_runs()?;
     fleet.running_container_reads_an_update()?;
-    fleet.installers_pod_prints_the_state()?;
+    fleet.plugin_prints_the_state()?;
 
     let installed = fs::read(node.containerd_config())?;
     let words = [
@@ -379,11 +380,50 @@ impl<'n> Fleet<'n> {
         })
     }
 
-    /// The table of docs/agent.md for clusters without Prometheus.
-    fn installers_pod_prints_the_state(&self) -> Result<()> {
+    /// `kubectl bindguard`, of docs/agent.md: the plugin of the real kubectl reads the node by the
+    /// installer's pod. The agent's pod, with fewer privileges, has the same status. The findings
+    /// need a node with a first process of its own: kubectl_plugin.rs has them.
+    fn plugin_prints_the_state(&self) -> Result<()> {
+        let folder = self.node.disk().join("plugins");
+        fs::create_dir_all(&folder)?;
+        let plugin = folder.join("kubectl-bindguard");
+        fs::copy(
+            repository().join("config/kubectl/kubectl-bindguard"),
+            &plugin,
+        )
+        .context("copy the plugin")?;
+        let programs = Cluster::programs().context("the cluster's programs")?;
+        let path = std::env::var("PATH").unwrap_or_default();
+        let run_plugin = |words: &[&str]| -> Result<Finished> {
+            let mut kubectl = Command::new(programs.join("kubectl"));
+            kubectl.arg("bindguard").args(words);
+            kubectl.env("KUBECONFIG", self.cluster.kubeconfig()).env(
+                "PATH",
+                format!("{}:{}:{path}", folder.display(), programs.display()),
+            );
+            run(kubectl)
+        };
+        let table = run_plugin(&[])?;
+        let lines: Vec<&str> = table.stdout.lines().collect();
+        ensure!(
+            table.code() == 2
+                && lines.len() > 1
+                && lines[1].contains("findings: pod bindguard-")
+                && lines[1].contains(env!("CARGO_PKG_VERSION"))
+                && lines[1].contains("containerd=bindguard"),
+            "{table:?}"
+        );
+        let json = run_plugin(&["-o", "json", "--namespace", NAMESPACE])?;
+        let nodes: Value = serde_json::from_str(&json.stdout)
+            .with_context(|| format!("read the plugin's JSON: {json:?}"))?;
+        ensure!(
+            nodes[0]["pod"].to_string().contains("bindguard-")
+                && nodes[0]["status"]["version"] == env!("CARGO_PKG_VERSION"),
+            "{nodes}"
+        );
         let words = [
             "exec",
-            "daemonset/bindguard",
+            "daemonset/bindguard-agent",
             "--namespace",
             NAMESPACE,
             "--",
@@ -395,12 +435,17 @@ impl<'n> Fleet<'n> {
         ];
         // the exit status is 1 if the node has findings
         let answer = self.cluster.kubectl(&words, "")?;
-        let status: Value = serde_json::from_str(&answer.stdout)
-            .with_context(|| format!("read the status: {answer:?}"))?;
+        let report: Value = serde_json::from_str(&answer.stdout)
+            .with_context(|| format!("read the agent's status: {answer:?}"))?;
         ensure!(
-            status["version"] == env!("CARGO_PKG_VERSION")
-                && status["daemons"].to_string().contains(RELEASE),
-            "{status}"
+            report["daemons"] == nodes[0]["status"]["daemons"]
+                && report["drift"] == nodes[0]["status"]["drift"],
+            "{report} and {nodes}"
+        );
+        let nowhere = run_plugin(&["-n", "default"])?;
+        ensure!(
+            nowhere.code() == 2 && nowhere.stderr.contains("namespace default"),
+            "{nowhere:?}"
         );
         Ok(())
     }

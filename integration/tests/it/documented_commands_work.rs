@@ -330,8 +330,9 @@ fn runbook() {
         });
 }
 
-/// The state of all nodes, from the installer's pods. kubectl lists the pods; a container of the
-/// node's mount namespace with the root at /host runs what `kubectl exec` is to run.
+/// The state of all nodes, by kubectl's plugin. kubectl lists the pods; a container of the node's
+/// mount namespace with the root at /host runs what `kubectl exec` is to run. The first process
+/// there is the machine's, so `diagnose` runs on the node.
 #[test]
 fn agent() {
     if let Some(why) = engines::missing() {
@@ -340,7 +341,11 @@ fn agent() {
     Setup::on(Generation::NEWEST).cri().story(|node| {
         let api = KubeApi::start()?;
         let path = "/api/v1/namespaces/kube-system/pods";
-        let pod = json!({"metadata": {"name": "bindguard-x7k2p"}, "spec": {"nodeName": "node-1"}});
+        let pod = json!({
+            "metadata": {"name": "bindguard-x7k2p", "labels": {"app.kubernetes.io/name": "bindguard"}},
+            "spec": {"nodeName": "node-1"},
+            "status": {"phase": "Running"},
+        });
         api.insert(
             path,
             json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": [pod]}),
@@ -352,6 +357,7 @@ fn agent() {
             format!(
                 "#!/bin/sh\n\
                  case \"$*\" in\n\
+                 *' -- bindguard diagnose --root /host --json') exec bindguard diagnose --json;;\n\
                  '--namespace kube-system exec bindguard-x7k2p -- '*) shift 5\n\
                    exec unshare --mount sh -ec 'mkdir -p /host; mount --rbind / /host; exec \"$@\"' sh \"$@\";;\n\
                  *) exec {} \"$@\";;\n\
@@ -360,12 +366,15 @@ fn agent() {
             ),
         )?;
         fs::set_permissions(&kubectl, Permissions::from_mode(0o755))?;
+        fs::copy(
+            repository().join("config/kubectl/kubectl-bindguard"),
+            node.programs().join("kubectl-bindguard"),
+        )
+        .context("copy the plugin")?;
+        let version = env!("CARGO_PKG_VERSION");
         Rehearsal::on(node)
             .env("KUBECONFIG", KUBECONFIG)
-            .prints(
-                "kubectl --namespace kube-system get pods --selector app.kubernetes.io/name=bindguard",
-                &[concat!("node-1\t", env!("CARGO_PKG_VERSION"), "\tcontainerd=bindguard")],
-            )
+            .prints("kubectl bindguard", &["node-1", version, "containerd=bindguard"])
             .play("docs/agent.md")
             .map(drop)
     });

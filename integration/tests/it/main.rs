@@ -93,6 +93,7 @@ mod installer_killed_at_every_step;
 mod journal_cannot_be_written;
 mod journal_command;
 mod journal_rotated_by_one_of_many;
+mod kubectl_plugin;
 mod kubediag_chain;
 mod kubelet_and_bindguard_take_turns;
 mod kubelet_in_a_user_namespace;
