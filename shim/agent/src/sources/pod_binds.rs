@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bindguard_core::error_chain;
 use bindguard_core::kubelet::{Plugin, Writer};
@@ -411,6 +411,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
     use std::thread;
+    use std::time::Duration;
 
     use bindguard_guard::{Probes, in_real_folder};
 
