@@ -71,6 +71,27 @@ fn story() {
         let done = first.on_node(&[CLI, "diagnose"])?;
         ensure!(done.code() == 0, "{done:?}");
 
+        let place = node.kubelet().root().display().to_string();
+        let there = first.in_pod(&[CLI, "holders", &place, "--root", "/host"])?;
+        let here = first.on_node(&[CLI, "holders", &place])?;
+        ensure!(there.code() == here.code(), "{there:?} {here:?}");
+        let of_pod = format!("/host{place}");
+        let there = first.in_pod(&[CLI, "holders", &of_pod, "--root", "/host"])?;
+        ensure!(
+            there.code() == 2 && there.stderr.contains(&format!("as the node does, {place}")),
+            "{there:?}"
+        );
+
+        // Without --root, the pod's own files and mounts would look like a bare node.
+        for verb in ["diagnose", "status", "doctor"] {
+            let there = first.in_pod(&[CLI, verb])?;
+            let next = format!("run bindguard {verb} --root /host");
+            ensure!(
+                there.code() == 2 && there.stdout.is_empty() && there.stderr.contains(&next),
+                "{there:?}"
+            );
+        }
+
         // The mounts of another root are not the node's.
         let done = first.in_pod(&[CLI, "repair", "--all", "--root", "/host/run"])?;
         ensure!(

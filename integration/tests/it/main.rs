@@ -78,6 +78,7 @@ mod guard_killed_at_every_step;
 mod guard_killed_between_attach_and_detach;
 mod guard_stopped_at_every_step;
 mod guard_stopped_past_deadline;
+mod health_by_exit_status;
 mod holders;
 mod host_files_that_were_replaced;
 mod host_root_propagation;

@@ -78,6 +78,8 @@ fn doctor_notices(node: &Node) -> Result<()> {
     );
     node.bindguard(["install", "--prefix", &prefix])?
         .success()?;
+    node.restart_containerd(Signal::SIGTERM)?;
+    node.cri()?;
     host(["mount", "-o", "remount,noexec", &mounted])?;
     let doctor = node.bindguard(["doctor"])?;
     ensure!(

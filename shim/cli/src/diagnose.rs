@@ -53,8 +53,8 @@ pub struct Diagnose {
     /// Read this mountinfo, and the node's files below --root, without entering the node's namespaces.
     #[arg(long, value_name = "FILE", requires = "root")]
     pub mountinfo: Option<PathBuf>,
-    /// The root directory of the node, as a pod with the node's processes sees it. Without
-    /// --mountinfo the pod must be privileged.
+    /// The node's root directory as this pod sees it. Every other path is a path of the node, but
+    /// for --mountinfo. Without --mountinfo the pod is privileged and has the node's processes.
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
     #[command(flatten)]
@@ -151,6 +151,11 @@ impl Diagnose {
             if self.pod.is_none() && is_root() {
                 add(old_binds_of_engines(policy, places));
             }
+        }
+        if !is_root() {
+            let unread =
+                "not read: the mounts of running containers, and the state of Docker and Podman";
+            report.problems.push(unread.to_owned());
         }
         Ok(())
     }

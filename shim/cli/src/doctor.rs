@@ -7,19 +7,20 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
 use bindguard_config::Loaded;
 use bindguard_core::error_chain;
 use bindguard_core::handover::{SELF_TEST, SHIM, WRAPPER};
 use bindguard_core::places::Places;
 use bindguard_guard::{Probes, kubelet_roots_by_all_names};
 use bindguard_installer::drift::drift;
-use bindguard_installer::has_agent_unit;
-use bindguard_installer::running::{containerds, is_hidden};
+use bindguard_installer::record::Record;
+use bindguard_installer::running::{active_config, containerds, unseen};
+use bindguard_installer::{Owner, has_agent_unit, recorded};
 use bindguard_operator::agent_status::agent as check_agent;
 use bindguard_operator::doctor::{
-    Check, ContainerdSeen, DoctorReport, LinuxDistribution, Point, PointStatus, ProgramSeen,
-    RuntimeEntry, os_release,
+    Check, ContainerdSeen, DoctorReport, GuardedRuntimes, LinuxDistribution, Point, PointStatus,
+    ProgramSeen, RuntimeEntry, os_release,
 };
 use bindguard_operator::namespaces::Proc;
 use bindguard_operator::node::{processes_named, setting, with_open};
@@ -74,11 +75,13 @@ impl Doctor {
         let daemons = with_open(Path::new("/dev/fuse"));
         let kubelets = processes_named("kubelet");
         add("fuse-daemons", doctor::fuse_daemons(&kubelets, &daemons));
-        let seen = containerd(&pods).map_err(|error| format!("{error:#}"));
+        // The point `installation` reports why a record cannot be read.
+        let record = recorded().unwrap_or_default();
+        let seen = containerd(&pods, &record).map_err(|error| format!("{error:#}"));
         let seen = seen.as_ref().map(Option::as_ref).map_err(String::as_str);
         add("containerd", doctor::containerd(seen));
         add("programs", programs(loaded.config.runtime(), &pods));
-        add("installation", installation());
+        add("installation", installation(&record));
         add("config", config(loaded));
         let agent = agent_state(&loaded.config);
         add("agent", check_agent(&agent, has_agent_unit()));
@@ -140,13 +143,16 @@ fn helpers(kubelet_roots: &[PathBuf], problems: Vec<String>) -> Check {
 }
 
 /// Reports changes by other tools since the installation.
-fn installation() -> Check {
+fn installation(record: &Record) -> Check {
     let (drift, problems) = drift();
     let command = drift.first().map(|drift| drift.command.clone());
     let mut all: Vec<String> = drift.into_iter().map(|drift| drift.what).collect();
     all.extend(problems);
     match command {
         Some(command) => Check::failed(all.join("; "), command),
+        None if all.is_empty() && record.installed.is_empty() => {
+            Check::ok("no `bindguard install` is recorded on this node")
+        }
         None if all.is_empty() => Check::ok("no file has changed since `bindguard install`"),
         None => Check::unknown(all.join("; ")),
     }
@@ -178,21 +184,32 @@ fn text(report: &DoctorReport) -> Lines {
     lines
 }
 
-// containerd's effective configuration, from `containerd config dump`: imports and defaults are
-// included.
+// containerd's configuration: of its files, from `containerd config dump`, with imports and
+// defaults; and of the running process, which read the files at its start.
 
 /// The CRI plugin's tables: of version 2, and of version 3 of the config.
 const PLUGINS: [&str; 2] = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"];
 
 /// The running containerd, if there is one. `pods`: those that run.
-fn containerd(pods: &Pods) -> Result<Option<ContainerdSeen>> {
+fn containerd(pods: &Pods, record: &Record) -> Result<Option<ContainerdSeen>> {
     let found = containerds();
     let Some(containerd) = found.first() else {
-        ensure!(
-            !is_hidden("containerd"),
-            "a containerd runs, and only root may read its arguments: run this as root"
-        );
+        let is_installed = record.verified(Owner::Containerd).is_some();
+        if let Some(why) = unseen(Owner::Containerd, is_installed) {
+            bail!("{why}");
+        }
         return Ok(None);
+    };
+    let loaded =
+        active_config(containerd).context("read the runtimes that containerd has loaded")?;
+    let owed = record.owed().into_iter();
+    let mut owed = owed.filter(|owed| owed.owner == Owner::Containerd);
+    let restart = match (owed.next(), containerd.service()) {
+        (Some(owed), _) => owed.command,
+        (None, service) => format!(
+            "systemctl restart {}",
+            service.as_deref().unwrap_or("containerd")
+        ),
     };
     let program = containerd.program();
     let program = program.context("read which program containerd is")?;
@@ -226,6 +243,8 @@ fn containerd(pods: &Pods) -> Result<Option<ContainerdSeen>> {
         version: number(&version),
         runtimes,
         default_runtime,
+        loaded: loaded.map(|config| GuardedRuntimes::of_containerd(&config)),
+        restart,
         pods: running_pods(pods),
         unusable,
     }))

@@ -33,7 +33,7 @@ use crate::show::{self, DIMMED, FAULTY, HEALTHY, Lines, joined_names, unrecorded
 /// Arguments of `holders`.
 #[derive(Debug, Args)]
 pub struct Holders {
-    /// A mount point, any folder, or a block device.
+    /// A mount point, any folder, or a block device. With --root, a path of the node.
     path: PathBuf,
     /// The node's `/proc`, as mounted in this pod. PATH is then a path of the node.
     #[arg(long, value_name = "DIR")]
@@ -84,7 +84,18 @@ fn resolved(path: &Path) -> Result<PathBuf> {
     if let Some(folder) = std::path::absolute(path)?.parent() {
         check_answers(folder)?;
     }
-    let handle = Handle::follow(path)?;
+    let handle = Handle::follow(path);
+    if let (Err(_), Some(root)) = (&handle, show::NODE_ROOT.get())
+        && let Ok(below) = path.strip_prefix(root)
+    {
+        let of_node = Path::new("/").join(below);
+        bail!(
+            "{} is no path of the node: name it as the node does, {}",
+            path.display(),
+            of_node.display()
+        );
+    }
+    let handle = handle?;
     handle
         .resolved_path()
         .with_context(|| format!("resolve {}", path.display()))

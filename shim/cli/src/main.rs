@@ -21,7 +21,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use bindguard_config::{Config, Loaded, load};
-use bindguard_installer::session::enter_node;
+use bindguard_installer::session::{DEBUG_ROOT, enter_node, is_in_debug_pod};
 use bindguard_operator::node::is_root;
 use clap::{CommandFactory, Parser, Subcommand};
 
@@ -47,8 +47,8 @@ struct Arguments {
     /// Read this config instead of $BINDGUARD_CONFIG or /etc/bindguard/config.toml.
     #[arg(long, global = true, value_name = "FILE", display_order = 100)]
     config: Option<PathBuf>,
-    /// Work on the node whose root directory this is, from a privileged pod with the node's
-    /// processes.
+    /// The node's root directory as this privileged pod with the node's processes sees it. Every
+    /// other path is a path of the node.
     #[arg(long, global = true, value_name = "DIR", display_order = 101)]
     root: Option<PathBuf>,
     #[command(subcommand)]
@@ -148,6 +148,17 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
             _ => enter_node(&root, true)?,
         }
         let _ = show::NODE_ROOT.set(root);
+    } else if is_in_debug_pod() {
+        let verb = match &arguments.verb {
+            Verb::Status(_) => "status",
+            Verb::Doctor(_) => "doctor",
+            Verb::Diagnose(_) => "diagnose",
+            _ => "",
+        };
+        anyhow::ensure!(
+            verb.is_empty(),
+            "this is a pod, and the root of its node is {DEBUG_ROOT}; run bindguard {verb} --root {DEBUG_ROOT}"
+        );
     }
     let named = arguments.config;
     // A config that `--config` names must be valid. An invalid config of the node is not used, as

@@ -40,12 +40,23 @@ impl PodsFrom {
     /// All pods with a known name. A failure of the CRI goes to stderr and is no error: names are a
     /// convenience.
     pub fn pods(&self) -> Pods {
-        let mut pods = cri::pods(self.cri.as_deref()).unwrap_or_else(|error| {
+        let (pods, has_cri) = self.pods_and_cri();
+        if let Err(error) = has_cri {
             print_remark(format_args!(
                 "pod names come from the bundles, without the CRI: {error:#}"
             ));
-            Pods::default()
-        });
+        }
+        pods
+    }
+
+    /// All pods with a known name, and whether a CRI listed them.
+    fn pods_and_cri(&self) -> (Pods, anyhow::Result<bool>) {
+        let listed = cri::pods(self.cri.as_deref());
+        let (mut pods, has_cri) = match listed {
+            Ok(Some(pods)) => (pods, Ok(true)),
+            Ok(None) => (Pods::default(), Ok(false)),
+            Err(error) => (Pods::default(), Err(error)),
+        };
         for bundle in bundled_containers(Path::new("/")) {
             let mut known = pods.containers.iter_mut();
             match known.find(|known| known.id == bundle.id) {
@@ -61,16 +72,19 @@ impl PodsFrom {
             let supervised = supervised.get(&container.id);
             container.guarded = container.guarded.or(supervised.copied());
         }
-        pods
+        (pods, has_cri)
     }
 
-    /// The same, where the node's config may opt in every pod.
+    /// All pods, where the node's config may opt in every pod.
     pub fn pods_under(&self, config: &Config) -> Pods {
-        let mut pods = self.pods();
-        if config.agent().refresh == RefreshMode::All {
-            pods.opt_all_in();
-        }
-        pods
+        under(config, self.pods())
+    }
+
+    /// The same, and the number of running pods. `Ok(None)` without a CRI.
+    pub fn counted_under(&self, config: &Config) -> (Pods, anyhow::Result<Option<RunningPods>>) {
+        let (pods, has_cri) = self.pods_and_cri();
+        let count = has_cri.map(|has_cri| has_cri.then(|| running_pods(&pods)));
+        (under(config, pods), count)
     }
 
     /// The user namespaces in the spec of a container: of its bundle, or of the spec that the CRI
@@ -96,6 +110,13 @@ impl PodsFrom {
     pub fn writable_mounts(&self, uid: &str) -> anyhow::Result<Vec<PathBuf>> {
         cri::writable_mounts(self.cri.as_deref(), uid)
     }
+}
+
+fn under(config: &Config, mut pods: Pods) -> Pods {
+    if config.agent().refresh == RefreshMode::All {
+        pods.opt_all_in();
+    }
+    pods
 }
 
 /// The running pods, and those among them before whose creates no guard runs. containerd keeps the

@@ -10,18 +10,18 @@ use bindguard_config::{Config, Loaded};
 use bindguard_core::error_chain;
 use bindguard_installer::drift::drift;
 use bindguard_installer::record::Removal;
-use bindguard_installer::recorded;
 use bindguard_installer::removal::pending;
-use bindguard_installer::running::{guarded_runtimes, is_hidden};
+use bindguard_installer::running::{guarded_runtimes, unseen};
+use bindguard_installer::{Owner, recorded};
 use bindguard_operator::agent_status::{AgentState, STATUS_PATH, describe};
-use bindguard_operator::doctor::{GuardedRuntimes, RunningPods};
-use bindguard_operator::pods::{Pods, PodsOfVersion};
+use bindguard_operator::doctor::GuardedRuntimes;
+use bindguard_operator::pods::PodsOfVersion;
 use bindguard_operator::{survey_node, unix_http};
 use clap::Args;
 use serde::Serialize;
 
-use crate::pods::{PodsFrom, running_pods};
-use crate::show::{self, Lines, OldFilesCount, counted};
+use crate::pods::PodsFrom;
+use crate::show::{self, Lines, OldFilesCount, UNCHECKED, counted};
 use crate::{config, journal};
 
 const LAST_ADMISSIONS: usize = 3;
@@ -42,6 +42,9 @@ struct NodeStatus {
     version: &'static str,
     /// The running daemons, and their runtimes that call the guard.
     daemons: Vec<GuardedRuntimes>,
+    /// The problems of daemons that did not report their runtimes.
+    #[serde(skip)]
+    unknown: Vec<String>,
     /// Changes by other tools since the installation.
     drift: Vec<String>,
     /// True if programs of the installation are gone.
@@ -62,6 +65,9 @@ struct NodeStatus {
     last_admissions: Vec<String>,
     /// Subpaths and volumes that need attention now.
     findings: usize,
+    /// True if one of them could not be checked.
+    #[serde(skip)]
+    is_incomplete: bool,
     old_files: OldFilesCount,
     /// Parts that could not be checked.
     problems: Vec<String>,
@@ -82,17 +88,20 @@ struct ConfigStatus {
 
 #[derive(Debug, Default, Serialize)]
 struct PodCount {
-    running: usize,
+    /// Absent if no CRI answered.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    running: Option<usize>,
     /// Those under a shim without the guard.
-    unguarded: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unguarded: Option<usize>,
     /// The pods under bindguard's shim, by version.
     versions: Vec<PodsOfVersion>,
 }
 
 impl StatusVerb {
     pub fn run(self, loaded: &Loaded) -> anyhow::Result<ExitCode> {
-        let status = NodeStatus::read(loaded, &self.pods.pods_under(&loaded.config));
-        let is_incomplete = !status.problems.is_empty();
+        let status = NodeStatus::read(loaded, &self.pods);
+        let is_incomplete = status.is_incomplete || !status.problems.is_empty();
         let has_findings = !status.is_guarded()
             || !status.restart_owed.is_empty()
             || !status.drift.is_empty()
@@ -126,35 +135,40 @@ pub fn agent_state(config: &Config) -> AgentState {
 }
 
 impl NodeStatus {
-    fn read(loaded: &Loaded, pods: &Pods) -> Self {
+    fn read(loaded: &Loaded, pods: &PodsFrom) -> Self {
         let (policy, places) = (loaded.config.policy(), loaded.config.places());
-        let mut problems = Vec::new();
-        let mut daemons = Vec::new();
+        let (pods, counted) = pods.counted_under(&loaded.config);
+        let (mut daemons, mut unknown) = (Vec::new(), Vec::new());
         for daemon in guarded_runtimes() {
             match daemon {
                 Ok(daemon) => daemons.push(daemon),
-                Err(error) => problems.push(format!("{error:#}")),
+                Err(error) => unknown.push(format!("{error:#}")),
             }
         }
-        if is_hidden("containerd") {
-            problems.push("a containerd runs, and only root may read its arguments".to_owned());
+        // `drift` reports why a record cannot be read
+        let record = recorded().unwrap_or_default();
+        for owner in [Owner::Containerd, Owner::Docker, Owner::Crio] {
+            unknown.extend(unseen(owner, record.verified(owner).is_some()));
         }
+        let mut problems = unknown.clone();
+        let count = counted.unwrap_or_else(|error| {
+            problems.push(format!("count the pods: {error:#}"));
+            None
+        });
         let (drift, unchecked) = drift();
         problems.extend(unchecked);
-        // `drift` has reported why a record cannot be read
-        let record = recorded().unwrap_or_default();
         let admissions = journal::last_headlines(&loaded.config, LAST_ADMISSIONS);
-        let survey = survey_node(policy, places, pods, |_| true);
+        let survey = survey_node(policy, places, &pods, |_| true);
         problems.extend(survey.problems.iter().cloned());
         let last_admissions = admissions.unwrap_or_else(|error| {
             problems.push(format!("{error:#}"));
             Vec::new()
         });
         let path = config::in_force();
-        let RunningPods { all, unguarded } = running_pods(pods);
         Self {
             version: env!("CARGO_PKG_VERSION"),
             daemons,
+            unknown,
             is_broken: drift.iter().any(|drift| drift.breaks_pods),
             is_unguarded: drift.iter().any(|drift| drift.unguards),
             drift: drift.into_iter().map(|drift| drift.what).collect(),
@@ -167,12 +181,13 @@ impl NodeStatus {
                 warnings: loaded.warnings.iter().map(ToString::to_string).collect(),
             },
             pods: PodCount {
-                running: all,
-                unguarded,
+                running: count.map(|count| count.all),
+                unguarded: count.map(|count| count.unguarded),
                 versions: pods.by_shim_version(),
             },
             agent: agent_state(&loaded.config),
             last_admissions,
+            is_incomplete: survey.is_incomplete(),
             old_files: OldFilesCount::of(&survey),
             findings: survey.without_healthy().binds.len(),
             problems,
@@ -217,8 +232,11 @@ impl NodeStatus {
             };
             lines.marked(word, is_good, &format!("{} {what}", daemon.daemon));
         }
-        if self.daemons.is_empty() {
-            let none = "no containerd, dockerd or CRI-O with pods was found";
+        for why in &self.unknown {
+            lines.headed("unknown", UNCHECKED, why);
+        }
+        if self.daemons.is_empty() && self.unknown.is_empty() {
+            let none = "no containerd, dockerd or CRI-O runs here";
             lines.marked("unguarded", false, none);
         }
         for drift in &self.drift {
@@ -230,6 +248,9 @@ impl NodeStatus {
         }
         if let Some(removal) = self.removal {
             lines.marked("removal", false, &describe_removal(removal));
+            if removal.handler_kept_for_pods + removal.programs_kept_for_pods == 0 {
+                lines.run("bindguard uninstall");
+            }
         }
         let path = self.config.path.display().to_string();
         match (&self.config.problem, self.config.exists) {
@@ -248,15 +269,21 @@ impl NodeStatus {
             unguarded,
             versions,
         } = &self.pods;
-        let pods = format!("{running} run, {unguarded} of them under another shim");
-        lines.marked("pods", true, &pods);
-        if *unguarded > 0 {
+        match (running, unguarded) {
+            (Some(running), Some(unguarded)) => {
+                let pods = format!("{running} run, {unguarded} of them under another shim");
+                lines.marked("pods", true, &pods);
+            }
+            _ => lines.headed("pods", UNCHECKED, "unknown: no CRI answered"),
+        }
+        if unguarded.is_some_and(|count| count > 0) {
             let is_default = self.daemons.iter().any(|daemon| daemon.default);
             lines.below(if is_default {
-                "these keep it until they are created anew; `bindguard repair` reaches them now"
+                "these keep it until they are created anew; to repair their stale subPaths now:"
             } else {
-                "these do not select bindguard's runtime; `bindguard repair` reaches them now"
+                "these do not select bindguard's runtime; to repair their stale subPaths now:"
             });
+            lines.run("bindguard repair --all");
         }
         for pods in versions {
             lines.below(&pods.summary());
@@ -267,7 +294,7 @@ impl NodeStatus {
             AgentState::Running(status) => lines.marked("agent", true, &describe(status)),
         }
         for admission in &self.last_admissions {
-            lines.marked("last create", true, admission);
+            lines.marked("created", true, admission);
         }
         lines.marked("findings", self.findings == 0, &self.findings.to_string());
         let OldFilesCount {
@@ -284,7 +311,11 @@ impl NodeStatus {
         if self.findings + containers > 0 {
             lines.run("bindguard diagnose --all");
         }
-        lines.problems(&self.problems);
+        for problem in &self.problems {
+            if !self.unknown.contains(problem) {
+                lines.headed("problem", UNCHECKED, problem);
+            }
+        }
         lines
     }
 }
@@ -295,7 +326,7 @@ fn describe_removal(removal: Removal) -> String {
         removal.programs_kept_for_pods,
     );
     if handler + programs == 0 {
-        return "not complete, and no pod needs the rest; run bindguard uninstall".to_owned();
+        return "not complete, and no pod needs the rest".to_owned();
     }
     format!(
         "handler kept for {}, programs kept for {}",
@@ -323,6 +354,7 @@ mod tests {
                 runtimes: vec!["bindguard".to_owned()],
                 default: true,
             }],
+            unknown: Vec::new(),
             drift: Vec::new(),
             is_broken: false,
             is_unguarded: false,
@@ -338,8 +370,8 @@ mod tests {
                 warnings: Vec::new(),
             },
             pods: PodCount {
-                running: 12,
-                unguarded: 3,
+                running: Some(12),
+                unguarded: Some(3),
                 versions: vec![PodsOfVersion {
                     version: "0.0.9".to_owned(),
                     pods: vec![PodName {
@@ -353,6 +385,7 @@ mod tests {
                 "2026-11-21T05:10:00Z default/web app (0123456789ab, bindguard 0.2.0)".to_owned(),
             ],
             findings: 1,
+            is_incomplete: false,
             old_files: OldFilesCount {
                 containers: 2,
                 opted_in: 0,

@@ -3,6 +3,7 @@
 mod messages;
 
 use std::collections::{BTreeSet, HashMap};
+use std::error::Error;
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -10,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
+use bindguard_core::error_chain;
 use bindguard_core::identity::PodName;
 use bindguard_core::refresh_request::RefreshRequest;
 use hyper_util::rt::TokioIo;
@@ -48,12 +50,11 @@ pub enum CriError {
     #[error("connect")]
     Connect(#[source] io::Error),
     /// The CRI refused a call, or the connection broke.
-    #[error("call {method} of the CRI")]
+    #[error("call {method} of the CRI: {why}")]
     Call {
         method: &'static str,
-        /// The status of the call.
-        #[source]
-        source: Box<Status>,
+        code: Code,
+        why: String,
     },
     /// The answer does not contain what the runtime usually reports.
     #[error("the answer to {method} has no {missing}")]
@@ -75,7 +76,7 @@ impl CriError {
 
     fn code(&self) -> Option<Code> {
         match self {
-            Self::Call { source, .. } => Some(source.code()),
+            Self::Call { code, .. } => Some(*code),
             Self::Connect(_) | Self::Incomplete { .. } | Self::Silent => None,
         }
     }
@@ -302,11 +303,12 @@ impl Cri {
     ) -> Result<A, CriError> {
         let failed = |status: Status| CriError::Call {
             method,
-            source: Box::new(status),
+            code: status.code(),
+            why: why(&status),
         };
         let mut client = self.client.clone();
         let ready = client.ready().await;
-        ready.map_err(|error| failed(Status::unknown(format!("not ready: {error}"))))?;
+        ready.map_err(|error| failed(Status::unknown(error_chain(&error))))?;
         let service = match method {
             "ImageStatus" => "ImageService",
             _ => "RuntimeService",
@@ -315,6 +317,15 @@ impl Cri {
             .map_err(|error| failed(Status::internal(error.to_string())))?;
         let answer = client.unary(Request::new(request), path, ProstCodec::default());
         Ok(answer.await.map_err(failed)?.into_inner())
+    }
+}
+
+/// The reason of a status. `Status` itself prints its source in Rust's debug form.
+fn why(status: &Status) -> String {
+    match status.source() {
+        Some(source) => error_chain(source),
+        None if status.message().is_empty() => status.code().to_string(),
+        None => status.message().to_owned(),
     }
 }
 
@@ -365,9 +376,9 @@ const SOCKETS: [&str; 6] = [
 /// The time limit: names are not worth more of an operator's time.
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Every sandbox and container that the CRI knows; none where there is no CRI.
-pub fn pods(socket: Option<&Path>) -> Result<Pods> {
-    Ok(first_cri(socket, async |cri| cri.pods().await)?.unwrap_or_default())
+/// Every sandbox and container that the CRI knows; `None` without a CRI.
+pub fn pods(socket: Option<&Path>) -> Result<Option<Pods>> {
+    first_cri(socket, async |cri| cri.pods().await)
 }
 
 /// The runtime's own facts about a container; none where there is no CRI.
@@ -578,6 +589,21 @@ mod tests {
             format!("{error:#}").starts_with("query /nowhere.sock: connect: "),
             "{error:#}"
         );
+    }
+
+    /// A person reads the reason, and no `tonic::transport::Error(...)`.
+    #[test]
+    fn a_broken_connection_is_reported_in_words() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("cri.sock");
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        std::thread::spawn(move || listener.incoming().for_each(drop));
+        let error = format!("{:#}", pods(Some(&socket)).unwrap_err());
+        assert!(
+            error.contains("call ListPodSandbox of the CRI: "),
+            "{error}"
+        );
+        assert!(!error.contains("Error(") && !error.contains('"'), "{error}");
     }
 }
 

@@ -10,6 +10,7 @@ use std::path::Path;
 
 use bindguard_core::evidence::Observed;
 use bindguard_core::handover::{SHIM, SHIM_RUNTIME_TYPE, WRAPPER};
+use bindguard_core::judge::Verdict;
 use bindguard_core::mount_table::MountTable;
 use bindguard_core::places::Places;
 use bindguard_core::policy::{BelowEmptyDirs, Mode, Policy};
@@ -21,7 +22,7 @@ use crate::doctor::kernel::known_fault;
 use crate::kubelet_roots::HostMounts;
 use crate::namespaces::NamespaceMounts;
 use crate::node::Process;
-use crate::node_report::{NodeBind, NodeReport};
+use crate::node_report::NodeReport;
 use crate::old_binds::ContainerMounts;
 use crate::pods::{Pods, PodsOfVersion, mounts_in_volumes};
 
@@ -307,62 +308,47 @@ pub fn pinned(
 
 // Subpaths that are stale now, and volumes that are not mounted now.
 //
-// A configMap that changes makes the subpaths of running containers stale. The node is not at
-// fault if the guard runs before the pod's next create: then the point is good, with a note.
-
-const NEXT: &str = "bindguard diagnose";
+// A finding fails the point, as it gives `diagnose` and `status` their exit status. The message has
+// the cure: the guard repairs a subpath when its container is created next, or the operator does.
 
 /// The point for them. `policy`: the guard's action at a create.
 pub fn subpaths(report: &NodeReport, policy: &Policy) -> Check {
     let is_repair = policy.stale_subpaths == Mode::Repair;
-    let describe = |bind: &NodeBind| {
-        let why = match bind.guarded {
-            _ if !bind.would_be_repaired() => "",
-            _ if !is_repair => {
-                ", and [checks] stale-subpaths in config.toml keeps the guard from repairing it"
-            }
-            Some(false) => ", and its pod runs under another shim: no guard repairs it",
-            Some(true) | None => "",
-        };
-        let path = bind.bind.source().display();
-        format!("{path} is {}{why}", bind.bind.verdict())
-    };
-    // The first that only the operator repairs, and the first of which it is not known whether its
-    // pod runs under the guard.
-    let (mut count, mut of_operator, mut unknown) = (0, None, None);
+    let (mut count, mut first, mut of_operator, mut unread) = (0, None, None, None);
     for bind in report.binds.iter().filter(|bind| bind.is_finding()) {
+        if let Verdict::Unknown(why) = &bind.bind.finding.verdict {
+            unread = unread.or(Some(format!("{}: {why}", bind.bind.source().display())));
+            continue;
+        }
         count += 1;
+        first = first.or(Some(bind));
         if !is_repair || !bind.would_be_repaired() || bind.guarded == Some(false) {
             of_operator = of_operator.or(Some(bind));
-        } else if bind.guarded.is_none() {
-            unknown = unknown.or(Some(bind));
         }
     }
     let checked = report.checked;
-    if let Some(first) = of_operator {
-        let message = format!("{count} of {checked} have findings: {}", describe(first));
-        return Check::failed(message, NEXT);
-    }
-    if let Some(first) = unknown {
-        let why = "no process shows whether its pod runs under the guard";
-        return Check {
-            command: Some(NEXT.to_owned()),
-            ..Check::unknown(format!("{}, and {why}", describe(first)))
+    let Some(bind) = of_operator.or(first) else {
+        return match report.problems.first().cloned().or(unread) {
+            Some(problem) => Check::unknown(problem),
+            None => Check::ok(format!("{checked} subpaths and volumes checked")),
         };
-    }
-    if let Some(problem) = report.problems.first() {
-        return Check::unknown(problem.clone());
-    }
-    let mut message = format!("{checked} subpaths and volumes checked");
-    if count > 0 {
-        message +=
-            &format!("; {count} stale, the guard repairs each when its container is created next");
-    }
-    Check::ok(message)
+    };
+    let cure = match bind.guarded {
+        _ if !bind.would_be_repaired() => "",
+        _ if !is_repair => {
+            ", and [checks] stale-subpaths in config.toml keeps the guard from repairing it"
+        }
+        Some(false) => ", and its pod runs under another shim: no guard repairs it",
+        Some(true) => ", and the guard repairs it when its container is created next",
+        None => ", and no process shows whether its pod runs under the guard",
+    };
+    let (path, verdict) = (bind.bind.source().display(), bind.bind.verdict());
+    let message = format!("{count} of {checked} have findings: {path} is {verdict}{cure}");
+    Check::failed(message, "bindguard diagnose")
 }
 
-// containerd's effective runtimes: a runtime must use bindguard, and this containerd must support the
-// runtime's settings.
+// containerd's effective runtimes: a runtime must use bindguard, the running containerd must have
+// loaded it, and this containerd must support the runtime's settings.
 
 /// The command that shows what an installation would change.
 const INSTALL: &str = "bindguard install --dry-run";
@@ -375,6 +361,11 @@ pub struct ContainerdSeen {
     pub runtimes: Vec<RuntimeEntry>,
     /// The runtime of pods without a RuntimeClass.
     pub default_runtime: String,
+    /// The runtimes that call the guard in the running process, which read its file at its start.
+    /// `None` without a CRI.
+    pub loaded: Option<GuardedRuntimes>,
+    /// The command with which containerd reads its file again.
+    pub restart: String,
     /// The pods that run now.
     pub pods: RunningPods,
     /// The reasons why bindguard's runtimes, or the default, start no container.
@@ -396,9 +387,9 @@ impl RunningPods {
         let (all, unguarded) = (self.all, self.unguarded);
         let why = match is_default {
             _ if unguarded == 0 => return String::new(),
-            false => "do not select it: bindguard repair reaches them",
+            false => "do not select it: only a repair by hand or the agent reaches them",
             true => {
-                "keep another shim until they are created anew, also for containers that restart: delete them, or use bindguard repair"
+                "keep another shim until they are created anew, also for containers that restart: delete them, or repair their subPaths"
             }
         };
         format!("; {unguarded} of {all} running pods {why}")
@@ -446,27 +437,40 @@ pub fn containerd(seen: Result<Option<&ContainerdSeen>, &str>) -> Check {
         }
     }
     let version = &seen.version;
+    if let Some(why) = seen.unusable.first().filter(|_| !guarded.is_empty()) {
+        let message = format!("containerd {version} cannot start containers: {why}");
+        return Check::failed(message, INSTALL);
+    }
+    let names: BTreeSet<&str> = guarded.iter().map(|entry| entry.name.as_str()).collect();
+    let is_default = names.contains(seen.default_runtime.as_str());
+    if let Some(loaded) = &seen.loaded {
+        let runs: BTreeSet<&str> = loaded.runtimes.iter().map(String::as_str).collect();
+        if runs != names || loaded.default != is_default {
+            let now = match (runs.is_empty(), loaded.default) {
+                (true, _) => "no new pod is guarded",
+                (false, true) => "bindguard is still its default",
+                (false, false) => "new pods are guarded only if they select bindguard",
+            };
+            let message =
+                format!("the running containerd {version} has not read its changed file: {now}");
+            return Check::failed(message, seen.restart.clone());
+        }
+    }
     if guarded.is_empty() {
         let message =
             format!("containerd {version} has no runtime of bindguard's: no pod is guarded");
         return Check::failed(message, INSTALL);
     }
-    if let Some(why) = seen.unusable.first() {
-        let message = format!("containerd {version} cannot start containers: {why}");
-        return Check::failed(message, INSTALL);
-    }
     if let Some(problem) = other_cgroup_driver(&guarded, &others) {
         return Check::failed(problem, INSTALL);
     }
-    let names: Vec<&str> = guarded.iter().map(|entry| entry.name.as_str()).collect();
-    let is_default = names.contains(&seen.default_runtime.as_str());
     let default = if is_default {
         ", for every new pod"
     } else {
         ", for new pods that select it"
     };
     let not_reached = seen.pods.not_reached(is_default);
-    let names = names.join(", ");
+    let names = Vec::from_iter(names).join(", ");
     Check::ok(format!(
         "containerd {version}: bindguard is the runtime {names}{default}{not_reached}"
     ))

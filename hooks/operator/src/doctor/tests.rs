@@ -262,6 +262,8 @@ mod subpaths_tests {
     use bindguard_core::policy::Scope;
     use bindguard_core::report::{BindReport, Outcome, PlannedAction};
 
+    use crate::node_report::NodeBind;
+
     fn stale(guarded: Option<bool>, outcome: Option<Outcome>) -> NodeReport {
         let source = Path::new("/var/lib/kubelet/pods/u/volume-subpaths/conf/app/0");
         let finding = Finding {
@@ -303,10 +305,13 @@ mod subpaths_tests {
             PointStatus::Unknown
         );
         assert_eq!(of(&NodeReport::default()), PointStatus::Ok);
+        let mut unread = stale(Some(true), None);
+        unread.binds[0].bind.finding.verdict = Verdict::Unknown("why".to_owned());
+        assert_eq!(of(&unread), PointStatus::Unknown);
     }
 
     #[test]
-    fn a_repairable_bind_is_no_fault_of_the_node() {
+    fn each_finding_fails_and_its_cure_is_named() {
         let planned = || {
             Some(Outcome::Planned {
                 action: PlannedAction::Rebind,
@@ -314,9 +319,8 @@ mod subpaths_tests {
         };
         let of = |report: &NodeReport| subpaths(report, &Policy::default());
         let guarded = of(&stale(Some(true), planned()));
-        assert_eq!(guarded.status, PointStatus::Ok);
         assert!(
-            guarded.message.contains("1 stale, the guard repairs"),
+            guarded.status == PointStatus::Failed && guarded.message.contains("the guard repairs"),
             "{guarded:?}"
         );
         let stock = of(&stale(Some(false), planned()));
@@ -324,7 +328,7 @@ mod subpaths_tests {
             stock.status == PointStatus::Failed && stock.message.contains("another shim"),
             "{stock:?}"
         );
-        assert_eq!(of(&stale(None, planned())).status, PointStatus::Unknown);
+        assert_eq!(of(&stale(None, planned())).status, PointStatus::Failed);
         assert_eq!(
             of(&stale(Some(true), None)).status,
             PointStatus::Failed,
@@ -366,8 +370,43 @@ mod containerd_tests {
             version: version.to_owned(),
             runtimes: vec![entry],
             default_runtime: "runc".to_owned(),
+            loaded: None,
+            restart: "systemctl restart k3s".to_owned(),
             pods: RunningPods::default(),
             unusable: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_file_that_the_running_containerd_has_not_read_is_no_guard() {
+        let shim = RuntimeEntry {
+            name: "bindguard".to_owned(),
+            runtime_path: "/usr/local/bin/containerd-shim-bindguard-v2".to_owned(),
+            ..RuntimeEntry::default()
+        };
+        let loaded = |runtimes: &[&str], default| {
+            let runtimes = runtimes.iter().map(|name| (*name).to_owned()).collect();
+            let loaded = GuardedRuntimes {
+                daemon: "containerd",
+                runtimes,
+                default,
+            };
+            let default_runtime = "bindguard".to_owned();
+            let seen = ContainerdSeen {
+                loaded: Some(loaded),
+                default_runtime,
+                ..seen("2.1.9", shim.clone())
+            };
+            containerd(Ok(Some(&seen)))
+        };
+        assert_eq!(loaded(&["bindguard"], true).status, PointStatus::Ok);
+        for (runtimes, said) in [
+            (&[][..], "no new pod is guarded"),
+            (&["bindguard"], "only if they select bindguard"),
+        ] {
+            let point = loaded(runtimes, false);
+            assert!(point.message.contains(said), "{point:?}");
+            assert_eq!(point.command.as_deref(), Some("systemctl restart k3s"));
         }
     }
 

@@ -23,7 +23,7 @@ mod runtimes;
 pub mod session;
 mod uninstall;
 
-pub use self::change::private_folder;
+pub use self::change::{Owner, private_folder};
 pub use self::install::Install;
 pub use self::runtimes::{has_agent_unit, recorded};
 pub use self::uninstall::Uninstall;

@@ -19,7 +19,6 @@ use anyhow::{Result, anyhow};
 use bindguard_config::{DEFAULT_PATH, KEPT_PATH, Loaded};
 use bindguard_core::handover::{RUNTIME, SHIM};
 use bindguard_operator::cri;
-use bindguard_operator::pods::Pods;
 use bindguard_operator::terminal::print_remark;
 
 use crate::change::{Change, Doing, Owner, Plan, stays};
@@ -154,8 +153,9 @@ pub fn pods_of(users: &[ProgramUser]) -> Vec<String> {
     }
     let pods = cri::pods(None).unwrap_or_else(|error| {
         print_remark(format_args!("the names of pods are not known: {error:#}"));
-        Pods::default()
+        None
     });
+    let pods = pods.unwrap_or_default();
     let mut names = BTreeSet::new();
     for container in &pods.containers {
         if ids.contains(container.id.as_str()) {

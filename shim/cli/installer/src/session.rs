@@ -9,6 +9,7 @@
 
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
+use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -39,8 +40,8 @@ pub struct CommonOptions {
     /// Print the planned changes and do nothing. The exit code is 1 if there is something to do.
     #[arg(long)]
     pub dry_run: bool,
-    /// Work in another root file system: of an image, or of a node as a pod sees it. All other
-    /// paths are below this folder.
+    /// The node's root directory as this pod sees it, or the root directory of an image. Every
+    /// other path is a path of the node.
     #[arg(long, value_name = "DIR")]
     pub root: Option<PathBuf>,
     /// Run the command that activates the changes, if there were any.
@@ -257,13 +258,31 @@ pub fn enter(root: Option<&Path>) -> Result<()> {
     rustix::process::chdir("/").doing("go to", root)
 }
 
+/// The folder of the node's root directory in a pod of `kubectl debug node`.
+pub const DEBUG_ROOT: &str = "/host";
+
+/// True in such a pod: the folder has the `/run` of another root, and its `/proc`.
+pub fn is_in_debug_pod() -> bool {
+    let root = Path::new(DEBUG_ROOT);
+    let run = identity(&root.join("run"));
+    run.is_some()
+        && run != identity(Path::new("/run"))
+        && root.join("proc/1").symlink_metadata().is_ok()
+}
+
 /// Reads the node from here on: `root` is its root directory as a pod sees it. A pod has copies of
 /// the node's mounts with a different propagation. So this function enters the mount namespace of
 /// the node's first process, if this process has the given root. An image has no process:
 /// `needs_mounts` fails there.
 pub fn enter_node(root: &Path, needs_mounts: bool) -> Result<()> {
-    let of_first_process = identity(Path::new("/proc/1/root/run"));
+    let run = Path::new("/proc/1/root/run");
+    let of_first_process = identity(run);
     if of_first_process.is_none() || of_first_process != identity(&root.join("run")) {
+        let is_denied = fs::metadata(run).is_err_and(|it| it.kind() == ErrorKind::PermissionDenied);
+        ensure!(
+            !needs_mounts || !is_denied,
+            "enter the node's mounts: permission denied; start the pod with kubectl debug node/NODE --profile=sysadmin"
+        );
         ensure!(
             !needs_mounts,
             "{} is not the root of the first process here: give the pod the node's processes (hostPID), or run this on the node",

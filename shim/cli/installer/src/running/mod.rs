@@ -350,8 +350,26 @@ pub fn sees_processes() -> bool {
     Path::new("/proc/1/stat").symlink_metadata().is_ok()
 }
 
+/// Why the state of a daemon is not known although no process of it is seen here. `is_installed`:
+/// bindguard is installed for it.
+pub fn unseen(owner: Owner, is_installed: bool) -> Option<String> {
+    let name = match owner {
+        Owner::Containerd => CONTAINERD,
+        Owner::Docker => DOCKER,
+        Owner::Crio => CRIO,
+        Owner::Podman | Owner::Agent | Owner::Bindguard => return None,
+    };
+    if daemon_of(owner).is_some() {
+        return None;
+    }
+    if is_hidden(name) {
+        return Some(format!("{name} runs, and only root may read its arguments"));
+    }
+    is_installed.then(|| format!("{name} does not run, and bindguard is installed for it"))
+}
+
 /// True if a daemon of this name runs, and only root may read to which root it belongs.
-pub fn is_hidden(name: &str) -> bool {
+fn is_hidden(name: &str) -> bool {
     let is_denied = |pid| namespace_of(pid).is_err_and(|error| error.kind() == PermissionDenied);
     let mut pids = pids_named(name).into_iter();
     pids.any(|pid| uid_of(pid) == Some(0) && is_denied(pid))
