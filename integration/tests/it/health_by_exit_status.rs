@@ -41,6 +41,7 @@ fn the_table_of_the_document() {
             let cri = node.cri()?;
             table.check(node, "nothing wrong", &[])?;
             no_kubelet(node, &table)?;
+            dockerd_is_silent(node)?;
 
             let pod = node.kubelet().pod("uid-web")?;
             let volume = pod.volume(VolumeKind::ConfigMap, "conf", &[("app.conf", "one")])?;
@@ -74,6 +75,33 @@ fn installed_and_not_loaded(node: &Node) -> Result<()> {
     for ended in [doctor, status] {
         let said = ended.stdout.contains("run: systemctl restart containerd");
         ensure!(ended.code() == 1 && said, "{ended:?}");
+    }
+    Ok(())
+}
+
+/// A daemon other than containerd. The fake one serves no socket.
+fn dockerd_is_silent(node: &Node) -> Result<()> {
+    let program = node.disk().join("dockerd");
+    host(["cp".as_ref(), "/bin/sleep".as_ref(), program.as_os_str()])?;
+    let mut dockerd = node.command(&program)?.arg("1000000").spawn()?;
+    let comm = format!("/proc/{}/comm", dockerd.id());
+    until("dockerd runs", || {
+        Ok(fs::read_to_string(&comm)?.trim() == "dockerd")
+    })?;
+    let ended = (node.bindguard(["status"]), node.bindguard(["doctor"]));
+    dockerd.kill()?;
+    dockerd.wait()?;
+    let (status, doctor) = (ended.0?, ended.1?);
+    let said = "read the active configuration of dockerd";
+    let lines = [
+        format!("unknown    {said}"),
+        format!("unknown    installation: {said}"),
+    ];
+    for (ended, line) in [&status, &doctor].into_iter().zip(lines) {
+        ensure!(
+            ended.code() == 2 && ended.stdout.contains(&line),
+            "{ended:?}"
+        );
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ use bindguard_core::places::Places;
 use bindguard_guard::{Probes, kubelet_roots_by_all_names};
 use bindguard_installer::drift::drift;
 use bindguard_installer::record::Record;
-use bindguard_installer::running::{active_config, containerds, unseen};
+use bindguard_installer::running::{CONTAINERD, containerds, guarded_runtimes, unseen};
 use bindguard_installer::{Owner, has_agent_unit, recorded};
 use bindguard_operator::agent_status::agent as check_agent;
 use bindguard_operator::doctor::{
@@ -77,11 +77,12 @@ impl Doctor {
         add("fuse-daemons", doctor::fuse_daemons(&kubelets, &daemons));
         // The point `installation` reports why a record cannot be read.
         let record = recorded().unwrap_or_default();
-        let seen = containerd(&pods, &record).map_err(|error| format!("{error:#}"));
+        let daemons = guarded_runtimes();
+        let seen = containerd(&pods, &record, &daemons).map_err(|error| format!("{error:#}"));
         let seen = seen.as_ref().map(Option::as_ref).map_err(String::as_str);
         add("containerd", doctor::containerd(seen));
         add("programs", programs(loaded.config.runtime(), &pods));
-        add("installation", installation(&record));
+        add("installation", installation(&record, &daemons));
         add("config", config(loaded));
         let agent = agent_state(&loaded.config);
         add("agent", check_agent(&agent, has_agent_unit()));
@@ -142,13 +143,32 @@ fn helpers(kubelet_roots: &[PathBuf], problems: Vec<String>) -> Check {
     doctor::mount_helpers(&in_use, is_there, &distribution)
 }
 
-/// Reports changes by other tools since the installation.
-fn installation(record: &Record) -> Check {
+/// The running daemons, and the runtimes that they have loaded.
+type Daemons = [(&'static str, Result<GuardedRuntimes>)];
+
+/// Reports changes by other tools since the installation, and daemons that have not read their
+/// files or do not answer.
+fn installation(record: &Record, daemons: &Daemons) -> Check {
     let (drift, problems) = drift();
     let command = drift.first().map(|drift| drift.command.clone());
     let mut all: Vec<String> = drift.into_iter().map(|drift| drift.what).collect();
     all.extend(problems);
-    match command {
+    // The point `containerd` reports containerd.
+    for owner in [Owner::Docker, Owner::Crio] {
+        all.extend(unseen(owner, record.verified(owner).is_some()));
+    }
+    for (name, daemon) in daemons {
+        if let (true, Err(error)) = (*name != CONTAINERD, daemon) {
+            all.push(format!("{error:#}"));
+        }
+    }
+    let mut owed = record.owed();
+    owed.retain(|owed| owed.owner != Owner::Containerd);
+    let owed = owed.into_iter().map(|owed| owed.command).next();
+    if owed.is_some() {
+        all.push("a daemon has not read its changed file".to_owned());
+    }
+    match command.or(owed) {
         Some(command) => Check::failed(all.join("; "), command),
         None if all.is_empty() && record.installed.is_empty() => {
             Check::ok("no `bindguard install` is recorded on this node")
@@ -191,7 +211,7 @@ fn text(report: &DoctorReport) -> Lines {
 const PLUGINS: [&str; 2] = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"];
 
 /// The running containerd, if there is one. `pods`: those that run.
-fn containerd(pods: &Pods, record: &Record) -> Result<Option<ContainerdSeen>> {
+fn containerd(pods: &Pods, record: &Record, daemons: &Daemons) -> Result<Option<ContainerdSeen>> {
     let found = containerds();
     let Some(containerd) = found.first() else {
         let is_installed = record.verified(Owner::Containerd).is_some();
@@ -200,8 +220,13 @@ fn containerd(pods: &Pods, record: &Record) -> Result<Option<ContainerdSeen>> {
         }
         return Ok(None);
     };
-    let loaded =
-        active_config(containerd).context("read the runtimes that containerd has loaded")?;
+    let mut loaded = None;
+    if let Some((_, runtimes)) = daemons.iter().find(|(name, _)| *name == CONTAINERD) {
+        match runtimes {
+            Ok(runtimes) => loaded = Some(runtimes.clone()),
+            Err(error) => bail!("{error:#}"),
+        }
+    }
     let owed = record.owed().into_iter();
     let mut owed = owed.filter(|owed| owed.owner == Owner::Containerd);
     let restart = match (owed.next(), containerd.service()) {
@@ -243,7 +268,7 @@ fn containerd(pods: &Pods, record: &Record) -> Result<Option<ContainerdSeen>> {
         version: number(&version),
         runtimes,
         default_runtime,
-        loaded: loaded.map(|config| GuardedRuntimes::of_containerd(&config)),
+        loaded,
         restart,
         pods: running_pods(pods),
         unusable,

@@ -139,7 +139,7 @@ impl NodeStatus {
         let (policy, places) = (loaded.config.policy(), loaded.config.places());
         let (pods, counted) = pods.counted_under(&loaded.config);
         let (mut daemons, mut unknown) = (Vec::new(), Vec::new());
-        for daemon in guarded_runtimes() {
+        for (_, daemon) in guarded_runtimes() {
             match daemon {
                 Ok(daemon) => daemons.push(daemon),
                 Err(error) => unknown.push(format!("{error:#}")),

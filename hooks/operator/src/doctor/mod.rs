@@ -554,7 +554,7 @@ pub fn programs(
 // The runtimes of a daemon that call the guard, by the active configuration as JSON.
 
 /// A running daemon and its runtimes that call the guard.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub struct GuardedRuntimes {
     /// `containerd`, `dockerd` or `crio`.
     pub daemon: &'static str,

@@ -54,7 +54,7 @@ pub use self::containers::{
 /// The time in which a restarted runtime has to answer. k3s also starts the kubelet.
 const HEALTHY_TIMEOUT: Duration = Duration::from_secs(120);
 const HEALTH_POLL_INTERVAL: Duration = Duration::from_millis(500);
-const CONTAINERD: &str = "containerd";
+pub const CONTAINERD: &str = "containerd";
 const DOCKER: &str = "dockerd";
 const CRIO: &str = "crio";
 
@@ -122,19 +122,20 @@ pub fn daemon_that_names(programs: &[PathBuf]) -> Result<Option<(&'static str, &
     Ok(None)
 }
 
-/// The runtimes of the running daemons that call the guard; an error for each daemon that does not
-/// report its configuration.
-pub fn guarded_runtimes() -> Vec<Result<GuardedRuntimes>> {
+/// The running daemons, and their runtimes that call the guard; an error for each daemon that does
+/// not report its configuration.
+pub fn guarded_runtimes() -> Vec<(&'static str, Result<GuardedRuntimes>)> {
     let mut found = Vec::new();
     for (daemon, config) in active_configs() {
-        found.push(config.map(|config| match daemon {
+        let runtimes = config.map(|config| match daemon {
             DOCKER => GuardedRuntimes::from_config(DOCKER, &config, "Runtimes", "DefaultRuntime"),
             CRIO => {
                 let config = &config["crio"]["runtime"];
                 GuardedRuntimes::from_config(CRIO, config, "runtimes", "default_runtime")
             }
             _ => GuardedRuntimes::of_containerd(&config),
-        }));
+        });
+        found.push((daemon, runtimes));
     }
     found
 }
@@ -143,9 +144,9 @@ pub fn guarded_runtimes() -> Vec<Result<GuardedRuntimes>> {
 /// runs and answers.
 pub fn has_handler() -> Option<bool> {
     let mut found = None;
-    for daemon in guarded_runtimes() {
+    for (name, daemon) in guarded_runtimes() {
         let daemon = daemon.ok()?;
-        if daemon.daemon != DOCKER {
+        if name != DOCKER {
             let has_it = daemon.runtimes.iter().any(|name| name == RUNTIME);
             found = Some(has_it || found == Some(true));
         }
