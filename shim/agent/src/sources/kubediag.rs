@@ -9,7 +9,7 @@
 //! POST, 500 a failure. Keys and results are kubediag's. Unlike kubediag's, this recoverer re-binds
 //! instead of only unmounting, and accepts only a stale volume-subpath.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
@@ -203,7 +203,7 @@ impl Kubediag {
         };
         let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}");
         let text = api.lock().await.get(&path).await?;
-        let pod: Pod = serde_json::from_str(&text).context("the API server's answer is no Pod")?;
+        let pod = Pod::parse(&text).context("the API server's answer is no Pod")?;
         let found = pod.spec.node_name;
         let node = node_name(self.node.config.agent().kubernetes.node.as_deref());
         ensure!(
@@ -353,14 +353,14 @@ const PARTS: [&str; 5] = [
 /// # Errors
 /// Why the pod does not have the fault.
 fn diagnose(pod: &str, mount_info: &str) -> Result<Strings> {
-    let pod: Pod =
-        serde_json::from_str(pod).with_context(|| format!("parse the pod of {POD_DETAIL}"))?;
-    let mut has_sub_path = false;
-    for mount in pod.spec.containers.iter().flat_map(|it| &it.volume_mounts) {
-        let mut named = pod.spec.volumes.iter().filter(|it| it.name == mount.name);
-        has_sub_path |= (!mount.sub_path.is_empty() || !mount.sub_path_expr.is_empty())
-            && named.any(|it| it.config_map.is_some() || it.secret.is_some());
-    }
+    let pod = Pod::parse(pod).with_context(|| format!("parse the pod of {POD_DETAIL}"))?;
+    let volumes = pod.spec.volumes.iter();
+    let written = volumes.filter(|it| it.config_map.is_some() || it.secret.is_some());
+    let written: HashSet<&str> = written.map(|it| &*it.name).collect();
+    let mut mounts = pod.spec.containers.iter().flat_map(|it| &it.volume_mounts);
+    let has_sub_path = mounts.any(|it| {
+        (!it.sub_path.is_empty() || !it.sub_path_expr.is_empty()) && written.contains(&*it.name)
+    });
     ensure!(
         has_sub_path,
         "no container of the pod mounts a subPath of a configMap or secret"
@@ -426,6 +426,18 @@ struct Pod {
     spec: Spec,
     #[serde(default)]
     status: Status,
+}
+
+/// Limit of objects and lists in a Pod: serde takes a list for a struct, too. An empty one, of three
+/// bytes, can need a hundred bytes.
+const MAX_OBJECTS: usize = 256 << 10;
+
+impl Pod {
+    fn parse(json: &str) -> Result<Self> {
+        let objects = json.matches(['{', '[']).count();
+        ensure!(objects <= MAX_OBJECTS, "it has {objects} objects and lists");
+        Ok(serde_json::from_str(json)?)
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -551,12 +563,14 @@ mod tests {
         };
         let env = r#"{"name":"a"},"#.repeat(240_000);
         let pod = format!(r#"{{"spec":{{"nodeName":"n","containers":[{{"env":[{env}null]}}]}}}}"#);
+        let mounts = "[],".repeat(1_300_000);
+        let hostile = format!(r#"{{"spec":{{"containers":[{{"volumeMounts":[{mounts}{{}}]}}]}}}}"#);
         // The peak begins anew.
         std::fs::write("/proc/self/clear_refs", "5").unwrap();
         let before = peak();
-        let parsed: Pod = serde_json::from_str(&pod).unwrap();
-        assert_eq!(parsed.spec.node_name, "n");
+        assert_eq!(Pod::parse(&pod).unwrap().spec.node_name, "n");
         diagnose(&pod, "").unwrap_err();
+        diagnose(&hostile, "").unwrap_err();
         let kib = peak() - before;
         assert!(kib < 20 << 10, "{kib} KiB");
     }
