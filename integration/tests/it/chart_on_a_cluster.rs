@@ -381,8 +381,8 @@ impl<'n> Fleet<'n> {
     }
 
     /// `kubectl bindguard`, of docs/agent.md: the plugin of the real kubectl reads the node by the
-    /// installer's pod. The agent's pod, with fewer privileges, has the same status. The findings
-    /// need a node with a first process of its own: kubectl_plugin.rs has them.
+    /// installer's pod. Its findings need a node with a first process of its own: kubectl_plugin.rs
+    /// has them. The agent's pod, with fewer privileges, has the same answers.
     fn plugin_prints_the_state(&self) -> Result<()> {
         let folder = self.node.disk().join("plugins");
         fs::create_dir_all(&folder)?;
@@ -421,27 +421,34 @@ impl<'n> Fleet<'n> {
                 && nodes[0]["status"]["version"] == env!("CARGO_PKG_VERSION"),
             "{nodes}"
         );
-        let words = [
-            "exec",
-            "daemonset/bindguard-agent",
-            "--namespace",
-            NAMESPACE,
-            "--",
-            "bindguard",
-            "status",
-            "--root",
-            "/host",
-            "--json",
-        ];
-        // the exit status is 1 if the node has findings
-        let answer = self.cluster.kubectl(&words, "")?;
-        let report: Value = serde_json::from_str(&answer.stdout)
-            .with_context(|| format!("read the agent's status: {answer:?}"))?;
-        ensure!(
-            report["daemons"] == nodes[0]["status"]["daemons"]
-                && report["drift"] == nodes[0]["status"]["drift"],
-            "{report} and {nodes}"
+        // an exec in the agent's pod lands in the mount namespace of the node
+        let agent = &self.pods_of(self.cluster, "bindguard-agent")?[0];
+        let id = agent["status"]["containerStatuses"][0]["containerID"].as_str();
+        let id = id.unwrap_or_default().trim_start_matches("containerd://");
+        let program = format!(
+            "/run/containerd/io.containerd.runtime.v2.task/k8s.io/{id}/rootfs/usr/local/bin/bindguard"
         );
+        for verb in ["status", "diagnose"] {
+            let words = [
+                "exec",
+                "daemonset/bindguard-agent",
+                "--namespace",
+                NAMESPACE,
+                "--",
+                &program,
+                verb,
+                "--json",
+            ];
+            // the exit status is 1 if the node has findings
+            let answer = self.cluster.kubectl(&words, "")?;
+            let report: Value = serde_json::from_str(&answer.stdout)
+                .with_context(|| format!("read the agent's {verb}: {answer:?}"))?;
+            let status = &nodes[0]["status"];
+            ensure!(
+                report["checked"].is_u64() || report["daemons"] == status["daemons"],
+                "{report} and {nodes}"
+            );
+        }
         let nowhere = run_plugin(&["-n", "default"])?;
         ensure!(
             nowhere.code() == 2 && nowhere.stderr.contains("namespace default"),

@@ -357,7 +357,7 @@ fn agent() {
             format!(
                 "#!/bin/sh\n\
                  case \"$*\" in\n\
-                 *' -- bindguard diagnose --root /host --json') exec bindguard diagnose --json;;\n\
+                 *' -- bindguard --root /host diagnose --json') exec bindguard diagnose --json;;\n\
                  '--namespace kube-system exec bindguard-x7k2p -- '*) shift 5\n\
                    exec unshare --mount sh -ec 'mkdir -p /host; mount --rbind / /host; exec \"$@\"' sh \"$@\";;\n\
                  *) exec {} \"$@\";;\n\
