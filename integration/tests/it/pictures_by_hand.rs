@@ -40,7 +40,7 @@ fn story(node: &Node) -> Result<()> {
     let shown = format!("{}=/var/lib/kubelet", node.disk().join("kubelet").display());
     let mut draw = node.command("python3")?;
     draw.arg(repository().join("integration/pictures/draw.py"))
-        .args(["terminal", "--columns", "110", "--replace", &shown])
+        .args(["terminal", "--columns", "120", "--replace", &shown])
         .arg(&picture)
         .args(COMMANDS)
         .env("PATH", search_path(node.under_test())?);
