@@ -62,10 +62,9 @@ struct Group {
 /// The search for writers, namespace by namespace.
 struct Search {
     groups: Vec<Group>,
-    /// The namespaces that are not read yet, each with its group and its processes.
-    left: Vec<(usize, Vec<u32>)>,
-    /// Processes that block their readers, so that their namespaces are unknown; each with its group.
-    unread: Vec<(usize, u32)>,
+    /// The namespaces that are not read yet, the first one last: the group, the processes, and false for
+    /// a process that blocks its readers, so that its namespace is unknown.
+    left: Vec<(usize, Vec<u32>, bool)>,
     own_root: Option<FilePlace>,
 }
 
@@ -85,7 +84,8 @@ impl Search {
     fn start(root: &Path) -> io::Result<Self> {
         let mut groups = grouped(root)?;
         let own = namespace("mnt").ok_or(io::ErrorKind::NotFound)?;
-        let (mut by_number, mut unread) = (BTreeMap::<u64, (usize, Vec<u32>)>::new(), Vec::new());
+        let mut left = Vec::new();
+        let mut by_number = BTreeMap::<u64, (usize, Vec<u32>)>::new();
         for group in 0..groups.len() {
             let pids = mem::take(&mut groups[group].pids);
             let numbers = mount_namespaces(&pids, CONTAINER_TIMEOUT);
@@ -102,16 +102,18 @@ impl Search {
                         pids.push(pid);
                     }
                     Err(error) if is_gone(&error) => {}
-                    Err(_) => unread.push((group, pid)),
+                    Err(_) => left.push((group, vec![pid], false)),
                 }
             }
+        }
+        for (group, pids) in by_number.into_values() {
+            left.push((group, pids, true));
         }
         let table = read_mount_table().unwrap_or_default();
         let own_root = table.stack_at(Path::new("/")).next();
         Ok(Self {
             groups,
-            left: by_number.into_values().collect(),
-            unread,
+            left,
             own_root: own_root.map(FilePlace::root_of),
         })
     }
@@ -172,13 +174,7 @@ impl Iterator for Search {
 
     fn next(&mut self) -> Option<Writer> {
         loop {
-            let (index, pids, is_readable) = match self.left.pop() {
-                Some((index, pids)) => (index, pids, true),
-                None => {
-                    let (index, pid) = self.unread.pop()?;
-                    (index, vec![pid], false)
-                }
-            };
+            let (index, pids, is_readable) = self.left.pop()?;
             let group = &self.groups[index];
             if group.is_covered {
                 continue;

@@ -109,8 +109,6 @@ pub struct Change {
     pub after: Option<Content>,
     /// The mode of a new file.
     pub mode: u32,
-    /// The attributes of the file when it had the planned content. `None`: the file keeps its present attributes.
-    pub former: Option<Attributes>,
     /// The command that activates the change.
     pub command: Option<String>,
 }
@@ -152,7 +150,6 @@ impl Change {
             path,
             after,
             mode: 0o644,
-            former: None,
             command: None,
         })
     }
@@ -166,13 +163,10 @@ impl Change {
     /// system.
     pub fn check_writable(&self) -> Result<()> {
         let folder = nearest(self.path.parent().unwrap_or(&self.path));
-        access(folder, Access::WRITE_OK)
-            .map_err(io::Error::from)
-            .with_context(|| {
-                let (path, folder) = (self.path.display(), folder.display());
-                let word = self.word();
-                format!("{word} {path}: {folder} is not writable, and nothing was changed")
-            })
+        access(folder, Access::WRITE_OK).with_context(|| {
+            let (word, path, folder) = (self.word(), self.path.display(), folder.display());
+            format!("{word} {path}: {folder} is not writable, and nothing was changed")
+        })
     }
 
     /// A word for the change.
@@ -201,7 +195,9 @@ impl Change {
         Some(diff.unified_diff().header(from, to).to_string())
     }
 
-    pub fn apply(&self) -> Result<()> {
+    /// Makes the change. `former`: the attributes of the file when it had the planned content; `None`:
+    /// the file keeps its present attributes.
+    pub fn apply(&self, former: Option<&Attributes>) -> Result<()> {
         if self.is_none() {
             return Ok(());
         }
@@ -211,7 +207,7 @@ impl Change {
             self.path.display()
         );
         match &self.after {
-            Some(Content::File(bytes)) => write(&self.path, bytes, self.mode, self.former.as_ref()),
+            Some(Content::File(bytes)) => write(&self.path, bytes, self.mode, former),
             Some(Content::Link(target)) => {
                 let folder = folder_of(&self.path)?;
                 // a start meanwhile runs the old or the new program
@@ -328,7 +324,7 @@ pub fn write(path: &Path, bytes: &[u8], mode: u32, former: Option<&Attributes>) 
 /// The folder for a new file until the rename. A runtime may read or watch every file of a folder
 /// `*.d`.
 pub fn temporary_folder(folder: &Path) -> &Path {
-    let device = |folder: &Path| fs::metadata(folder).ok().map(|found| found.dev());
+    let device = |folder: &Path| Some(identity(folder)?.0);
     match folder.parent() {
         Some(parent)
             if folder.extension() == Some(OsStr::new("d"))
@@ -547,7 +543,7 @@ mod tests {
             diff.contains("\n-b = 2\n+b = 3\n") && diff.contains("+++ "),
             "{diff}"
         );
-        change.apply().unwrap();
+        change.apply(None).unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "a = 1\nb = 3\n");
         assert_eq!(fs::metadata(&file).unwrap().mode() & 0o7777, 0o640);
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
@@ -566,7 +562,7 @@ mod tests {
         fs::write(&file, "somebody else's").unwrap();
         assert!(
             change
-                .apply()
+                .apply(None)
                 .unwrap_err()
                 .to_string()
                 .contains("changed while")

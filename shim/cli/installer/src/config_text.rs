@@ -40,29 +40,25 @@ impl Place {
     }
 
     /// The value at a path, in JSON's types: those of TOML have no `null` and no number above
-    /// `i64::MAX`. A `null` counts as absent.
+    /// `i64::MAX`. An absent value is `null`.
     ///
     /// # Errors
     /// If the text cannot be parsed.
-    pub fn value_in(&self, text: &str, path: &[&str]) -> Result<Option<Value>> {
-        let mut value: Value = if !self.is_json {
+    pub fn value_in(&self, text: &str, path: &[&str]) -> Result<Value> {
+        let mut value = Value::Null;
+        if !self.is_json {
             parse(text)?;
-            toml::from_str(text).unwrap_or_default()
-        } else if text.trim().is_empty() {
-            return Ok(None);
-        } else {
-            serde_json::from_str(text).map_err(not_an_object)?
-        };
+            value = toml::from_str(text).unwrap_or_default();
+        } else if !text.trim().is_empty() {
+            value = serde_json::from_str(text).map_err(not_an_object)?;
+        }
         for name in path {
-            match value.get_mut(name) {
-                Some(inner) => value = inner.take(),
-                None => return Ok(None),
-            }
+            value = value.get_mut(name).map(Value::take).unwrap_or_default();
         }
         if let Value::Object(members) = &mut value {
             members.retain(|_, member| !member.is_null());
         }
-        Ok(Some(value).filter(|value| !value.is_null()))
+        Ok(value)
     }
 
     /// The text with this value at a path.
@@ -89,7 +85,7 @@ impl Place {
     /// As [`Place::with`].
     pub fn with_runtime(&self, text: &str, name: &str, runtime: &impl Serialize) -> Result<String> {
         let mut runtime = json!(runtime);
-        if self.runtime_in(text, name)?.as_ref() == Some(&runtime) {
+        if self.runtime_in(text, name)? == runtime {
             return Ok(text.to_owned());
         }
         let path = self.runtime(name);
@@ -116,11 +112,11 @@ impl Place {
     /// The default runtime that the text names.
     pub fn default_in(&self, text: &str) -> Result<Option<String>> {
         let named = self.value_in(text, &self.default())?;
-        Ok(named.and_then(|named| named.as_str().map(str::to_owned)))
+        Ok(named.as_str().map(str::to_owned))
     }
 
     /// The runtime `name` of the text, as an array or a table.
-    pub fn runtime_in(&self, text: &str, name: &str) -> Result<Option<Value>> {
+    pub fn runtime_in(&self, text: &str, name: &str) -> Result<Value> {
         self.value_in(text, &self.runtime(name))
     }
 
@@ -136,7 +132,7 @@ impl Place {
         if self.is_json && edited != text {
             let runtimes = &[self.runtimes];
             let left = self.value_in(&edited, runtimes)?;
-            if left == Some(json!({})) && self.value_in(original, runtimes)?.is_none() {
+            if left == json!({}) && self.value_in(original, runtimes)?.is_null() {
                 edited = json_without(&edited, runtimes)?;
             }
         }
@@ -604,7 +600,7 @@ mod tests {
                 )
                 .unwrap();
             assert!(
-                PLACE.runtime_in(&edited, "guard").unwrap().is_some(),
+                !PLACE.runtime_in(&edited, "guard").unwrap().is_null(),
                 "{edited}"
             );
             assert_eq!(
@@ -759,7 +755,7 @@ mod tests {
             let text = format!("{{{}{}}}", body.join(","), if at_end { "\n" } else { "" });
             let edited = json_with(&text, &PATH, &json!({ "path": "/g" })).unwrap();
             let mut expected: Value = serde_json::from_str(&text).unwrap();
-            prop_assert_eq!(OF_JSON.value_in(&edited, &PATH).unwrap(), Some(json!({ "path": "/g" })));
+            prop_assert_eq!(OF_JSON.value_in(&edited, &PATH).unwrap(), json!({ "path": "/g" }));
             let back = json_without(&edited, &["runtimes"]).unwrap();
             prop_assert_eq!(serde_json::from_str::<Value>(&back).unwrap(), expected.clone());
             expected["runtimes"] = json!({ "guard": { "path": "/g" } });

@@ -225,10 +225,9 @@ fn runtime_of_all<'p>(planned: &'p [Installed], record: &Record) -> Result<Optio
         return Ok(None);
     };
     for installed in planned.iter().chain(recorded) {
-        let Some(another) = installed.needs_runtime.as_deref() else {
-            continue;
-        };
-        if program(another) != program(runtime) {
+        if let Some(another) = installed.needs_runtime.as_deref()
+            && program(another) != program(runtime)
+        {
             bail!(
                 "bindguard-runtime would call one OCI runtime for both: {} uses {}, and {} uses {}; install for one of them",
                 owner,

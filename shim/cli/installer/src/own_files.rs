@@ -21,7 +21,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::{env, fs, io};
+use std::{env, fs};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use bindguard_config::{Config, DEFAULT_PATH, Loaded, SHIPPED};
@@ -31,6 +31,7 @@ use bindguard_operator::root_program::{
     Failed, PROGRAM_FOLDERS, RootProgram, check_folders_of_root, open_of_root, output_of,
 };
 use rustix::fs::{Access, StatVfsMountFlags, access};
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::change::{self, Change, Content, Doing, Owner, digits_of, identity, nearest};
@@ -134,8 +135,7 @@ impl Programs {
         } else if let Err(errno) = access(existing, Access::WRITE_OK)
             && !are_all_in(&self.files()?, folder)
         {
-            let error = io::Error::from(errno);
-            format!("{} is not writable: {error}", existing.display())
+            format!("{} is not writable: {errno}", existing.display())
         } else {
             return Ok(());
         };
@@ -488,10 +488,9 @@ fn with_runtime(text: &str, runtime: Option<&Path>) -> Result<String> {
     let Some(runtime) = runtime else {
         return Ok(text.to_owned());
     };
-    let present: toml::Table = toml::from_str(text)?;
-    let named = present.get("runtime").and_then(|table| table.get("path"));
+    let present: Value = toml::from_str(text)?;
     ensure!(
-        named.is_none(),
+        present["runtime"]["path"].is_null(),
         "[runtime] path has to be \"{}\"",
         runtime.display()
     );
@@ -596,7 +595,7 @@ mod tests {
             text: mistaken.to_owned(),
             is_forced: true,
         };
-        let plan = |present: Option<&str>, record: serde_json::Value| {
+        let plan = |present: Option<&str>, record: Value| {
             let record = serde_json::from_value(record).unwrap();
             of_the_fleet(&config, present.map(Into::into), None, &record).unwrap()
         };

@@ -275,10 +275,7 @@ impl Record {
 
     /// The content of a path from before the first install.
     pub fn original(&self, path: &Path) -> Result<Option<Content>> {
-        match self.entry(path) {
-            Some(entry) => entry.original(),
-            None => Ok(None),
-        }
+        self.entry(path).map_or(Ok(None), Entry::original)
     }
 
     /// The content that a removal leaves at a path: that from before the first install or, of a file
@@ -446,9 +443,8 @@ impl Record {
         if !self.refused.is_empty() {
             let mut json = serde_json::to_value(self)?;
             for (list, part, _) in &self.refused {
-                match json.get_mut(*list).and_then(Value::as_array_mut) {
-                    Some(parts) => parts.push(part.clone()),
-                    None => json[*list] = Value::from(vec![part.clone()]),
+                if let Value::Array(parts) = &mut json[*list] {
+                    parts.push(part.clone());
                 }
             }
             text = serde_json::to_string_pretty(&json)?;

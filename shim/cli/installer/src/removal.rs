@@ -246,17 +246,14 @@ impl KeptName {
             Ok(containers) if is_podman && containers.is_empty() => format!(
                 "{stays}: users without root may have containers of this runtime, and only they can list them"
             ),
-            Ok(containers) => {
-                let containers = counted(containers, "container");
-                match is_podman {
-                    true => format!(
-                        "{stays} for {containers} of root's, and for those of users without root, which only they can list"
-                    ),
-                    false => format!(
-                        "{stays} for {containers}, which Docker could not start or stop without the name"
-                    ),
-                }
-            }
+            Ok(containers) if is_podman => format!(
+                "{stays} for {} of root's, and for those of users without root, which only they can list",
+                counted(containers, "container")
+            ),
+            Ok(containers) => format!(
+                "{stays} for {}, which Docker could not start or stop without the name",
+                counted(containers, "container")
+            ),
         };
         let advice = if is_podman {
             "when no container has the name, run bindguard uninstall --forget-name, or delete the file"
@@ -313,10 +310,8 @@ pub fn kept_names(
 fn runtime_of_containers(owner: Owner, record: &Record) -> PathBuf {
     let loaded = Loaded::from_file(Path::new(DEFAULT_PATH));
     let loaded = loaded.or_else(|_| Loaded::from_file(Path::new(KEPT_PATH)));
-    let mut runtime = match record.verified(owner) {
-        Some(installed) => installed.needs_runtime.clone(),
-        None => None,
-    };
+    let installed = record.verified(owner);
+    let mut runtime = installed.and_then(|it| it.needs_runtime.clone());
     if let Ok(loaded) = loaded
         && loaded.set.contains(&RUNTIME_KEY)
     {

@@ -86,8 +86,8 @@ pub fn restart(
 }
 
 fn run_all(session: &mut Session, tries_sandbox: bool) -> Result<()> {
-    let mut owed = session.record.owed();
-    owed.retain(|owed| owed.owner == Owner::Containerd);
+    let mut owed = session.record.owed().into_iter();
+    let owed = owed.find(|owed| owed.owner == Owner::Containerd);
     let former = containerds();
     for command in &session.report.commands {
         run(command).with_context(|| {
@@ -96,7 +96,8 @@ fn run_all(session: &mut Session, tries_sandbox: bool) -> Result<()> {
         session.record.restarted(command)?;
     }
     session.report.restarted = !session.report.commands.is_empty();
-    if let Some(owed) = owed.first().filter(|_| tries_sandbox)
+    if tries_sandbox
+        && let Some(owed) = owed
         && session.record.verified(Owner::Containerd).is_some()
         && former.iter().any(|daemon| !daemon.still_runs())
     {

@@ -158,14 +158,11 @@ impl Uninstall {
             // programs no container of that runtime would start.
             for file in read {
                 let file = change::resolved(&file);
-                let names_one = match bytes_after(&file, &session.work) {
-                    Ok(bytes) => {
-                        let text = String::from_utf8_lossy(bytes.as_deref().unwrap_or_default());
-                        paths.iter().any(|program| is_in_text(&text, program))
-                    }
-                    // the file may name a program
-                    Err(_) => true,
-                };
+                // a file that cannot be read may name a program
+                let names_one = bytes_after(&file, &session.work).map_or(true, |bytes| {
+                    let text = String::from_utf8_lossy(bytes.as_deref().unwrap_or_default());
+                    paths.iter().any(|program| is_in_text(&text, program))
+                });
                 if names_one && !named_in.contains(&file) {
                     named_in.push(file);
                 }
@@ -374,7 +371,10 @@ fn take_off(changes: Vec<Change>, session: &mut Session) -> Result<()> {
         let command = change.command.as_deref().filter(|_| !change.is_none());
         if !is_dry {
             session.record.owe(change.owner, command)?;
-            if let Err(error) = change.apply() {
+            let (record, path) = (&session.record, &change.path);
+            let is_restored = record.original(path).is_ok_and(|it| it == change.after);
+            let restored = record.entry(path).filter(|_| is_restored);
+            if let Err(error) = change.apply(restored.and_then(|it| it.attributes.as_ref())) {
                 session.report.unfinished(stays(&change.path, &error));
                 continue;
             }
@@ -419,10 +419,6 @@ fn backwards(entry: &Entry, record: &Record, report: &mut InstallReport) -> Resu
     }
     let before = change.before.as_ref();
     change.command = runtimes::removal_command(entry.owner, entry.command.as_deref(), before);
-    change.former = entry
-        .attributes
-        .clone()
-        .filter(|_| change.after == original);
     Ok(change)
 }
 

@@ -13,6 +13,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::parent_id;
 use std::path::{Path, PathBuf};
@@ -155,15 +156,14 @@ pub fn docker_containers(recorded: Option<&Path>, usual: &Path) -> Result<Vec<St
         );
         return containers_below(&root_of(&info)?);
     }
-    let never_ran = || {
-        let folder = fs::symlink_metadata(usual.join(CONTAINERS));
-        folder.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
-    };
-    match recorded {
-        Some(root) => containers_below(root),
-        None if never_ran() => Ok(Vec::new()),
-        None => containers_below(usual),
+    if recorded.is_none()
+        && let Err(error) = fs::symlink_metadata(usual.join(CONTAINERS))
+        && error.kind() == ErrorKind::NotFound
+    {
+        // it never ran
+        return Ok(Vec::new());
     }
+    containers_below(recorded.unwrap_or(usual))
 }
 
 fn containers_below(root: &Path) -> Result<Vec<String>> {

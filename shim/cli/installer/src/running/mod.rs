@@ -308,11 +308,14 @@ pub fn socket_of(containerd: &Daemon) -> PathBuf {
 
 /// The address in containerd's file: in the section of version 4, or of older versions.
 fn address_in(text: &str) -> Option<PathBuf> {
-    let file: toml::Table = toml::from_str(text).ok()?;
-    let plugins = file.get("plugins");
-    let server = plugins.and_then(|plugins| plugins.get("io.containerd.server.v1.grpc"));
-    let address = server.or_else(|| file.get("grpc"))?.get("address")?;
-    Some(PathBuf::from(address.as_str()?))
+    let file: Value = toml::from_str(text).ok()?;
+    let server = &file["plugins"]["io.containerd.server.v1.grpc"];
+    let section = if server.is_null() {
+        &file["grpc"]
+    } else {
+        server
+    };
+    Some(PathBuf::from(section["address"].as_str()?))
 }
 
 const RUN: &str = "/run";
@@ -406,20 +409,23 @@ impl Daemon {
     /// False if this is a command of the daemon's program, such as `containerd config dump`, or has
     /// ended.
     fn is_no_command(&self) -> bool {
-        let words = arguments_of(&[self.pid]).pop();
-        // a later process of this pid may be a user's
-        if !self.still_runs() {
-            return false;
-        }
-        match words {
+        match self.read_arguments() {
+            None => false,
             // at the begin of an exec a process has its new name and no arguments yet
             Some(Ok(words)) => {
                 let mut further = words.iter().skip(1);
                 !words.is_empty() && !further.any(|word| COMMANDS.contains(&word.as_str()))
             }
             // it blocks its readers
-            Some(Err(_)) | None => true,
+            Some(Err(_)) => true,
         }
+    }
+
+    /// The arguments, with the name first; `None` if the daemon has ended.
+    fn read_arguments(&self) -> Option<io::Result<Vec<String>>> {
+        let words = arguments_of(&[self.pid]).pop()?;
+        // a later process of this pid may be a user's
+        self.still_runs().then_some(words)
     }
 
     /// The process with this pid, if the process exists.
@@ -447,11 +453,8 @@ impl Daemon {
     /// The daemon's arguments, with its name first. Empty if the daemon cannot be read: then the
     /// default configuration counts.
     pub fn arguments(&self) -> Vec<String> {
-        match arguments_of(&[self.pid]).pop() {
-            // a later process of this pid may be a user's
-            Some(Ok(words)) if self.still_runs() => words,
-            _ => Vec::new(),
-        }
+        let words = self.read_arguments().and_then(Result::ok);
+        words.unwrap_or_default()
     }
 
     /// The `PATH` of its environment, which its shims and runtimes inherit.

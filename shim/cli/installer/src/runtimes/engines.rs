@@ -15,7 +15,7 @@ use std::{fs, slice};
 
 use anyhow::{Context, Result, bail};
 use bindguard_core::handover::{RUNTIME, WRAPPER};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::change::{Change, Doing, Owner, Plan, bytes_after, read_text, resolved};
 use crate::config_text::Place;
@@ -167,11 +167,13 @@ impl Engine {
     }
 
     /// The entry of a runtime; the last file wins.
-    fn runtime_of(&self, files: &[FileText], name: &str) -> Result<Option<Value>> {
-        let mut found = None;
+    fn runtime_of(&self, files: &[FileText], name: &str) -> Result<Value> {
+        let mut found = Value::Null;
         for (path, text) in files {
             let entry = self.place.runtime_in(text, name).doing("parse", path)?;
-            found = entry.or(found);
+            if !entry.is_null() {
+                found = entry;
+            }
         }
         Ok(found)
     }
@@ -183,11 +185,13 @@ impl Engine {
         let mut others = self.files();
         others.retain(|path| path != drop_in);
         let mut files = self.texts_after(others, &[])?;
-        for file in files.iter().filter(|_| options.default) {
-            let path = &file.0;
+        for (path, text) in &files {
             let is_later = path.parent() == drop_in.parent() && path.as_path() > drop_in;
-            let named = self.default_of(slice::from_ref(file))?;
-            if let Some((_, named)) = named.filter(|_| is_later) {
+            if options.default
+                && is_later
+                && let Some(named) = self.place.default_in(text)?
+                && !named.is_empty()
+            {
                 let (engine, path) = (self.name, path.display());
                 bail!(
                     "make bindguard {engine}'s default: {path} names the default {named:?}, and {engine} reads that file after {}; remove the default from the file, or run this without --default",
@@ -231,17 +235,15 @@ impl Engine {
     }
 
     /// An error if no container starts under the runtime `name` with this entry.
-    fn check(&self, path: &SearchPath, name: &str, entry: Option<&Value>) -> Result<()> {
-        let named = |key: &str| entry.and_then(|entry| entry.get(key)?.as_str());
+    fn check(&self, path: &SearchPath, name: &str, entry: &Value) -> Result<()> {
         let is_built_in = self.built_in.contains(&name);
         let programs: Vec<&str> = match (self.owner, entry) {
-            (Owner::Podman, Some(Value::Array(paths))) => {
+            (Owner::Podman, Value::Array(paths)) => {
                 paths.iter().filter_map(Value::as_str).collect()
             }
             (Owner::Podman, _) if name.starts_with('/') => vec![name],
             (Owner::Podman, _) if is_built_in => Vec::new(),
-            (Owner::Docker, Some(_)) => Vec::from_iter(named("path")),
-            (Owner::Docker, None) => {
+            (Owner::Docker, Value::Null) => {
                 let arguments = daemon_of(self.owner).map(|daemon| daemon.arguments());
                 let adds_more = option(&arguments.unwrap_or_default(), &["add-runtime"]);
                 if !is_built_in && !name.starts_with("io.containerd.") && adds_more.is_none() {
@@ -249,12 +251,13 @@ impl Engine {
                 }
                 Vec::new()
             }
-            (_, Some(_)) => {
-                let path = named("runtime_path").filter(|path| !path.is_empty());
-                vec![path.unwrap_or(name)]
-            }
-            (Owner::Crio, None) if is_built_in => vec![name],
-            (_, None) => return not_configured(name),
+            (Owner::Docker, _) => Vec::from_iter(entry["path"].as_str()),
+            (Owner::Crio, Value::Null) if is_built_in => vec![name],
+            (_, Value::Null) => return not_configured(name),
+            _ => match entry["runtime_path"].as_str() {
+                None | Some("") => vec![name],
+                Some(path) => vec![path],
+            },
         };
         let mut last = Ok(());
         for program in programs {
@@ -280,21 +283,22 @@ impl Engine {
         for name in [USUAL_RUNTIME, "crun"] {
             if self.owner == Owner::Crio
                 && usual.is_none()
-                && let Some(entry) = self.runtime_of(files, name)?
-                && self.check(&path, name, Some(&entry)).is_ok()
+                && let entry = self.runtime_of(files, name)?
+                && !entry.is_null()
+                && self.check(&path, name, &entry).is_ok()
             {
                 usual = Some(name);
             }
         }
         while let Some((at, name)) = self.default_of(files)? {
             let entry = self.runtime_of(files, &name)?;
-            let Err(why) = self.check(&path, &name, entry.as_ref()) else {
+            let Err(why) = self.check(&path, &name, &entry) else {
                 break;
             };
             let mut has_better = usual.is_some();
             for name in self.built_in {
                 let entry = self.runtime_of(files, name)?;
-                has_better |= self.check(&path, name, entry.as_ref()).is_ok();
+                has_better |= self.check(&path, name, &entry).is_ok();
             }
             let (path, text) = &mut files[at];
             // a file of a package is written anew with its next update
@@ -332,7 +336,7 @@ impl Engine {
         let mut text = self.place.without_runtime(text, RUNTIME, original)?;
         for (key, _) in ABILITIES {
             let path = ["engine", key];
-            if let Some(Value::Array(list)) = self.place.value_in(&text, &path)?
+            if let Value::Array(list) = self.place.value_in(&text, &path)?
                 && list.contains(&Value::from(RUNTIME))
             {
                 text = self.place.without(&text, &path)?;
@@ -352,16 +356,16 @@ impl Engine {
         let mut text = text.to_owned();
         let runtime = json!(runtime.display().to_string());
         match self.place.runtime_in(&text, RUNTIME)? {
-            Some(entry) if !calls_guard(&entry) => {}
-            Some(Value::Array(_)) => {
+            Value::Null => return Ok(None),
+            entry if !calls_guard(&entry) => {}
+            Value::Array(_) => {
                 text = self.place.with_runtime(&text, RUNTIME, &[runtime])?;
                 text = text.replacen(HEADING, &format!("{HEADING}{NAME_ONLY}"), 1);
             }
-            Some(_) => {
+            _ => {
                 let path = [self.place.runtimes, RUNTIME, "path"];
                 text = self.place.with(&text, &path, &runtime)?;
             }
-            None => return Ok(None),
         }
         let text = self.place.with_former_default(&text, RUNTIME, original)?;
         Ok(Some(text))
@@ -372,7 +376,7 @@ impl Engine {
 fn calls_guard(entry: &Value) -> bool {
     let paths = match entry {
         Value::Array(paths) => paths.as_slice(),
-        entry => entry.get("path").map_or(&[][..], slice::from_ref),
+        entry => slice::from_ref(&entry["path"]),
     };
     let mut paths = paths.iter().filter_map(Value::as_str);
     paths.any(|path| Path::new(path).ends_with(WRAPPER))
@@ -426,7 +430,7 @@ fn default_of_docker(text: &str) -> Result<PathBuf> {
         return Ok(USUAL_RUNTIME.into());
     }
     let entry = DOCKER.place.runtime_in(text, &named)?;
-    let path = entry.as_ref().and_then(|entry| entry.get("path")?.as_str());
+    let path = entry["path"].as_str();
     let path = path.with_context(|| format!("find the path of the default runtime {named:?}"))?;
     Ok(path.into())
 }
@@ -437,15 +441,13 @@ pub fn docker_data_root() -> PathBuf {
     let named = DOCKER
         .place
         .value_in(&text.unwrap_or_default(), &["data-root"]);
-    let named = named.ok().flatten();
-    let named = named.as_ref().and_then(Value::as_str);
-    named.unwrap_or("/var/lib/docker").into()
+    let named = named.unwrap_or_default();
+    named.as_str().unwrap_or("/var/lib/docker").into()
 }
 
 /// True if dockerd needs a restart to forget bindguard: a name of the real runtime does no harm.
 pub fn docker_needs_restart(text: &str) -> Result<bool> {
-    let entry = DOCKER.place.runtime_in(text, RUNTIME)?;
-    Ok(entry.is_some_and(|entry| calls_guard(&entry))
+    Ok(calls_guard(&DOCKER.place.runtime_in(text, RUNTIME)?)
         || DOCKER.place.default_in(text)?.as_deref() == Some(RUNTIME))
 }
 
@@ -485,8 +487,8 @@ fn guarded_by_podman(others: &[FileText], options: &InstallOptions) -> Result<Pa
             return Ok(PathBuf::from(name));
         }
         let entry = PODMAN.runtime_of(others, name)?;
-        let paths = entry.as_ref().and_then(Value::as_array);
-        for path in paths.into_iter().flatten().filter_map(Value::as_str) {
+        let paths = entry.as_array().into_iter().flatten();
+        for path in paths.filter_map(Value::as_str) {
             if !is_gone(Path::new(path)) {
                 return Ok(PathBuf::from(path));
             }
@@ -512,12 +514,10 @@ fn with_abilities(text: String, files: &[FileText], guarded: &Path) -> Result<St
         let path = ["engine", key];
         let mut names = built_in.iter().map(|name| Value::from(*name)).collect();
         for (_, text) in files {
-            let list = PODMAN.place.value_in(text, &path)?;
-            let Some(Value::Array(list)) = list else {
+            let Value::Array(list) = PODMAN.place.value_in(text, &path)? else {
                 continue;
             };
-            let appends = |it: &Value| it.get("append").and_then(Value::as_bool) == Some(true);
-            if !list.iter().any(appends) {
+            if !list.iter().any(|it| it["append"] == true) {
                 names = Vec::new();
             }
             names.extend(list.into_iter().filter(Value::is_string));
@@ -536,24 +536,17 @@ fn with_abilities(text: String, files: &[FileText], guarded: &Path) -> Result<St
 fn runtime_of_crio(files: &[FileText], guard: String) -> Result<(Value, PathBuf)> {
     let mut name = CRIO.default_of(files)?.map(|(_, name)| name);
     for built_in in CRIO.built_in {
-        if name.is_none() && CRIO.runtime_of(files, built_in)?.is_some() {
+        if name.is_none() && !CRIO.runtime_of(files, built_in)?.is_null() {
             name = Some((*built_in).to_owned());
         }
     }
-    let entry = match &name {
-        Some(name) => CRIO.runtime_of(files, name)?,
-        None => None,
-    };
-    let mut settings = match entry {
-        Some(Value::Object(settings)) => settings,
-        _ => Map::new(),
-    };
-    let word = |key: &str| {
-        settings
-            .get(key)
-            .and_then(Value::as_str)
-            .unwrap_or_default()
-    };
+    let mut settings = json!({});
+    if let Some(name) = &name
+        && let entry @ Value::Object(_) = CRIO.runtime_of(files, name)?
+    {
+        settings = entry;
+    }
+    let word = |key: &str| settings[key].as_str().unwrap_or_default();
     let kind = word("runtime_type");
     if !matches!(kind, "" | "oci" | "pod") {
         let name = name.unwrap_or_default();
@@ -570,10 +563,12 @@ fn runtime_of_crio(files: &[FileText], guard: String) -> Result<(Value, PathBuf)
         Some(runtime) => runtime,
         None => usual_runtime(),
     };
-    settings.remove("platform_runtime_paths");
-    settings.insert("runtime_path".to_owned(), guard.into());
-    settings.entry("runtime_type").or_insert("oci".into());
-    Ok((Value::Object(settings), runtime))
+    if let Value::Object(settings) = &mut settings {
+        settings.remove("platform_runtime_paths");
+        settings.entry("runtime_type").or_insert("oci".into());
+    }
+    settings["runtime_path"] = guard.into();
+    Ok((settings, runtime))
 }
 
 #[cfg(test)]
@@ -611,7 +606,7 @@ monitor_path = "/usr/libexec/crio/conmon"
     fn a_runtime_of_docker_has_a_null_and_a_large_number() {
         let text = r#"{"runtimes":{"own":{"path":"/x","runtimeArgs":null,"options":{"Most":18446744073709551615}}}}"#;
         let files = [(PathBuf::from(DOCKER.file), text.to_owned())];
-        let entry = DOCKER.runtime_of(&files, "own").unwrap().unwrap();
+        let entry = DOCKER.runtime_of(&files, "own").unwrap();
         assert_eq!(entry.get("path").and_then(Value::as_str), Some("/x"));
         assert!(entry.get("runtimeArgs").is_none());
     }

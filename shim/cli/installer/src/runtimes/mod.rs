@@ -143,16 +143,12 @@ pub fn put(record: &mut Record, changes: &[Change]) -> Result<()> {
         let is_new = record.entry(path).is_none();
         record.note(change, original.as_ref())?;
         record.owe(owner, change.command.as_deref())?;
-        let mut change = change.clone();
-        if change.after == original {
-            // a restored file also gets its former modification time
-            let entry = record.entry(&change.path);
-            change.former = entry.and_then(|entry| entry.attributes.clone());
-        }
-        let applied = change.apply();
+        // a restored file also gets its former modification time
+        let restored = record.entry(path).filter(|_| change.after == original);
+        let applied = change.apply(restored.and_then(|entry| entry.attributes.as_ref()));
         let is_gone = applied.is_ok() && change.after.is_none();
         if is_gone || applied.is_err() && is_new {
-            record.forget(&change.path)?;
+            record.forget(path)?;
         }
         applied?;
     }
@@ -259,10 +255,9 @@ fn plan_agent(options: &InstallOptions) -> Result<Plan> {
                 text.extend([line, "\n"]);
             }
         }
-        let change = Change::text(Owner::Agent, unit, text)?;
-        plan.changes.push(change);
+        plan.changes.push(Change::text(Owner::Agent, unit, text)?);
     }
-    let link = Change::link(Owner::Agent, ENABLED.into(), unit)?;
-    plan.changes.push(link);
+    plan.changes
+        .push(Change::link(Owner::Agent, ENABLED.into(), unit)?);
     Ok(plan)
 }

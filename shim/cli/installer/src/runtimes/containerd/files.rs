@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use bindguard_operator::root_program::{RootProgram, output_of};
 use bindguard_sys::write_new_file;
-use toml::{Table, Value};
+use serde_json::{Map, Value};
 use toml_edit::{Array, Item};
 
 use crate::change::{self, Content, Doing, Owner, private_folder, read_text};
@@ -81,12 +81,10 @@ impl Files {
     /// The containerd of the recorded installation.
     pub fn of(record: &Record) -> Result<Self> {
         let installed = record.verified(Owner::Containerd);
-        let (config, program) = match installed.map(|installed| &installed.options) {
-            Some(options) => (&options.containerd_config, &options.containerd),
-            None => (&None, &None),
-        };
-        let layout = ContainerdLayout::detect(config.as_deref())?;
-        Self::open(layout, program.as_deref(), record)
+        let config = installed.and_then(|it| it.options.containerd_config.as_deref());
+        let layout = ContainerdLayout::detect(config)?;
+        let program = installed.and_then(|it| it.options.containerd.as_deref());
+        Self::open(layout, program, record)
     }
 
     /// The folders in which this containerd searches shims and runtimes.
@@ -266,7 +264,7 @@ fn names_in(item: Option<&Item>) -> Vec<String> {
 
 /// The text with one more pattern among its imports.
 pub fn with_import(text: &str, pattern: &str) -> Result<String> {
-    let quoted = Value::from(pattern).to_string();
+    let quoted = toml::Value::from(pattern).to_string();
     let document = parse(text)?;
     let array = document.get("imports").and_then(Item::as_array);
     let last = array.and_then(|array| array.iter().last()?.span());
@@ -374,10 +372,10 @@ pub const PLUGINS: [&str; 2] = ["io.containerd.grpc.v1.cri", "io.containerd.cri.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Effective {
     /// The runtimes, without the keys that equal an absent key.
-    pub runtimes: Table,
+    pub runtimes: Map<String, Value>,
     pub default: String,
     /// Everything else.
-    rest: Table,
+    rest: Map<String, Value>,
 }
 
 impl Effective {
@@ -386,19 +384,19 @@ impl Effective {
     /// # Errors
     /// If the dump is not TOML or has no CRI plugin.
     pub fn from_dump(dump: &str) -> Result<Self> {
-        let mut rest: Table =
+        let mut rest: Map<String, Value> =
             toml::from_str(dump).map_err(|error| anyhow!("it is not TOML: {}", error.message()))?;
         // 1.7 lists the files that it reads, in a changing order; 2.x lists the patterns
         rest.remove("imports");
         for id in PLUGINS {
             let plugin = rest.get_mut("plugins").and_then(|it| it.get_mut(id));
             let cri = plugin.and_then(|it| it.get_mut("containerd"));
-            let Some(cri) = cri.and_then(Value::as_table_mut) else {
+            let Some(cri) = cri.and_then(Value::as_object_mut) else {
                 continue;
             };
             let mut runtimes = match cri.remove("runtimes") {
-                Some(Value::Table(runtimes)) => runtimes,
-                _ => Table::new(),
+                Some(Value::Object(runtimes)) => runtimes,
+                _ => Map::new(),
             };
             remove_silent(&mut runtimes);
             let default = match cri.remove("default_runtime_name") {
@@ -417,22 +415,19 @@ impl Effective {
     /// The image of a pod's sandbox: since containerd 2.0 an image that is pinned.
     pub fn sandbox_image(&self) -> Option<&str> {
         let plugins = self.rest.get("plugins")?;
-        let named = plugins
-            .get(PLUGINS[0])
-            .and_then(|cri| cri.get("sandbox_image"));
-        let images = plugins.get("io.containerd.cri.v1.images");
-        let pinned = images.and_then(|images| images.get("pinned_images")?.get("sandbox"));
-        named.or(pinned)?.as_str().filter(|name| !name.is_empty())
+        let named = plugins[PLUGINS[0]]["sandbox_image"].as_str();
+        let pinned = plugins["io.containerd.cri.v1.images"]["pinned_images"]["sandbox"].as_str();
+        named.or(pinned).filter(|name| !name.is_empty())
     }
 
     /// A runtime's table.
     ///
     /// # Errors
     /// If there is no such runtime.
-    pub fn runtime(&self, name: &str) -> Result<&Table> {
-        match self.runtimes.get(name).and_then(Value::as_table) {
-            Some(table) => Ok(table),
-            None => not_configured(name),
+    pub fn runtime(&self, name: &str) -> Result<&Value> {
+        match self.runtimes.get(name) {
+            Some(table) if table.is_object() => Ok(table),
+            _ => not_configured(name),
         }
     }
 
@@ -442,7 +437,8 @@ impl Effective {
         let table = self.runtime(name)?;
         let kind = kind_of(table);
         let mut parts = kind.rsplit('.');
-        let shim = match (word(table, "runtime_path"), parts.next(), parts.next()) {
+        let path_of_shim = table["runtime_path"].as_str().unwrap_or_default();
+        let shim = match (path_of_shim, parts.next(), parts.next()) {
             ("", _, _) if kind.starts_with('/') => Some(kind.to_owned()),
             ("", Some(version), Some(shim)) => Some(format!("containerd-shim-{shim}-{version}")),
             ("", _, _) => None,
@@ -480,23 +476,28 @@ impl Effective {
 
 /// Removes the keys of a runtime's table that equal an absent key: Go's zero values, and the
 /// sandboxer's default.
-fn remove_silent(table: &mut Table) {
+fn remove_silent(table: &mut Map<String, Value>) {
     table.retain(|key, value| match value {
         Value::String(text) => {
             !(text.is_empty() || key.starts_with("sandbox") && text == "podsandbox")
         }
-        Value::Integer(number) => *number != 0,
-        Value::Boolean(yes) => *yes,
+        Value::Number(number) => number.as_i64() != Some(0),
+        Value::Bool(yes) => *yes,
         Value::Array(array) => !array.is_empty(),
-        Value::Table(inner) => {
+        Value::Object(inner) => {
             remove_silent(inner);
             !inner.is_empty() || key != "options"
         }
-        Value::Float(_) | Value::Datetime(_) => true,
+        Value::Null => true,
     });
 }
 
-fn compare(at: &str, before: &Table, after: &Table, found: &mut Vec<String>) {
+fn compare(
+    at: &str,
+    before: &Map<String, Value>,
+    after: &Map<String, Value>,
+    found: &mut Vec<String>,
+) {
     let keys: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
     for key in keys {
         let name = match at {
@@ -504,7 +505,7 @@ fn compare(at: &str, before: &Table, after: &Table, found: &mut Vec<String>) {
             at => format!("{at}.{key}"),
         };
         match (before.get(key), after.get(key)) {
-            (Some(Value::Table(before)), Some(Value::Table(after))) => {
+            (Some(Value::Object(before)), Some(Value::Object(after))) => {
                 compare(&name, before, after, found)
             }
             (before, after) if before == after => {}
@@ -516,19 +517,15 @@ fn compare(at: &str, before: &Table, after: &Table, found: &mut Vec<String>) {
 /// The kind of the runtimes whose shim calls an OCI runtime, before which the guard can run.
 pub const RUNC: &str = "io.containerd.runc.v2";
 
-fn word<'t>(table: &'t Table, key: &str) -> &'t str {
-    table.get(key).and_then(Value::as_str).unwrap_or_default()
-}
-
-pub fn kind_of(base: &Table) -> &str {
-    word(base, "runtime_type")
+pub fn kind_of(runtime: &Value) -> &str {
+    runtime["runtime_type"].as_str().unwrap_or_default()
 }
 
 /// The OCI runtime that the options of a runtime name.
-pub fn binary_name(table: &Table) -> &str {
-    let options = table.get("options");
-    let named = options.and_then(|options| options.get("BinaryName")?.as_str());
-    named.unwrap_or(USUAL_RUNTIME)
+pub fn binary_name(runtime: &Value) -> &str {
+    runtime["options"]["BinaryName"]
+        .as_str()
+        .unwrap_or(USUAL_RUNTIME)
 }
 
 #[cfg(test)]
@@ -612,7 +609,7 @@ mod tests {
     fn a_runtime_says_only_what_is_set() {
         assert_eq!(
             *effective(DUMP).runtime("runc").unwrap(),
-            toml::from_str("runtime_type = 'runc.v2'\noptions.SystemdCgroup = true").unwrap()
+            serde_json::json!({ "runtime_type": "runc.v2", "options": { "SystemdCgroup": true } })
         );
     }
 

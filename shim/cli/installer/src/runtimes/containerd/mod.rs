@@ -19,7 +19,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use bindguard_core::handover::{RUNTIME, SHIM, WRAPPER};
 use bindguard_core::text::shell_word;
 use bindguard_operator::terminal::print_text;
-use toml::{Table, Value};
+use serde_json::{Value, json};
 
 use crate::change::{self, Change, Content, Doing, Owner, Plan};
 use crate::config_text::{Place, find, parse};
@@ -178,7 +178,6 @@ impl<'a> Edit<'a> {
         })?;
         let handler =
             handler(guarded, options).with_context(|| format!("guard the runtime {base:?}"))?;
-        let handler = Value::Table(handler);
         if options.wrapper {
             plan.needs_runtime = Some(binary_name(guarded).into());
         }
@@ -546,37 +545,34 @@ fn base_of<'e>(before: &'e Effective, options: &InstallOptions) -> &'e str {
 ///
 /// # Errors
 /// If the runtime is not of runc's kind.
-fn handler(base: &Table, options: &InstallOptions) -> Result<Table> {
+fn handler(base: &Value, options: &InstallOptions) -> Result<Value> {
     ensure!(
         kind_of(base) == RUNC,
         "its runtime_type is {:?}, and bindguard guards {RUNC} only",
         kind_of(base)
     );
-    let program = |name: &str| Value::from(options.prefix.join(name).display().to_string());
-    let mut table = base.clone();
-    table.retain(|key, _| {
-        // with --wrapper, a foreign shim of the operator is kept
-        !key.starts_with("runtime_") || key == "runtime_path" && options.wrapper
-    });
-    table.insert("runtime_type".to_owned(), Value::from(RUNC));
-    if options.wrapper {
-        let inner = table
-            .entry("options")
-            .or_insert_with(|| Table::new().into());
-        if let Some(inner) = inner.as_table_mut() {
-            inner.insert("BinaryName".to_owned(), program(WRAPPER));
-        }
-    } else {
-        table.insert("runtime_path".to_owned(), program(SHIM));
+    let program = |name: &str| json!(options.prefix.join(name).display().to_string());
+    let mut handler = base.clone();
+    if let Value::Object(table) = &mut handler {
+        table.retain(|key, _| {
+            // with --wrapper, a foreign shim of the operator is kept
+            !key.starts_with("runtime_") || key == "runtime_path" && options.wrapper
+        });
     }
-    Ok(table)
+    handler["runtime_type"] = RUNC.into();
+    if !options.wrapper {
+        handler["runtime_path"] = program(SHIM);
+    } else if let inner @ (Value::Null | Value::Object(_)) = &mut handler["options"] {
+        inner["BinaryName"] = program(WRAPPER);
+    }
+    Ok(handler)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn base() -> Table {
+    fn base() -> Value {
         toml::from_str(
             "runtime_type = 'io.containerd.runc.v2'\nruntime_path = '/old'\nsnapshotter = 's'\npod_annotations = ['a']\n\
              [options]\nSystemdCgroup = true\nBinaryName = '/usr/bin/crun'\nRoot = '/r'\n",
@@ -584,7 +580,7 @@ mod tests {
         .unwrap()
     }
 
-    fn made(base: &Table, wrapper: bool, prefix: &str) -> Result<Table> {
+    fn made(base: &Value, wrapper: bool, prefix: &str) -> Result<Value> {
         let options = InstallOptions {
             prefix: prefix.into(),
             default: false,
@@ -599,7 +595,7 @@ mod tests {
     fn the_shim_keeps_every_option() {
         assert_eq!(
             made(&base(), false, "/opt/b").unwrap(),
-            toml::from_str(
+            toml::from_str::<Value>(
                 "runtime_type = 'io.containerd.runc.v2'\nruntime_path = '/opt/b/containerd-shim-bindguard-v2'\n\
                  pod_annotations = ['a']\nsnapshotter = 's'\n\
                  [options]\nBinaryName = '/usr/bin/crun'\nRoot = '/r'\nSystemdCgroup = true\n"
@@ -615,7 +611,7 @@ mod tests {
         assert_eq!(binary_name(&base()), "/usr/bin/crun");
         assert_eq!(table["runtime_path"].as_str(), Some("/old"));
         let mut plain = base();
-        plain.remove("options");
+        plain.as_object_mut().unwrap().remove("options");
         let table = made(&plain, true, "/usr/bin").unwrap();
         assert_eq!(binary_name(&table), "/usr/bin/bindguard-runtime");
         assert_eq!(binary_name(&plain), "runc");
@@ -623,7 +619,7 @@ mod tests {
 
     #[test]
     fn another_kind_of_runtime_is_refused() {
-        let kata: Table = toml::from_str("runtime_type = 'io.containerd.kata.v2'").unwrap();
+        let kata: Value = toml::from_str("runtime_type = 'io.containerd.kata.v2'").unwrap();
         let error = made(&kata, false, "/b").unwrap_err().to_string();
         assert!(error.contains("kata"), "{error}");
     }

@@ -306,39 +306,35 @@ pub fn unit_exists(root: &Path, service: &str) -> bool {
 
 /// The file that `--config` names in the command of containerd's service.
 fn config_of_unit(root: &Path) -> Option<PathBuf> {
+    let text = unit_text(root);
     let mut command = String::new();
     let mut variables = Vec::new();
-    for text in unit_texts(root) {
-        for line in text.lines().map(str::trim) {
-            if let Some(line) = line.strip_prefix("Environment=") {
-                for word in line.split_whitespace() {
-                    let variable = word.trim_matches('"').split_once('=');
-                    variables
-                        .extend(variable.map(|(name, value)| (name.to_owned(), value.to_owned())));
-                }
-            }
-            match line.strip_prefix("ExecStart=") {
-                Some(last) if !last.is_empty() => last.clone_into(&mut command),
-                _ => {}
-            }
+    for line in text.lines().map(str::trim) {
+        if let Some(line) = line.strip_prefix("Environment=") {
+            let words = line.split_whitespace();
+            variables.extend(words.filter_map(|word| word.trim_matches('"').split_once('=')));
+        }
+        if let Some(last) = line.strip_prefix("ExecStart=")
+            && !last.is_empty()
+        {
+            last.clone_into(&mut command);
         }
     }
     for (name, value) in variables {
         command = command
-            .replace(&format!("${{{name}}}"), &value)
-            .replace(&format!("${name}"), &value);
+            .replace(&format!("${{{name}}}"), value)
+            .replace(&format!("${name}"), value);
     }
     let words: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
     option(&words, &["config", "c"]).map(PathBuf::from)
 }
 
 /// The unit, and then its drop-ins in the order of their names.
-fn unit_texts(root: &Path) -> Vec<String> {
+fn unit_text(root: &Path) -> String {
     let mut unit = None;
     let mut drop_ins = Vec::new();
     for folder in FOLDERS.map(|folder| root.join(folder)) {
-        let path = folder.join("containerd.service");
-        unit = unit.or_else(|| read_text(&path).ok()?);
+        unit = unit.or_else(|| read_text(&folder.join("containerd.service")).ok()?);
         let folder = folder.join("containerd.service.d");
         for entry in folder.read_dir().into_iter().flatten().flatten() {
             let path = entry.path();
@@ -348,11 +344,12 @@ fn unit_texts(root: &Path) -> Vec<String> {
         }
     }
     drop_ins.sort_by_key(|path| path.file_name().map(ToOwned::to_owned));
-    let mut texts = Vec::from_iter(unit);
+    let mut text = unit.unwrap_or_default();
     for path in drop_ins {
-        texts.extend(read_text(&path).ok().flatten());
+        text.push('\n');
+        text += &read_text(&path).ok().flatten().unwrap_or_default();
     }
-    texts
+    text
 }
 
 #[cfg(test)]
