@@ -55,9 +55,6 @@ impl Place {
         for name in path {
             value = value.get_mut(name).map(Value::take).unwrap_or_default();
         }
-        if let Value::Object(members) = &mut value {
-            members.retain(|_, member| !member.is_null());
-        }
         Ok(value)
     }
 
@@ -115,9 +112,13 @@ impl Place {
         Ok(named.as_str().map(str::to_owned))
     }
 
-    /// The runtime `name` of the text, as an array or a table.
+    /// The runtime `name` of the text, as an array or a table without its members that are `null`.
     pub fn runtime_in(&self, text: &str, name: &str) -> Result<Value> {
-        self.value_in(text, &self.runtime(name))
+        let mut runtime = self.value_in(text, &self.runtime(name))?;
+        if let Value::Object(members) = &mut runtime {
+            members.retain(|_, member| !member.is_null());
+        }
+        Ok(runtime)
     }
 
     /// The text without a default runtime.
@@ -461,6 +462,10 @@ fn json_with(text: &str, path: &[&str], value: &Value) -> Result<String> {
 
 /// The JSON text without the member at `path`, if it has one.
 fn json_without(text: &str, path: &[&str]) -> Result<String> {
+    // dockerd starts with an empty file
+    if text.trim().is_empty() {
+        return Ok(text.to_owned());
+    }
     let (depth, inside, members) = deepest_object(text, path)?;
     let at = members.iter().position(|member| member.name == path[depth]);
     let Some(at) = at.filter(|_| depth + 1 == path.len()) else {

@@ -601,6 +601,19 @@ monitor_path = "/usr/libexec/crio/conmon"
         (PathBuf::from(CRIO.main[0]), text.to_owned())
     }
 
+    #[test]
+    fn a_removal_leaves_what_others_wrote_into_daemon_json() {
+        let entry =
+            r#"{"runtimes":{"bindguard":{"path":"/usr/local/bin/bindguard-runtime"}, "own":null}}"#;
+        for (text, cleaned) in [
+            (entry, r#"{"runtimes":{"own":null}}"#),
+            ("", ""),
+            (" \n", " \n"),
+        ] {
+            assert_eq!(DOCKER.cleaned(text, "").unwrap(), cleaned);
+        }
+    }
+
     /// JSON has values that TOML has not.
     #[test]
     fn a_runtime_of_docker_has_a_null_and_a_large_number() {
