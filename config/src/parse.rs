@@ -360,7 +360,13 @@ impl Mistakes<'_> {
                 _ if is_key || is_table => {}
                 value => {
                     let effect = self.effect_on_checks(value).unwrap_or(" is skipped");
-                    let (name, tables) = (shortened(&name), self.tables_of(word));
+                    let mut tables = self.tables_of(word);
+                    if tables.is_empty()
+                        && let Some(similar) = self.similar_key(&name)
+                    {
+                        tables = format!(", similar to `{similar}`");
+                    }
+                    let name = shortened(&name);
                     let message = format!("unknown key `{name}`{tables}{effect}");
                     self.warnings.push((key.span(), message));
                 }
@@ -374,6 +380,18 @@ impl Mistakes<'_> {
         self.only_reports |= may_mean_a_check;
         may_mean_a_check
             .then_some("; until it is corrected no check repairs, and nothing is refreshed")
+    }
+
+    /// The known key that a misspelt key resembles, in its own table before any other.
+    fn similar_key(&self, name: &str) -> Option<&'static str> {
+        let mut best = (0.9, None);
+        for known in self.known {
+            let likeness = strsim::jaro_winkler(known, name);
+            if likeness > best.0 {
+                best = (likeness, Some(known));
+            }
+        }
+        best.1
     }
 
     /// The tables that have a key of this name.

@@ -258,7 +258,7 @@ fn a_mistake_is_reported_with_its_line_and_a_safe_value_applies() {
         (
             "[checks]\nstale-subpath = 'report'\n",
             2,
-            "unknown key `checks.stale-subpath`",
+            "unknown key `checks.stale-subpath`, similar to `checks.stale-subpaths`;",
             "",
         ),
         (
