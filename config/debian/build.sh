@@ -34,7 +34,8 @@ put 644 $doc "$source/README.md"
 put 644 $doc/docs "$source"/docs/*.md
 put_as 644 $doc/copyright "$source/LICENSE"
 put 644 usr/share/man/man1 "$files"/man/*.1
-gzip -9n "$root"/usr/share/man/man1/*.1
+put 644 usr/share/man/man5 "$files"/man/*.5
+gzip -9n "$root"/usr/share/man/man[15]/*
 for program in bindguard bindguard-agent; do
   put_as 644 usr/share/bash-completion/completions/$program "$files/$program.bash"
   put_as 644 usr/share/zsh/vendor-completions/_$program "$files/$program.zsh"

@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer};
 
 use crate::kubelet_roots::other_roots;
 use crate::old_binds::{OldBinds, OldFiles, PinnedMounts};
-use crate::pods::{Deletion, MountInVolume, PodContainer, Pods, mounts_in_volumes};
+use crate::pods::{ContainerState, Deletion, MountInVolume, PodContainer, Pods, mounts_in_volumes};
 use bindguard_core::judge::{Finding, StaleCause, Unmounted, Verdict};
 use bindguard_core::kubelet::{PodPath, VolumeSubpath};
 use bindguard_core::mount_table::{MountIndex, MountTable};
@@ -189,7 +189,10 @@ impl NodeBind {
                 original_destination: mount.mount_point.clone(),
             });
             if matches!(found.bind.finding.kind, SourceKind::Subpath(_)) {
-                if may_run != Some(false) {
+                let is_running = |container: &PodContainer| {
+                    matches!(container.state, None | Some(ContainerState::Running))
+                };
+                if found.container.as_ref().is_some_and(is_running) {
                     found.notes.push(Note::OldContent);
                 }
                 match found.guarded {
@@ -328,7 +331,6 @@ fn on_pod(verb: &str, pod: &PodName) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pods::ContainerState;
     use bindguard_core::judge::{Lack, NoRemedy};
     use bindguard_core::policy::Scope;
 
@@ -469,7 +471,11 @@ mod tests {
             notes(rebind(), &pods(None, Some(false))),
             [Note::OldContent, Note::NotGuarded]
         );
-        assert_eq!(notes(rebind(), &pods(exited, None)), []);
+        for state in [exited, Some(ContainerState::Created)] {
+            assert_eq!(notes(rebind(), &pods(state, None)), []);
+        }
+        let unknown = notes(rebind(), &Pods::default());
+        assert_eq!(unknown, [], "no runtime reported a container");
         assert_eq!(
             notes(planned(PlannedAction::Refuse), &pods(exited, Some(true))),
             []

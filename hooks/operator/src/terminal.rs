@@ -8,11 +8,16 @@ use anyhow::Context;
 use bindguard_core::text::{json_for_terminals, one_line};
 use serde::Serialize;
 
-/// Prints a report for programs. Characters that reorder or rewrite a terminal's lines are escaped,
-/// as JSON can escape every character.
+/// Prints a report for programs.
 pub fn print_json(report: &impl Serialize) -> anyhow::Result<()> {
+    print_text(&json_text(report)?)
+}
+
+/// A report for programs. Characters that reorder or rewrite a terminal's lines are escaped, as JSON
+/// can escape every character.
+pub fn json_text(report: &impl Serialize) -> anyhow::Result<String> {
     let json = serde_json::to_string_pretty(report).context("write the report as JSON")?;
-    print_text(&(json_for_terminals(&json).into_owned() + "\n"))
+    Ok(json_for_terminals(&json).into_owned() + "\n")
 }
 
 /// Prints text, with colours if the terminal supports them.
@@ -29,10 +34,14 @@ pub fn print_remark(remark: impl Display) {
 
 /// Prints bytes that may not be text.
 pub fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
+    print_while_read(bytes).map(drop)
+}
+
+/// The same. False if the reader closed the pipe: `bindguard diagnose | head`.
+pub fn print_while_read(bytes: &[u8]) -> anyhow::Result<bool> {
     let mut out = anstream::stdout();
     match out.write_all(bytes).and_then(|()| out.flush()) {
-        // `bindguard diagnose | head`: the reader closed the pipe.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => written.context("write to stdout"),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        written => written.context("write to stdout").map(|()| true),
     }
 }

@@ -162,11 +162,11 @@ impl Recorder<'_> {
                 command.args(&words).arg(flag);
                 let ended = run(command)?;
                 if flag == "--help" {
-                    let (_, commands) =
-                        ended.stdout.split_once("\nCommands:\n").unwrap_or_default();
-                    for line in commands.lines().take_while(|line| !line.is_empty()) {
-                        let verb = line.split_whitespace().next().unwrap_or_default();
-                        if verb != "help" && line.starts_with("  ") && !line.starts_with("   ") {
+                    // The lists of verbs have several headings.
+                    let (lists, _) = ended.stdout.split_once("\nOptions:\n").unwrap_or_default();
+                    for line in lists.lines().filter(|line| line.starts_with("  ")) {
+                        let verb = line[2..].split(' ').next().unwrap_or_default();
+                        if verb != "help" && verb.starts_with(|c: char| c.is_ascii_lowercase()) {
                             verbs.push((program, [&words[..], &[verb.to_owned()]].concat()));
                         }
                     }

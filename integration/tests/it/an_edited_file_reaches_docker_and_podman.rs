@@ -251,7 +251,7 @@ fn only_a_container_that_opted_in(
     let diagnosed = node.bindguard(["diagnose"])?;
     ensure!(
         diagnosed.code() == 0
-            && diagnosed.stdout.contains(&format!("container {id}, "))
+            && diagnosed.stdout.contains(&format!("  {id}  "))
             && diagnosed.stdout.contains(PLACE)
             && diagnosed.stdout.contains(&format!(
                 "bindguard refresh --container {id} --what host-files"

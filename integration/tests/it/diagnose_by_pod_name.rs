@@ -33,9 +33,16 @@ fn story(node: &Node) -> Result<()> {
             "{bind}"
         );
     }
-    let without = node.bindguard(["diagnose", "--pod", "web", "--cri", "/nowhere.sock"])?;
+    let without = node.bindguard([
+        "diagnose",
+        "--pod",
+        "web",
+        "--verbose",
+        "--cri",
+        "/nowhere.sock",
+    ])?;
     ensure!(
-        without.code() == 1 && without.stdout.contains("of pod default/web, container app"),
+        without.code() == 1 && without.stdout.contains("  default/web  app  "),
         "{without:?}"
     );
     ensure!(
@@ -47,8 +54,11 @@ fn story(node: &Node) -> Result<()> {
 
     cri.stop(&app, 0)?;
     cri.wait_for_exit(&app)?;
-    let ended = node.bindguard(["diagnose", "--pod", "web"])?;
-    ensure!(ended.stdout.contains("container app (exited)"), "{ended:?}");
+    let ended = node.bindguard(["diagnose", "--pod", "web", "-v"])?;
+    ensure!(
+        ended.stdout.contains("its container is exited"),
+        "{ended:?}"
+    );
     let namesake = cri.run_pod_in("other", "bindguard", "web", "uid-namesake")?;
     for verb in ["diagnose", "repair"] {
         let ended = node.bindguard([verb, "--pod", "web"])?;

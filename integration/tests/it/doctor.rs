@@ -199,7 +199,7 @@ fn subpaths(node: &Node) -> Result<()> {
             ensure!(
                 ended
                     .stdout
-                    .contains("the running container keeps the old content until it restarts"),
+                    .contains("1 running container keeps the old content until it restarts"),
                 "{ended:?}"
             );
         }

@@ -165,6 +165,10 @@ fn readme() {
                 )
                 .prints("bindguard diagnose", &["would be re-bound"])
                 .prints(
+                    "bindguard diagnose pod/web -n default",
+                    &["would be re-bound"],
+                )
+                .prints(
                     "bindguard doctor",
                     &["is stale, and its pod runs under another shim"],
                 )
@@ -173,7 +177,7 @@ fn readme() {
                     &["live-refresh: ", "8 points, 0 not ok"],
                 )
                 .prints(
-                    "bindguard repair --pod default/web",
+                    "bindguard repair pod/web -n default",
                     &["re-bound to the current target"],
                 )
                 .prints("bindguard holders MOUNT_POINT", &["pod default/web"])
@@ -245,22 +249,29 @@ fn runbook() {
             let rehearsal = scene
                 .rehearsal()
                 .prints(
+                    "bindguard diagnose pod/web -n default",
+                    &["would be re-bound"],
+                )
+                .prints(
                     "bindguard diagnose --pod default/web",
                     &[
-                        "would be re-bound",
-                        "old files  read by default/web",
-                        "old files  read by default/web",
-                        "old files  read by default/web",
+                        "  refresh  default/web  ",
+                        "  refresh  default/web  ",
+                        "  refresh  default/web  ",
                         "2 checked, 0 with findings",
                     ],
                 )
                 .prints(
-                    "bindguard repair --pod default/web --dry-run",
+                    "bindguard repair pod/web -n default --dry-run",
                     &["would be re-bound"],
                 )
                 .prints(
+                    "bindguard repair pod/web -n default",
+                    &["re-bound to the current target"],
+                )
+                .prints(
                     "bindguard repair --pod default/web",
-                    &["re-bound to the current target", "1 checked, 0"],
+                    &["1 checked, 0"],
                 )
                 .prints(
                     "bindguard repair --pod default/web --unmount",
@@ -296,9 +307,9 @@ fn runbook() {
                 )
                 .prints(
                     "bindguard diagnose --pod default/web --all",
-                    &["current    "],
+                    &["current  "],
                 )
-                .prints("bindguard diagnose", &["of pod default/other"])
+                .prints("bindguard diagnose", &["default/other"])
                 .prints(
                     "bindguard journal --since 1h",
                     &["re-bound to the current target"],

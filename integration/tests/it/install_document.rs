@@ -203,7 +203,7 @@ fn as_it_says() {
         if needs_no_libraries(&node.disk().join("dist").join(CLI))? {
             let helps = ended.success()?;
             ensure!(
-                helps.contains("Where to begin"),
+                helps.contains("Examples:"),
                 "the image has no bindguard that runs: {helps}"
             );
         } else {

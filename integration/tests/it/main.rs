@@ -106,6 +106,7 @@ mod limits_by_hand;
 mod live_refresh;
 mod logging_binary;
 mod losses_of_the_race_by_program;
+mod many_findings_on_a_screen;
 mod mistakes_in_the_config;
 mod mounts_below_an_emptydir;
 mod nri_plugin;

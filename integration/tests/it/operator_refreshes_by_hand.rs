@@ -149,7 +149,7 @@ fn story(node: &Node) -> Result<()> {
     ensure!(by_id.code() == 1, "{by_id:?}");
     let unknown = node.bindguard(["refresh", "--pod", "default/no-such-pod"])?;
     ensure!(
-        unknown.code() == 2 && unknown.stderr.contains("nothing to refresh"),
+        unknown.code() == 2 && unknown.stderr.contains("of a pod default/no-such-pod"),
         "{unknown:?}"
     );
     volume.update(&[("app.conf", "four")])?;

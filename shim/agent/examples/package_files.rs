@@ -5,8 +5,11 @@
 #[path = "../src/args.rs"]
 #[allow(dead_code, reason = "only the definition of the command line is used")]
 mod args;
+#[path = "../../cli/src/man_page.rs"]
+mod man_page;
 
 use std::fs::{self, File};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -24,9 +27,8 @@ fn main() -> Result<()> {
         clap_complete::generate(shell, &mut command, "bindguard-agent", &mut create(&path)?);
     }
     let page = folder.join("man/bindguard-agent.1");
-    let page_text = clap_mangen::Man::new(command).manual("bindguard");
-    page_text
-        .render(&mut create(&page)?)
+    create(&page)?
+        .write_all(&man_page::page(command)?)
         .with_context(|| format!("write {}", page.display()))
 }
 

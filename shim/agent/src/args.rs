@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 
 /// Keep the subPath mounts of this node current, and serve its metrics.
 #[derive(Debug, Parser)]
-#[command(name = "bindguard-agent", version, about)]
+#[command(name = "bindguard-agent", version)]
 pub struct Args {
     /// Read this config instead of $BINDGUARD_CONFIG or /etc/bindguard/config.toml.
     #[arg(long, value_name = "FILE")]

@@ -23,7 +23,7 @@ use bindguard_sys::write_new_file;
 use clap::{Args, Subcommand};
 
 use crate::named_file::check_answers;
-use crate::show::{self, Lines, print_remark};
+use crate::show::{self, Lines, Output, print_remark};
 
 /// The place of containerd's bundles.
 const A_BUNDLE: &str = "/run/containerd/io.containerd.runtime.v2.task/k8s.io/ID";
@@ -33,9 +33,8 @@ const A_BUNDLE: &str = "/run/containerd/io.containerd.runtime.v2.task/k8s.io/ID"
 pub struct Check {
     /// The folder with config.json.
     bundle: PathBuf,
-    /// Print the report as JSON, with the journal's keys.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: Output,
 }
 
 impl Check {
@@ -45,8 +44,11 @@ impl Check {
         let bundle = std::path::absolute(&self.bundle)?;
         check_answers(&bundle.join("config.json"))?;
         let report = check_bundle(&bundle, config.policy(), config.places());
-        if let ([problem], true, false) = (&report.problems[..], report.binds.is_empty(), self.json)
-        {
+        if let ([problem], true, false) = (
+            &report.problems[..],
+            report.binds.is_empty(),
+            !self.output.is_text(),
+        ) {
             bail!(
                 "{problem}: BUNDLE is a folder with a container's config.json, such as {A_BUNDLE}"
             );
@@ -65,7 +67,7 @@ impl Check {
             report.binds.len(),
             report.foreign
         ));
-        show::finish(&report, self.json, lines, is_incomplete, found > 0)
+        show::finish(&report, self.output, lines, is_incomplete, found > 0)
     }
 }
 

@@ -1,24 +1,21 @@
 //! `bindguard config`: checks the config file, prints the active settings, or prints a config with
-//! every key. And `bindguard completions` and `bindguard man`.
+//! every key. And `bindguard version`.
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow};
 use bindguard_config::{
     ActiveKey, CHANGING_KEYS, DEFAULT_PATH, ENVIRONMENT, Instead, KEPT_PATH, Loaded, SHIPPED, load,
 };
 use bindguard_core::error_chain;
-use clap::{Args, Command, Subcommand};
-use clap_complete::Shell;
-use clap_mangen::Man;
+use clap::Subcommand;
 use serde::Serialize;
 use toml::Value;
 
 use crate::named_file::check_answers;
-use crate::show::{print_bytes, print_json, print_remark, print_text};
+use crate::show::{Output, print_remark, print_text};
 
 /// Verbs of `config`.
 #[derive(Debug, Subcommand)]
@@ -30,9 +27,8 @@ pub enum ConfigVerb {
     },
     /// Print the active settings and the origin of each value.
     Show {
-        /// Print the settings as JSON.
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        output: Output,
     },
     /// Print a config with every key, its meaning and its default.
     Default,
@@ -51,7 +47,7 @@ impl ConfigVerb {
                 check_answers(&file)?;
                 check(&file, is_named)
             }
-            Self::Show { json } => show(config, json),
+            Self::Show { output } => show(config, output),
             Self::Default => {
                 print_text(SHIPPED)?;
                 Ok(ExitCode::SUCCESS)
@@ -84,28 +80,24 @@ fn check(path: &Path, is_named: bool) -> Result<ExitCode> {
 }
 
 /// Prints the active config as a valid config file.
-fn show(named: Option<PathBuf>, json: bool) -> Result<ExitCode> {
+fn show(named: Option<PathBuf>, output: Output) -> Result<ExitCode> {
     let is_named = named.is_some();
     let path = named.unwrap_or_else(in_force);
     check_answers(&path)?;
     let loaded = if is_named { valid(&path)? } else { load() };
     loaded.remarks().iter().for_each(print_remark);
     let keys = shown(&loaded, &path);
-    if json {
-        print_json(&keys)?;
-    } else {
-        let width = keys.iter().map(|key| key.key.len()).max().unwrap_or(0);
-        let mut text = String::new();
-        for ShownKey { key, value, origin } in &keys {
-            text += &format!("{key:<width$} = {value}  # {origin}");
-            // The shim gets the runtime from containerd's file.
-            if *key == "runtime.path" {
-                text += "; not under bindguard's shim, which runs containerd's BinaryName";
-            }
-            text.push('\n');
+    let width = keys.iter().map(|key| key.key.len()).max().unwrap_or(0);
+    let mut text = String::new();
+    for ShownKey { key, value, origin } in &keys {
+        text += &format!("{key:<width$} = {value}  # {origin}");
+        // The shim gets the runtime from containerd's file.
+        if *key == "runtime.path" {
+            text += "; not under bindguard's shim, which runs containerd's BinaryName";
         }
-        print_text(&text)?;
+        text.push('\n');
     }
+    output.print(&keys, &text)?;
     Ok(ExitCode::from(u8::from(loaded.only_reports)))
 }
 
@@ -161,49 +153,12 @@ fn shown(loaded: &Loaded, path: &Path) -> Vec<ShownKey> {
     shown
 }
 
-// The completions and the manual, generated from the definition of the command line.
-
-/// Arguments of `completions`.
-#[derive(Debug, Args)]
-pub struct Completions {
-    /// The shell.
-    shell: Shell,
-}
-
-impl Completions {
-    pub fn run(self, mut command: Command) -> Result<ExitCode> {
-        let mut script = Vec::new();
-        clap_complete::generate(self.shell, &mut command, "bindguard", &mut script);
-        print_bytes(&script)?;
-        Ok(ExitCode::SUCCESS)
-    }
-}
-
-/// Arguments of `man`.
-#[derive(Debug, Args)]
-pub struct Manual {
-    /// Write a page for each verb into this folder, bindguard.1, bindguard-diagnose.1 and so on,
-    /// instead of printing one.
-    #[arg(long, value_name = "DIR")]
-    dir: Option<PathBuf>,
-}
-
-impl Manual {
-    pub fn run(self, command: Command) -> Result<ExitCode> {
-        if let Some(folder) = &self.dir {
-            fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-            clap_mangen::generate_to(command, folder)
-                .with_context(|| format!("write the manual into {}", folder.display()))?;
-        } else {
-            let mut page = Vec::new();
-            Man::new(command)
-                .manual("bindguard")
-                .render(&mut page)
-                .context("make a page of the manual")?;
-            print_bytes(&page)?;
-        }
-        Ok(ExitCode::SUCCESS)
-    }
+/// Prints the version, and the revision of the sources, which the Makefile sets.
+pub fn print_version() -> Result<ExitCode> {
+    let revision = option_env!("BINDGUARD_REVISION").filter(|it| !it.is_empty());
+    let (version, revision) = (env!("CARGO_PKG_VERSION"), revision.unwrap_or("unknown"));
+    print_text(&format!("bindguard {version}, revision {revision}\n"))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 #[cfg(test)]

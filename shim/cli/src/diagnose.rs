@@ -5,10 +5,12 @@
 //! pod sees the mount table and the root directory. `repair` runs the guard's re-bind now, for pods
 //! that crash-loop under a runtime without bindguard.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use bindguard_config::Config;
@@ -22,7 +24,7 @@ use bindguard_operator::containers::{engine_containers, state_folders};
 use bindguard_operator::node::is_root;
 use bindguard_operator::node_report::{ISSUE, NodeBind, NodeReport};
 use bindguard_operator::old_binds::{container_mounts, old_binds, old_binds_of_engines};
-use bindguard_operator::pods::{Pods, is_called};
+use bindguard_operator::pods::Pods;
 use bindguard_operator::{
     RepairAct, kubelets_here, named_subpath, repair_node, survey_node, survey_recorded,
 };
@@ -30,26 +32,36 @@ use bindguard_sys::Handle;
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
 
+use crate::findings::node_text;
 use crate::named_file;
-use crate::pods::{PodsFrom, bundled_containers, check_known, uids_of};
-use crate::show::{self, node_text, print_remark, print_text, unrecorded};
+use crate::pods::{PodsFrom, Selection, bundled_containers, pod_argument};
+use crate::show::{self, Lines, Output, print_remark, print_text, unrecorded};
+
+const WATCH_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Arguments of `diagnose`.
 #[derive(Debug, Args)]
 pub struct Diagnose {
-    /// Report only this pod: UID, NAME or NAMESPACE/NAME.
-    #[arg(long, value_name = "POD")]
-    pod: Option<String>,
+    /// Report only this pod.
+    #[arg(value_name = "pod/NAME", value_parser = pod_argument, conflicts_with = "pod")]
+    named: Option<String>,
+    #[command(flatten)]
+    selection: Selection,
     /// Report healthy subpaths and volumes as well, and private binds of the host's root.
     #[arg(long)]
     all: bool,
-    /// Print the report as JSON, with the journal's keys.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: Output,
     /// `kubediag`: print one JSON object with the keys of the kubediag processors that bindguard
     /// replaces.
-    #[arg(long, value_enum, default_value_t = Format::Text, conflicts_with = "json")]
+    #[arg(long, value_enum, default_value_t = Format::Text, conflicts_with_all = ["json", "output", "quiet"])]
     format: Format,
+    /// Report every finding in detail.
+    #[arg(short, long)]
+    verbose: bool,
+    /// Report again every five seconds, until interrupted.
+    #[arg(long, conflicts_with_all = ["format", "quiet", "mountinfo"])]
+    watch: bool,
     /// Read this mountinfo, and the node's files below --root, without entering the node's namespaces.
     #[arg(long, value_name = "FILE", requires = "root")]
     pub mountinfo: Option<PathBuf>,
@@ -71,21 +83,44 @@ enum Format {
 }
 
 impl Diagnose {
-    pub fn run(self, config: &Config) -> Result<ExitCode> {
+    pub fn run(mut self, config: &Config) -> Result<ExitCode> {
+        self.selection = self.selection.with(self.named.take());
+        loop {
+            let (mountinfo, table) = self.read_table()?;
+            let report = self.wanted_report(config, &table)?;
+            let (is_incomplete, has_findings) = (report.is_incomplete(), report.has_findings());
+            let is_read = match self.format {
+                Format::Kubediag => print_diagnosis(&report, &mountinfo, &table).map(|()| false),
+                Format::Text => self.output.print(&report, self.text(&report).as_str()),
+            };
+            if !is_read? || !self.watch {
+                return Ok(show::code(is_incomplete, has_findings));
+            }
+            thread::sleep(WATCH_INTERVAL);
+        }
+    }
+
+    fn text(&self, report: &NodeReport) -> Lines {
+        let repair = self.selection.repair_command();
+        node_text(report, self.verbose, Some(&repair))
+    }
+
+    fn read_table(&self) -> Result<(Vec<u8>, MountTable)> {
         let path = self.mountinfo.as_deref();
         let path = path.unwrap_or(Path::new("/proc/thread-self/mountinfo"));
         let mountinfo =
             named_file::read(path).with_context(|| format!("read {}", path.display()))?;
         let table = self.table(&mountinfo)?;
-        let report = self.report(config, &table)?;
-        if self.format == Format::Kubediag {
-            print_diagnosis(&report, &mountinfo, &table)?;
-            return Ok(show::code(report.is_incomplete(), report.has_findings()));
+        Ok((mountinfo, table))
+    }
+
+    fn wanted_report(&self, config: &Config, table: &MountTable) -> Result<NodeReport> {
+        let report = self.report(config, table)?;
+        // kubediag gets the verdicts on healthy binds.
+        if self.all || self.format == Format::Kubediag {
+            return Ok(report);
         }
-        if self.all {
-            return finish(&report, self.json);
-        }
-        finish(&report.without_healthy(), self.json)
+        Ok(report.without_healthy())
     }
 
     fn report(&self, config: &Config, table: &MountTable) -> Result<NodeReport> {
@@ -123,7 +158,7 @@ impl Diagnose {
             && report.old_binds.is_empty();
         // An unknown pod is an error. A known pod may have nothing to check.
         if is_empty {
-            check_known(&pods, self.pod.as_deref())?;
+            self.selection.check_known(&pods)?;
         }
         Ok(report)
     }
@@ -132,9 +167,8 @@ impl Diagnose {
     fn add_running(&self, report: &mut NodeReport, pods: &Pods, config: &Config) -> Result<()> {
         let (policy, places) = (config.policy(), config.places());
         let mut pods = pods.clone();
-        if let Some(pod) = &self.pod {
-            pods.containers.retain(|it| is_called(&it.pod, pod));
-        }
+        pods.containers
+            .retain(|it| self.selection.includes(&it.pod));
         let found = container_mounts(&pods, places, policy.host_root_scope)
             .context("find the mounts that running containers keep")?;
         for keeper in found.keepers {
@@ -148,7 +182,7 @@ impl Diagnose {
             };
             add(old_binds(&pods, policy, places));
             // Only root can read the state of Docker and Podman.
-            if self.pod.is_none() && is_root() {
+            if self.selection.is_all() && is_root() {
                 add(old_binds_of_engines(policy, places));
             }
         }
@@ -165,8 +199,8 @@ impl Diagnose {
         pods: &Pods,
         places: &'a Places,
     ) -> Result<impl Fn(&Path) -> bool + use<'a>> {
-        let uids = uids_of(pods, self.pod.as_deref())?;
-        let is_any = self.pod.is_none();
+        let uids = self.selection.uids(pods)?;
+        let is_any = self.selection.is_all();
         Ok(move |path: &Path| {
             let path = PodPath::from_path(path, places.kubelet_roots());
             is_any || path.is_some_and(|path| uids.contains(path.pod_uid))
@@ -195,12 +229,6 @@ impl Diagnose {
     }
 }
 
-/// The exit code does not depend on healthy binds.
-fn finish(report: &NodeReport, json: bool) -> Result<ExitCode> {
-    let (is_incomplete, has_findings) = (report.is_incomplete(), report.has_findings());
-    show::finish(report, json, node_text(report), is_incomplete, has_findings)
-}
-
 /// A node without a kubelet's folders is an error: an empty report would mislead.
 fn has_a_kubelet(places: &Places) -> Result<()> {
     let (here, problems) = kubelets_here(places);
@@ -224,36 +252,46 @@ fn has_a_kubelet(places: &Places) -> Result<()> {
 /// Arguments of `repair`.
 #[derive(Debug, Args)]
 pub struct Repair {
-    /// Volume-subpaths to repair: `<kubelet
+    /// A pod, or volume-subpaths to repair: `<kubelet
     /// root>/pods/<uid>/volume-subpaths/<volume>/<container>/<index>`.
+    #[arg(value_name = "pod/NAME or PATH")]
     paths: Vec<PathBuf>,
-    /// Repair the subpaths of this pod: UID, NAME or NAMESPACE/NAME.
-    #[arg(long, value_name = "POD")]
-    pod: Option<String>,
+    #[command(flatten)]
+    selection: Selection,
     /// Repair every stale subpath of this node.
-    #[arg(long, conflicts_with_all = ["paths", "pod"])]
+    #[arg(long, conflicts_with_all = ["paths", "pod", "namespace"])]
     all: bool,
+    /// Report every finding in detail.
+    #[arg(short, long)]
+    verbose: bool,
     /// Only remove the stale mounts; the kubelet binds again when it next starts the container.
     #[arg(long)]
     unmount: bool,
     /// Print the planned repairs and do nothing.
     #[arg(long)]
     dry_run: bool,
-    /// Print the report as JSON, with the journal's keys.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: Output,
     /// `kubediag`: the key of kubediag's recoverer, as one JSON object.
-    #[arg(long, value_enum, default_value_t = Format::Text, conflicts_with = "json")]
+    #[arg(long, value_enum, default_value_t = Format::Text, conflicts_with_all = ["json", "output", "quiet"])]
     format: Format,
     #[command(flatten)]
     pods: PodsFrom,
 }
 
 impl Repair {
-    pub fn run(self, config: &Config) -> Result<ExitCode> {
+    pub fn run(mut self, config: &Config) -> Result<ExitCode> {
+        if let [path] = &self.paths[..]
+            && self.selection.pod.is_none()
+            && let Ok(pod) = pod_argument(&path.to_string_lossy())
+        {
+            self.selection.pod = Some(pod);
+            self.paths.clear();
+        }
+        self.all |= self.selection.all_namespaces;
         ensure!(
-            self.all || self.pod.is_some() || !self.paths.is_empty(),
-            "nothing is named to repair; name the paths of subpaths, or give --pod POD or --all"
+            self.all || !self.selection.is_all() || !self.paths.is_empty(),
+            "nothing is named to repair; name pod/NAME or the paths of subpaths, or give --namespace or --all"
         );
         ensure!(
             self.dry_run || is_root(),
@@ -268,7 +306,10 @@ impl Repair {
             Handle::of(path)?;
         }
         let pods = self.pods.pods();
-        let uids = uids_of(&pods, self.pod.as_deref())?;
+        let mut uids = BTreeSet::new();
+        if !self.selection.is_all() {
+            uids = self.selection.uids(&pods)?;
+        }
         let wanted = |subpath: &VolumeSubpath| {
             self.all || uids.contains(subpath.pod_uid()) || named.contains(subpath)
         };
@@ -279,7 +320,7 @@ impl Repair {
         };
         let report = repair_node(policy, places, &pods, act, wanted);
         if report.checked == 0 && report.problems.is_empty() {
-            check_known(&pods, self.pod.as_deref())?;
+            self.selection.check_known(&pods)?;
             ensure!(
                 self.all,
                 "nothing to repair: this node has no such volume-subpath; see `bindguard diagnose --all`"
@@ -292,7 +333,12 @@ impl Repair {
             print_recovery(&report)?;
             show::code(report.is_incomplete(), report.has_findings())
         } else {
-            finish(&report.clone().without_healthy(), self.json)?
+            let report = report.clone().without_healthy();
+            let repair_all = self.selection.repair_command();
+            let repair_all = self.paths.is_empty().then_some(repair_all.as_str());
+            let text = node_text(&report, self.verbose, repair_all);
+            let (is_incomplete, has_findings) = (report.is_incomplete(), report.has_findings());
+            show::finish(&report, self.output, text, is_incomplete, has_findings)?
         };
         if !self.paths.is_empty() {
             report_untouched(&report);

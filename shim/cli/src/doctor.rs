@@ -34,15 +34,14 @@ use clap::Args;
 use toml::{Table, Value};
 
 use crate::pods::{PodsFrom, running_pods};
-use crate::show::{self, FAULTY, HEALTHY, Lines, UNCHECKED};
+use crate::show::{self, FAULTY, HEALTHY, Lines, Output, UNCHECKED};
 use crate::status::agent_state;
 
 /// Arguments of `doctor`.
 #[derive(Debug, Args)]
 pub struct Doctor {
-    /// Print the points as JSON.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: Output,
     #[command(flatten)]
     pods: PodsFrom,
 }
@@ -105,7 +104,7 @@ impl Doctor {
             doctor::pinned(&seen.own, &seen.others, &seen.problems, &places)
         });
         add("pinned", or_unknown(pinned));
-        print(&DoctorReport { points }, self.json)
+        print(&DoctorReport { points }, self.output)
     }
 }
 
@@ -114,10 +113,10 @@ fn or_unknown<E: Error + 'static>(check: Result<Check, E>) -> Check {
 }
 
 /// Prints the points, and returns 1 if one failed, else 2 if one could not be checked.
-pub fn print(report: &DoctorReport, json: bool) -> Result<ExitCode> {
+pub fn print(report: &DoctorReport, output: Output) -> Result<ExitCode> {
     let has_failed = report.has(PointStatus::Failed);
     let is_incomplete = report.has(PointStatus::Unknown) && !has_failed;
-    show::finish(report, json, text(report), is_incomplete, has_failed)
+    show::finish(report, output, text(report), is_incomplete, has_failed)
 }
 
 fn helpers(kubelet_roots: &[PathBuf], problems: Vec<String>) -> Check {

@@ -28,19 +28,21 @@ use serde::Serialize;
 
 use crate::named_file::check_answers;
 use crate::pods::PodsFrom;
-use crate::show::{self, DIMMED, FAULTY, HEALTHY, Lines, joined_names, unrecorded};
+use crate::show::{self, DIMMED, FAULTY, HEALTHY, Lines, Output, joined_names, unrecorded};
 
 /// Arguments of `holders`.
 #[derive(Debug, Args)]
 pub struct Holders {
     /// A mount point, any folder, or a block device. With --root, a path of the node.
     path: PathBuf,
+    /// Name every mount that is held.
+    #[arg(short, long)]
+    verbose: bool,
     /// The node's `/proc`, as mounted in this pod. PATH is then a path of the node.
     #[arg(long, value_name = "DIR")]
     proc: Option<PathBuf>,
-    /// Print the report as JSON.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: Output,
     #[command(flatten)]
     pods: PodsFrom,
 }
@@ -70,8 +72,8 @@ impl Holders {
         let has_holders = !report.holders.is_empty();
         show::finish(
             &report,
-            self.json,
-            text(&report),
+            self.output,
+            text(&report, if self.verbose { usize::MAX } else { NAMED }),
             !report.problems.is_empty(),
             has_holders,
         )
@@ -114,20 +116,24 @@ fn wanted(path: &Path, own: &MountTable, is_afar: bool) -> Result<MountsToFind> 
 
 // The report for people: a paragraph for each pod and for each mount namespace outside pods.
 //
-// A paragraph names a few mounts. `--json` names all of them, and lists the namespaces of a pod
+// A paragraph names a few mounts. `--verbose` names all of them, and JSON lists the namespaces of a pod
 // separately.
 
 /// The number of mounts that a paragraph names.
 const NAMED: usize = 5;
 
-fn text(report: &HoldersReport) -> Lines {
+fn text(report: &HoldersReport, named: usize) -> Lines {
     let mut lines = Lines::of_problems(&report.problems);
-    for mount in report.mounts.iter().take(NAMED) {
+    for mount in report.mounts.iter().take(named) {
         lines.headed("mounted", HEALTHY, &of_mount(mount));
     }
-    say_how_many_more(report.mounts.len(), NAMED, &mut lines);
+    say_how_many_more(report.mounts.len(), named, &mut lines);
     // Without a command to advise, only the pods matter.
-    let named = if report.note.is_some() { 0 } else { NAMED };
+    let named = if report.note.is_some() && named == NAMED {
+        0
+    } else {
+        named
+    };
     // The namespaces grouped by pod, in the order of the report.
     let mut groups: Vec<Vec<&Holder>> = Vec::new();
     for holder in &report.holders {
@@ -182,7 +188,7 @@ fn say_how_many_more(all: usize, named: usize, lines: &mut Lines) {
         let more = all - named;
         let mounts = if more == 1 { "mount" } else { "mounts" };
         lines.below(&format!(
-            "has {more}{word} {mounts} there: --json names all"
+            "has {more}{word} {mounts} there: --verbose names all"
         ));
     }
 }
@@ -278,9 +284,8 @@ pub struct ReleaseVerb {
     /// mount table and no `holders` shows that any more.
     #[arg(long)]
     lazy: bool,
-    /// Print the report as JSON.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: Output,
     #[command(flatten)]
     pods: PodsFrom,
 }
@@ -343,7 +348,7 @@ impl ReleaseVerb {
         let is_left = copies.any(|copy| copy.result != ReleaseResult::Released);
         show::finish(
             &report,
-            self.json,
+            self.output,
             release_text(&report),
             !report.problems.is_empty(),
             is_left,

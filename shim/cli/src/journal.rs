@@ -3,8 +3,10 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::thread;
 
 use anyhow::{Context, anyhow, bail};
 use bindguard_config::Config;
@@ -13,7 +15,6 @@ use bindguard_core::report::{
     Actor, BindRecord, CreateLine, JournalLine, Notification, UnreadLine,
 };
 use bindguard_operator::agent_status::seconds;
-use bindguard_operator::pods::is_called;
 use clap::Args;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
@@ -22,7 +23,8 @@ use time::format_description::well_known::Rfc3339;
 use time::{Duration, OffsetDateTime};
 
 use crate::named_file::{self, check_answers};
-use crate::show::{self, Lines};
+use crate::pods::{Selection, pod_argument};
+use crate::show::{self, Lines, Output, print_while_read};
 
 /// Arguments of `journal`.
 #[derive(Debug, Args)]
@@ -30,18 +32,29 @@ pub struct Journal {
     /// Show only lines since then: a time (2026-11-21T05:10:00Z) or an age (90s, 30m, 2h, 7d).
     #[arg(long, value_name = "TIME")]
     since: Option<String>,
+    /// Show only the lines about this pod.
+    #[arg(value_name = "pod/NAME", value_parser = pod_argument, conflicts_with = "pod")]
+    named: Option<String>,
     /// Show only the lines about this pod: UID, NAME or NAMESPACE/NAME.
     #[arg(long, value_name = "POD")]
     pod: Option<String>,
+    /// Show only the lines about pods of this namespace.
+    #[arg(long, value_name = "NAMESPACE")]
+    namespace: Option<String>,
+    /// Show only the newest N lines.
+    #[arg(short = 'n', long, value_name = "N")]
+    lines: Option<usize>,
+    /// Print new lines as they are written, until interrupted.
+    #[arg(short, long, conflicts_with = "quiet")]
+    follow: bool,
     /// Show creates without findings as well.
     #[arg(long)]
     all: bool,
     /// Read this journal instead of the node's.
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Print all lines as JSON, unchanged from the journal.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: Output,
 }
 
 impl Journal {
@@ -55,20 +68,78 @@ impl Journal {
             (None, Some(journal)) => journal,
             (None, None) => bail!("there is no journal: [journal] enabled is false in config.toml"),
         };
+        let selection = Selection {
+            pod: self.named.or(self.pod),
+            namespace: self.namespace,
+            all_namespaces: false,
+        };
+        let is_wanted = |line: &RecordedLine| {
+            since.is_none_or(|since| line.time() >= Some(since)) && selection.includes(&line.pod)
+        };
+        if self.follow {
+            let is_text = self.output.is_text();
+            let is_shown = |line: &RecordedLine| {
+                is_wanted(line) && (self.all || !is_text || line.has_findings())
+            };
+            let newest = self.lines.unwrap_or(10);
+            check_answers(journal)?;
+            return follow(journal, self.file.is_some(), newest, is_text, is_shown);
+        }
         let mut content = read(journal, self.file.is_some())?;
-        let pod = self.pod.as_deref();
-        content.lines.retain(|line| {
-            since.is_none_or(|since| line.time() >= Some(since))
-                && pod.is_none_or(|pod| is_called(&line.pod, pod))
-        });
+        content.lines.retain(is_wanted);
+        let shown = self.lines.unwrap_or(usize::MAX);
+        let hidden = content.lines.len().saturating_sub(shown);
+        content.lines.drain(..hidden);
         let is_left = content.lines.iter().any(RecordedLine::has_unrepaired);
         show::finish(
             &content,
-            self.json,
+            self.output,
             text(&content, self.all),
             !content.problems.is_empty(),
             is_left,
         )
+    }
+}
+
+const FOLLOW_INTERVAL: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// Prints the newest lines, then each new line until the reader leaves. For programs, each line is
+/// one JSON object.
+fn follow(
+    journal: &Path,
+    is_named: bool,
+    newest: usize,
+    is_text: bool,
+    is_shown: impl Fn(&RecordedLine) -> bool,
+) -> anyhow::Result<ExitCode> {
+    let (mut last, mut seen) = (String::new(), None);
+    loop {
+        // The journal is read again only after a change.
+        let found = journal.metadata().ok().map(|it| (it.ino(), it.len()));
+        if seen != Some(found) {
+            let mut lines = read(journal, is_named)?.lines;
+            let known = lines.iter().rposition(|line| line.text.get() == last);
+            if let Some(line) = lines.last() {
+                line.text.get().clone_into(&mut last);
+            }
+            lines.drain(..known.map_or(0, |at| at + 1));
+            lines.retain(&is_shown);
+            if seen.is_none() {
+                lines.drain(..lines.len().saturating_sub(newest));
+            }
+            let mut text = Lines::default();
+            for line in &lines {
+                match is_text {
+                    true => line.print(&mut text),
+                    false => text.line(line.text.get()),
+                }
+            }
+            if !print_while_read(text.as_str().as_bytes())? {
+                return Ok(ExitCode::SUCCESS);
+            }
+            seen = Some(found);
+        }
+        thread::sleep(FOLLOW_INTERVAL);
     }
 }
 

@@ -1,4 +1,4 @@
-//! `bindguard`: the operator's command line. The verbs of a topic are a file; text and `--json` are
+//! `bindguard`: the operator's command line. The verbs of a topic are a file; text, JSON and YAML are
 //! the same report.
 //!
 //! Exit codes: 0 no findings, 1 findings, 2 incomplete: a part could not be checked.
@@ -8,8 +8,11 @@ mod check;
 mod config;
 mod diagnose;
 mod doctor;
+mod findings;
 mod holders;
 mod journal;
+mod man_page;
+mod manual;
 mod named_file;
 mod pods;
 mod refresh;
@@ -20,29 +23,16 @@ mod status;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use crate::man_page::end_of_help;
 use bindguard_config::{Config, Loaded, load};
 use bindguard_installer::session::{DEBUG_ROOT, enter_node, is_in_debug_pod};
 use bindguard_operator::node::is_root;
-use clap::{CommandFactory, Parser, Subcommand};
-
-/// The end of the help of every verb that checks something.
-const EXIT_CODES: &str =
-    "Exit status: 0 no problems, 1 problems found, 2 incomplete (an error prevented a full check).";
-const CHANGE_CODES: &str = "Exit status: 0 done, 1 work remains, 2 failed.";
-const WHERE_TO_BEGIN: &str = "Where to begin:
-  bindguard diagnose --pod default/web   a pod does not start, or shows old files
-  bindguard holders /mnt/disk            \"device or resource busy\"
-  bindguard status                       is this node guarded?
-  bindguard doctor                       the node itself
-  bindguard selftest                     its kernel and runtimes, by trying them
-  bindguard install --dry-run            what an installation would change
-
-Exit status: 0 no problems, 1 problems found, 2 incomplete (an error prevented a full check).";
+use clap::{ColorChoice, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// Find stale, dead and pinning mounts of this node and repair them, so that no container starts on
 /// a wrong bind mount.
 #[derive(Debug, Parser)]
-#[command(name = "bindguard", version, about, arg_required_else_help = true, after_help = WHERE_TO_BEGIN)]
+#[command(name = "bindguard", version, arg_required_else_help = true)]
 struct Arguments {
     /// Read this config instead of $BINDGUARD_CONFIG or /etc/bindguard/config.toml.
     #[arg(long, global = true, value_name = "FILE", display_order = 100)]
@@ -51,69 +41,105 @@ struct Arguments {
     /// other path is a path of the node.
     #[arg(long, global = true, value_name = "DIR", display_order = 101)]
     root: Option<PathBuf>,
+    /// Colour the text. By default, only on a terminal and without `NO_COLOR`.
+    #[arg(
+        long,
+        global = true,
+        value_name = "WHEN",
+        value_enum,
+        default_value_t,
+        hide_default_value = true,
+        display_order = 102
+    )]
+    color: ColorChoice,
     #[command(subcommand)]
     verb: Verb,
 }
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Report what the check of a create would find in a bundle, and what it would do. Changes nothing.
-    #[command(after_help = EXIT_CODES)]
-    Check(check::Check),
-    /// Judge every volume-subpath and volume of this node and the binds of running containers.
+    /// Report what a create would find in a bundle, and do.
+    ///
     /// Changes nothing.
-    #[command(after_help = EXIT_CODES)]
+    Check(check::Check),
+    /// Report stale, dead and pinned mounts, grouped by pod.
+    ///
+    /// Judges every volume-subpath and volume of this node and the binds of running containers.
+    /// Changes nothing.
     Diagnose(diagnose::Diagnose),
-    /// Bind the current files over stale volume-subpaths, now.
-    #[command(after_help = EXIT_CODES)]
+    /// Bind the current files over stale volume-subpaths.
     Repair(diagnose::Repair),
-    /// Replace stale mounts of running containers, now: subPaths, volumes, binds of the host's root,
-    /// files of the host.
-    #[command(after_help = EXIT_CODES)]
+    /// Replace stale mounts of running containers.
+    ///
+    /// SubPaths, volumes, binds of the host's root, files of the host: see --what.
     Refresh(refresh::Refresh),
-    /// Report who keeps the mounts at or below a path alive: "device or resource busy". Changes
-    /// nothing.
-    #[command(after_help = EXIT_CODES)]
+    /// Report what keeps a mount busy: "device or resource busy".
+    ///
+    /// Reports the mount namespaces with a mount at or below the path. Changes nothing.
     Holders(holders::Holders),
-    /// Unmount copies of mounts that this node has unmounted, in running containers with a private
-    /// bind of the host's root.
-    #[command(after_help = EXIT_CODES)]
+    /// Unmount containers' copies of mounts that are gone here.
+    ///
+    /// In running containers with a private bind of the host's root.
     Release(holders::ReleaseVerb),
-    /// Check this node, point by point, and print a command for each problem. Changes nothing.
-    #[command(after_help = EXIT_CODES)]
+    /// Check this node and print a command for each problem.
+    ///
+    /// Changes nothing.
     Doctor(doctor::Doctor),
-    /// Test what this node's kernel and OCI runtimes do with bindguard, in namespaces of its own.
-    /// Changes nothing, and leaves nothing.
-    #[command(after_help = EXIT_CODES)]
+    /// Test this node's kernel and OCI runtimes with bindguard.
+    ///
+    /// In namespaces of its own. Changes nothing, and leaves nothing.
     Selftest(selftest::Selftest),
-    /// Report whether this node is guarded: runtimes, restart owed, config, pods, last creates,
-    /// findings. Changes nothing.
-    #[command(after_help = EXIT_CODES)]
+    /// Report whether this node is guarded.
+    ///
+    /// Runtimes, restart owed, config, pods, last creates, findings. Changes nothing.
     Status(status::StatusVerb),
-    /// Print what was found and done at this node's creates and refreshes.
-    #[command(after_help = EXIT_CODES)]
+    /// Print what creates and refreshes found and did.
     Journal(journal::Journal),
-    /// Install bindguard on this node: the programs, and a runtime `bindguard` in the runtimes' own
-    /// files.
-    #[command(after_help = CHANGE_CODES)]
+    /// Install the programs, and a runtime `bindguard`.
+    ///
+    /// The runtime is added to the files of containerd, Docker, Podman and CRI-O.
     Install(bindguard_installer::Install),
-    /// Remove bindguard from this node: restore every file as it was before.
-    #[command(after_help = CHANGE_CODES)]
+    /// Remove bindguard: restore every file as it was before.
     Uninstall(bindguard_installer::Uninstall),
-    /// Run as an engine's hook: check and repair the spec that the engine passes.
+    /// Check and repair the spec of an engine's hook.
     #[command(subcommand)]
     Hook(check::HookVerb),
-    /// Check the config file, or print the active settings, or a config with every key.
+    /// Check or print the config: active settings, defaults.
     #[command(subcommand)]
     Config(config::ConfigVerb),
+    /// Print the version and the revision.
+    Version,
     /// Print the completions for a shell.
-    Completions(config::Completions),
+    Completions(manual::Completions),
     /// Print the manual, or write a page for each verb.
-    Man(config::Manual),
+    Man(manual::Manual),
+}
+
+/// Adds the list of the verbs by task, and examples and exit codes.
+fn with_ends(mut command: Command) -> Command {
+    let verbs = command
+        .get_subcommands()
+        .map(|verb| verb.get_name().to_owned());
+    for verb in Vec::from_iter(verbs) {
+        let end = end_of_help(&format!("bindguard-{verb}"));
+        command = command.mut_subcommand(verb, |it| it.after_help(end));
+    }
+    command
+        .before_help(include_str!("tasks.txt"))
+        .after_help(end_of_help("bindguard"))
+        .help_template(
+            "{about-with-newline}\n{usage-heading} {usage}\n\n{before-help}Options:\n{options}{after-help}",
+        )
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let matches = with_ends(Arguments::command()).get_matches();
+    let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    match arguments.color {
+        ColorChoice::Auto => {}
+        ColorChoice::Always => anstream::ColorChoice::Always.write_global(),
+        ColorChoice::Never => anstream::ColorChoice::Never.write_global(),
+    }
     match run(arguments) {
         Ok(code) => {
             if code == ExitCode::from(show::COULD_NOT_TELL) && !is_root() {
@@ -183,6 +209,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Verb::Uninstall(verb) => verb.run(),
         Verb::Hook(verb) => verb.run(&config()?),
         Verb::Config(verb) => verb.run(named),
+        Verb::Version => config::print_version(),
         Verb::Completions(verb) => verb.run(Arguments::command()),
         Verb::Man(verb) => verb.run(Arguments::command()),
     }
@@ -193,5 +220,37 @@ fn loaded(named: Option<PathBuf>) -> anyhow::Result<Loaded> {
     match named {
         Some(path) => Ok(Loaded::from_file(&path)?),
         None => Ok(load()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_help_has_every_verb_once_in_eighty_columns() {
+        let mut command = with_ends(Arguments::command());
+        let tasks = include_str!("tasks.txt");
+        for verb in command.get_subcommands() {
+            let line = format!(
+                "\n  {:<12} {}\n",
+                verb.get_name(),
+                verb.get_about().unwrap()
+            );
+            assert_eq!(tasks.matches(&line).count(), 1, "{line}");
+        }
+        assert!(
+            tasks.lines().all(|line| line.chars().count() <= 80),
+            "{tasks}"
+        );
+        let help = command.render_help().to_string();
+        assert!(
+            help.starts_with("Find stale, dead and pinning mounts"),
+            "{help}"
+        );
+        assert!(
+            help.contains(tasks.trim_end()) && help.contains("\nExamples:\n"),
+            "{help}"
+        );
     }
 }

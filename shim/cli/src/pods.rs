@@ -12,7 +12,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{bail, ensure};
+use anyhow::bail;
 use bindguard_config::{Config, RefreshMode};
 use bindguard_core::handover::{SHIM, VERSION_FILE, WRAPPER};
 use bindguard_core::identity::{Identity, PodName};
@@ -24,6 +24,7 @@ use bindguard_operator::node::arguments_of_processes;
 use bindguard_operator::pods::{ContainerState, PodContainer, Pods, is_called};
 use bindguard_sys::files::read_spec;
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 
 use crate::show::print_remark;
 
@@ -132,45 +133,139 @@ pub fn running_pods(pods: &Pods) -> RunningPods {
     RunningPods { all, unguarded }
 }
 
-/// Fails for a pod that neither a runtime nor the kubelet's folders know: the operator expects it
-/// here, and an empty report would mislead.
-pub fn check_known(pods: &Pods, pod: Option<&str>) -> anyhow::Result<()> {
-    let Some(pod) = pod else { return Ok(()) };
-    let mut containers = pods.containers.iter();
-    ensure!(
-        containers.any(|container| is_called(&container.pod, pod)),
-        "this node has no subpath and no volume of a pod {pod}: is it another node's?"
-    );
-    Ok(())
+/// The pods that the operator means.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Selection {
+    /// Only this pod: UID, NAME or NAMESPACE/NAME.
+    #[arg(long, value_name = "POD", value_parser = NonEmptyStringValueParser::new())]
+    pub pod: Option<String>,
+    /// Only pods of this namespace.
+    #[arg(short, long, value_name = "NAMESPACE", value_parser = NonEmptyStringValueParser::new())]
+    pub namespace: Option<String>,
+    /// The pods of all namespaces on this node.
+    #[arg(short = 'A', long, conflicts_with_all = ["namespace", "pod"])]
+    pub all_namespaces: bool,
 }
 
-/// The uids of the pod that the operator names: several if the pod was created again under its
-/// name. An unknown name may itself be a uid.
+/// Parses `pod/NAME`.
 ///
 /// # Errors
-/// If pods of several namespaces have this name.
-pub fn uids_of(pods: &Pods, pod: Option<&str>) -> anyhow::Result<BTreeSet<String>> {
-    let mut uids = BTreeSet::new();
-    let Some(pod) = pod else { return Ok(uids) };
-    let mut namespaces = BTreeSet::new();
-    let mut names = BTreeSet::new();
-    for PodContainer { pod: known, .. } in &pods.containers {
-        if is_called(known, pod) {
-            namespaces.insert(&known.namespace);
-            names.extend(known.display_name());
-            uids.extend(known.uid.clone());
+/// If it has another form.
+pub fn pod_argument(text: &str) -> anyhow::Result<String> {
+    match text.split_once('/') {
+        Some(("pod" | "pods" | "po", name)) if !name.is_empty() => Ok(name.to_owned()),
+        _ => bail!("expected pod/NAME; `--pod` takes NAMESPACE/NAME or a uid"),
+    }
+}
+
+impl Selection {
+    /// The same, with the pod of a `pod/NAME`.
+    #[must_use]
+    pub fn with(mut self, named: Option<String>) -> Self {
+        self.pod = named.or(self.pod);
+        self
+    }
+
+    pub fn is_all(&self) -> bool {
+        self.pod.is_none() && self.namespace.is_none()
+    }
+
+    pub fn includes(&self, pod: &PodName) -> bool {
+        let is_called = |wanted: &String| is_called(pod, wanted);
+        self.pod.as_ref().is_none_or(is_called)
+            && (self.namespace.is_none() || self.namespace == pod.namespace)
+    }
+
+    /// The command that repairs the subpaths of these pods.
+    pub fn repair_command(&self) -> String {
+        let mut command = "bindguard repair".to_owned();
+        for (flag, value) in [("--pod", &self.pod), ("--namespace", &self.namespace)] {
+            if let Some(value) = value {
+                command += &format!(" {flag} {value}");
+            }
+        }
+        command + if self.is_all() { " --all" } else { "" }
+    }
+
+    /// The uids of these pods: several if a pod was created again under its name. An unknown name
+    /// may itself be a uid.
+    ///
+    /// # Errors
+    /// If pods of several namespaces have the name.
+    pub fn uids(&self, pods: &Pods) -> anyhow::Result<BTreeSet<String>> {
+        let mut uids = BTreeSet::new();
+        let (mut namespaces, mut names) = (BTreeSet::new(), BTreeSet::new());
+        for PodContainer { pod, .. } in &pods.containers {
+            if self.includes(pod) {
+                namespaces.insert(&pod.namespace);
+                names.extend(pod.display_name());
+                uids.extend(pod.uid.clone());
+            }
+        }
+        let Some(name) = &self.pod else {
+            return Ok(uids);
+        };
+        if namespaces.len() > 1 {
+            bail!(
+                "more than one pod is called {name}: say which, {}",
+                Vec::from_iter(names).join(" or ")
+            );
+        }
+        if uids.is_empty() && self.includes(&PodName::of_uid(name)) {
+            uids.insert(name.clone());
+        }
+        Ok(uids)
+    }
+
+    /// Fails for pods that neither a runtime nor the kubelet's folders know: the operator expects
+    /// them here, and an empty report would mislead.
+    pub fn check_known(&self, pods: &Pods) -> anyhow::Result<()> {
+        let mut containers = pods.containers.iter();
+        if self.is_all() || containers.any(|container| self.includes(&container.pod)) {
+            return Ok(());
+        }
+        let Some(pod) = &self.pod else {
+            let namespace = self.namespace.as_deref().unwrap_or_default();
+            bail!(
+                "this node has no pod of namespace {namespace}: `bindguard diagnose` lists all namespaces"
+            );
+        };
+        let mut known = BTreeSet::new();
+        for container in &pods.containers {
+            known.extend(container.pod.display_name());
+        }
+        let of_namespace = self
+            .namespace
+            .as_ref()
+            .map(|it| format!(" in namespace {it}"));
+        let similar = similar(&known, pod);
+        let similar = similar.map(|it| format!("; known here: {it}"));
+        bail!(
+            "this node has no subpath and no volume of a pod {pod}{}: is it another node's?{}",
+            of_namespace.unwrap_or_default(),
+            similar.unwrap_or_default()
+        )
+    }
+}
+
+/// The pods whose names resemble a name, at most three. A name may lack the suffix of its
+/// `ReplicaSet`.
+fn similar(known: &BTreeSet<String>, name: &str) -> Option<String> {
+    let wanted = name.rsplit('/').next().unwrap_or(name);
+    let mut ranked = Vec::new();
+    for pod in known {
+        let called = pod.rsplit('/').next().unwrap_or(pod);
+        let likeness = match called.contains(wanted) || wanted.contains(called) {
+            true => 1.0,
+            false => strsim::jaro_winkler(called, wanted),
+        };
+        if likeness > 0.8 {
+            ranked.push((likeness, pod.as_str()));
         }
     }
-    if namespaces.len() > 1 {
-        bail!(
-            "more than one pod is called {pod}: say which, {}",
-            Vec::from_iter(names).join(" or ")
-        );
-    }
-    if uids.is_empty() && is_called(&PodName::of_uid(pod), pod) {
-        uids.insert(pod.to_owned());
-    }
-    Ok(uids)
+    ranked.sort_by(|one, other| other.0.total_cmp(&one.0));
+    let names: Vec<&str> = ranked.into_iter().take(3).map(|(_, pod)| pod).collect();
+    (!names.is_empty()).then(|| names.join(", "))
 }
 
 // The running containers, from the annotations of containerd's bundles.
@@ -250,6 +345,74 @@ fn value(words: &[String], flags: &[&str]) -> Option<String> {
         .iter()
         .position(|word| flags.contains(&word.as_str()))?;
     words.get(at + 1).cloned()
+}
+
+#[cfg(test)]
+mod selection_tests {
+    use super::*;
+
+    fn pods(names: &[(&str, &str)]) -> Pods {
+        let mut pods = Pods::default();
+        for (namespace, name) in names {
+            let pod = PodName {
+                uid: Some(format!("uid-{namespace}-{name}")),
+                namespace: Some((*namespace).to_owned()),
+                name: Some((*name).to_owned()),
+            };
+            let container = PodContainer {
+                pod,
+                ..PodContainer::default()
+            };
+            pods.containers.push(container);
+        }
+        pods
+    }
+
+    #[test]
+    fn a_namespace_tells_pods_of_one_name_apart() {
+        let pods = pods(&[("shop", "web"), ("default", "web"), ("shop", "db")]);
+        let named = |pod: Option<&str>, namespace: Option<&str>| Selection {
+            pod: pod.map(str::to_owned),
+            namespace: namespace.map(str::to_owned),
+            all_namespaces: false,
+        };
+        assert!(named(Some("web"), None).uids(&pods).is_err());
+        let web = named(Some("web"), Some("shop"));
+        assert_eq!(Vec::from_iter(web.uids(&pods).unwrap()), ["uid-shop-web"]);
+        assert_eq!(named(None, Some("shop")).uids(&pods).unwrap().len(), 2);
+        assert!(
+            named(Some("web"), Some("other"))
+                .uids(&pods)
+                .unwrap()
+                .is_empty()
+        );
+        for (selection, command) in [
+            (Selection::default(), "bindguard repair --all"),
+            (web, "bindguard repair --pod web --namespace shop"),
+        ] {
+            assert_eq!(selection.repair_command(), command);
+        }
+    }
+
+    #[test]
+    fn pods_that_resemble_an_unknown_name_are_named() {
+        let pods = pods(&[
+            ("shop", "web-5d8f7c9b5-x2x4j"),
+            ("shop", "payments"),
+            ("shop", "db"),
+        ]);
+        let error = |pod: &str| {
+            let selection = Selection::default().with(Some(pod.to_owned()));
+            selection.check_known(&pods).unwrap_err().to_string()
+        };
+        assert!(error("web").ends_with("; known here: shop/web-5d8f7c9b5-x2x4j"));
+        assert!(error("shop/paymnets").ends_with("; known here: shop/payments"));
+        assert!(error("zzz").ends_with("is it another node's?"));
+        let known = Selection::default().with(Some("db".to_owned()));
+        assert!(known.check_known(&pods).is_ok());
+        assert_eq!(pod_argument("pod/web").unwrap(), "web");
+        assert!(pod_argument("web").is_err() && pod_argument("pod/").is_err());
+    }
 }
 
 #[cfg(test)]

@@ -32,18 +32,21 @@ use clap::builder::NonEmptyStringValueParser;
 use clap::{ArgGroup, Args, ValueEnum};
 use serde::Serialize;
 
-use crate::pods::{PodsFrom, uids_of};
-use crate::show::{self, Lines, counted, joined_names, unrecorded};
+use crate::pods::{PodsFrom, Selection, pod_argument};
+use crate::show::{self, Lines, Output, counted, joined_names, unrecorded};
 
 /// Arguments of `refresh`.
 #[derive(Debug, Args)]
-#[command(group(ArgGroup::new("target").args(["pod", "container"]).required(true)))]
+#[command(group(ArgGroup::new("target").args(["named", "pod", "namespace", "all_namespaces", "container"]).required(true).multiple(true)))]
 pub struct Refresh {
-    /// Refresh every running container of this pod: UID, NAME or NAMESPACE/NAME.
-    #[arg(long, value_name = "POD", value_parser = NonEmptyStringValueParser::new())]
-    pod: Option<String>,
+    /// Refresh every running container of this pod.
+    #[arg(value_name = "pod/NAME", value_parser = pod_argument, conflicts_with = "pod")]
+    named: Option<String>,
+    #[command(flatten)]
+    selection: Selection,
     /// Refresh this container of a pod, of Docker or of Podman, by its id.
-    #[arg(long, value_name = "ID", value_parser = NonEmptyStringValueParser::new())]
+    #[arg(long, value_name = "ID", value_parser = NonEmptyStringValueParser::new(),
+          conflicts_with_all = ["named", "pod", "namespace", "all_namespaces"])]
     container: Option<String>,
     /// Refresh subPath files, volumes of the pod that the host has mounted anew, private host-root
     /// binds, which keep what the host has unmounted, or files of the host that were replaced.
@@ -57,9 +60,8 @@ pub struct Refresh {
     /// Print the stale mounts and do nothing.
     #[arg(long)]
     dry_run: bool,
-    /// Print the report as JSON.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: Output,
     #[command(flatten)]
     pods: PodsFrom,
 }
@@ -145,7 +147,7 @@ impl Refresh {
         let is_left = mounts.any(|mount| !mount.outcome.is_replaced());
         show::finish(
             &report,
-            self.json,
+            self.output,
             text(&report),
             !report.problems.is_empty(),
             is_left,
@@ -154,7 +156,11 @@ impl Refresh {
 
     /// The running containers that are meant, without sandboxes.
     fn containers<'p>(&self, pods: &'p Pods) -> Result<Vec<&'p PodContainer>> {
-        let uids = uids_of(pods, self.pod.as_deref())?;
+        let selection = self.selection.clone().with(self.named.clone());
+        let uids = selection.uids(pods)?;
+        if self.container.is_none() {
+            selection.check_known(pods)?;
+        }
         let mut found = Vec::new();
         for container in pods.running() {
             let is_meant = match (&self.container, &container.pod.uid) {

@@ -40,6 +40,7 @@ use rustix::process::{Pid, Signal, WaitOptions, chdir, pivot_root, waitpid};
 use serde_json::json;
 
 use crate::doctor;
+use crate::show::Output;
 
 /// A time limit against a kernel that hangs. All scenes take about a second, in an emulated machine a minute.
 const TIMEOUT: Duration = Duration::from_secs(600);
@@ -68,9 +69,8 @@ pub struct Selftest {
     /// Check this OCI runtime, beside the runc and crun on PATH.
     #[arg(long, value_name = "FILE")]
     runtime: Vec<PathBuf>,
-    /// Print the points as JSON, for a bug report.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: Output,
     /// The part of a process that the self-test starts.
     #[arg(hide = true)]
     part: Vec<String>,
@@ -80,7 +80,7 @@ impl Selftest {
     pub fn run(self) -> Result<ExitCode> {
         if let [part, arguments @ ..] = &self.part[..] {
             if part == "scenes" {
-                return doctor::print(&run_scenes(&self.runtime)?, self.json);
+                return doctor::print(&run_scenes(&self.runtime)?, self.output);
             }
             let line = run_part(part, arguments).unwrap_or_else(|error| format!("{error:#}"));
             // a scene that failed reads no more
@@ -89,7 +89,7 @@ impl Selftest {
         }
         ensure!(is_root(), "run the self-test: this needs root");
         let mut command = Command::new("/proc/self/exe");
-        command.arg("selftest").args(self.json.then_some("--json"));
+        command.arg("selftest").args(self.output.arguments());
         for runtime in &self.runtime {
             let path = absolute(runtime)?;
             fs::symlink_metadata(&path).with_context(|| format!("run {}", path.display()))?;

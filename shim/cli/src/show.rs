@@ -1,7 +1,7 @@
 //! Reports on a terminal, and for programs.
 //!
-//! Text is coloured on a terminal that supports it (`NO_COLOR` is respected); `--json` is the same
-//! report, whole.
+//! Text is coloured on a terminal that supports it (`NO_COLOR` is respected); JSON and YAML are the
+//! same report, whole.
 
 use std::fmt::{Display, Write as _};
 use std::path::PathBuf;
@@ -9,31 +9,91 @@ use std::process::ExitCode;
 use std::sync::OnceLock;
 
 use anstyle::{AnsiColor, Style};
+use anyhow::Context;
 use bindguard_core::error_chain;
 use bindguard_core::judge::VerdictName;
 use bindguard_core::report::{BindRecord, ReleaseResult, ReleasedCopy};
 use bindguard_core::text::{one_line, shell_word};
-use bindguard_operator::node_report::{NodeBind, NodeReport};
-use bindguard_operator::old_binds::{BindKind, OldBinds};
-use bindguard_operator::pods::{ContainerState, PodContainer};
+use bindguard_operator::node_report::NodeReport;
+use bindguard_operator::pods::PodContainer;
 use bindguard_sys::Failure;
+use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-pub use bindguard_operator::terminal::{print_bytes, print_json, print_remark, print_text};
+pub use bindguard_operator::terminal::{
+    json_text, print_bytes, print_remark, print_text, print_while_read,
+};
 
-/// Prints a report, as text or as one JSON object, and returns the exit code.
+/// The form of a report.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct Output {
+    /// Print the report as JSON, as with `-o json`.
+    #[arg(long, conflicts_with = "output")]
+    pub json: bool,
+    /// Print the report in this format.
+    #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = Format::Text)]
+    output: Format,
+    /// Print no report; the exit status is the answer.
+    #[arg(short, long, conflicts_with_all = ["json", "output"])]
+    quiet: bool,
+}
+
+/// A format of reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Text,
+    Json,
+    Yaml,
+}
+
+impl Output {
+    pub fn is_text(self) -> bool {
+        !self.json && self.output == Format::Text
+    }
+
+    /// The same, for another `bindguard`.
+    pub fn arguments(self) -> &'static [&'static str] {
+        match self.output {
+            _ if self.quiet => &["--quiet"],
+            Format::Text if !self.json => &[],
+            Format::Text | Format::Json => &["--json"],
+            Format::Yaml => &["--output", "yaml"],
+        }
+    }
+
+    /// Prints a report. False if its reader left.
+    pub fn print(self, report: &impl Serialize, text: &str) -> anyhow::Result<bool> {
+        print_while_read(self.formatted(report, text)?.as_bytes())
+    }
+
+    fn formatted(self, report: &impl Serialize, text: &str) -> anyhow::Result<String> {
+        if self.quiet {
+            return Ok(String::new());
+        }
+        if self.is_text() {
+            return Ok(text.to_owned());
+        }
+        let json = json_text(report)?;
+        // YAML has no escape for a character that reorders a terminal's line outside of quotes. A
+        // report with such a character is printed as JSON, which is YAML as well.
+        if self.output != Format::Yaml || json.contains("\\u") {
+            return Ok(json);
+        }
+        // By its JSON: the journal's lines are JSON texts.
+        let value: serde_norway::Value = serde_norway::from_str(&json).context("read the JSON")?;
+        serde_norway::to_string(&value).context("write the report as YAML")
+    }
+}
+
+/// Prints a report, and returns the exit code.
 pub fn finish(
     report: &impl Serialize,
-    json: bool,
+    output: Output,
     text: Lines,
     is_incomplete: bool,
     has_findings: bool,
 ) -> anyhow::Result<ExitCode> {
-    if json {
-        print_json(report)?;
-    } else {
-        print_text(&text.0)?;
-    }
+    output.print(report, &text.0)?;
     Ok(code(is_incomplete, has_findings))
 }
 
@@ -91,6 +151,10 @@ impl Lines {
         let _ = writeln!(self.0, "{style}{word:<WIDTH$}{style:#}{}", one_line(text));
     }
 
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
     /// A line about something healthy or faulty.
     pub fn marked(&mut self, word: &str, is_healthy: bool, text: &str) {
         self.headed(word, if is_healthy { HEALTHY } else { FAULTY }, text);
@@ -123,7 +187,7 @@ impl Lines {
     }
 
     /// Lines below a line that began with a word, and a command for the operator.
-    fn all_below(
+    pub fn all_below(
         &mut self,
         texts: impl IntoIterator<Item = impl Display>,
         command: Option<&String>,
@@ -152,6 +216,11 @@ impl Lines {
         let _ = writeln!(self.0, "{:WIDTH$}{run}: {style}{command}{style:#}", "");
     }
 
+    /// A line whose begin has a style.
+    pub fn styled(&mut self, style: Style, begin: &str, rest: &str) {
+        let _ = writeln!(self.0, "{style}{begin}{style:#}{rest}");
+    }
+
     /// A line of its own.
     pub fn line(&mut self, text: &str) {
         let _ = writeln!(self.0, "{}", one_line(text));
@@ -159,18 +228,11 @@ impl Lines {
 
     /// The verdict, the bind, the reason, and the outcome.
     pub fn bind(&mut self, bind: &BindRecord) {
-        let style = match bind.verdict {
-            VerdictName::Current => HEALTHY,
-            VerdictName::Foreign => DIMMED,
-            VerdictName::Unknown => UNCHECKED,
-            VerdictName::Stale | VerdictName::Orphaned | VerdictName::Unmounted => FAULTY,
-            VerdictName::Pinning | VerdictName::Dead | VerdictName::Wrong => FAULTY,
-        };
         let mut place = bind.source.clone();
         if let Some(destination) = &bind.destination {
             place += &format!(" at {destination}");
         }
-        self.headed(bind.verdict.as_str(), style, &place);
+        self.headed(bind.verdict.as_str(), style_of(bind.verdict), &place);
         if let Some(reason) = &bind.reason {
             self.below(reason);
         }
@@ -180,17 +242,22 @@ impl Lines {
     }
 }
 
+pub fn style_of(verdict: VerdictName) -> Style {
+    match verdict {
+        VerdictName::Current => HEALTHY,
+        VerdictName::Foreign => DIMMED,
+        VerdictName::Unknown => UNCHECKED,
+        VerdictName::Stale | VerdictName::Orphaned | VerdictName::Unmounted => FAULTY,
+        VerdictName::Pinning | VerdictName::Dead | VerdictName::Wrong => FAULTY,
+    }
+}
+
 /// Nothing to do.
 pub const HEALTHY: Style = AnsiColor::Green.on_default();
 pub const FAULTY: Style = AnsiColor::Red.on_default().bold();
 pub const UNCHECKED: Style = AnsiColor::Yellow.on_default().bold();
 /// Nothing of bindguard's.
 pub const DIMMED: Style = Style::new().dimmed();
-
-// The report on a node.
-
-/// Limit of places that the text names for a container. `--json` names all places.
-const MAX_PLACES: usize = 5;
 
 /// Running containers that read old files.
 #[derive(Debug, Default, Serialize)]
@@ -209,118 +276,6 @@ impl OldFilesCount {
             opted_in: opted_in.count(),
         }
     }
-}
-
-/// The text of the report on a node.
-pub fn node_text(report: &NodeReport) -> Lines {
-    let mut lines = Lines::of_problems(&report.problems);
-    let (mut found, mut repaired) = (0, 0);
-    for bind in &report.binds {
-        lines.bind(&(&bind.bind).into());
-        print_more(bind, &mut lines);
-        found += usize::from(bind.is_finding());
-        repaired += usize::from(bind.bind.is_repaired());
-    }
-    for old in &report.old_files {
-        // Old files are a fault only if the container opted in.
-        let opt_in = match old.opted_in {
-            Some(true) => "it opted in to live refresh",
-            Some(false) => "it did not opt in to live refresh",
-            None => "no CRI reported whether it opted in to live refresh",
-        };
-        let names = joined_names(&old.container, " container ");
-        let text = format!("read by {names}: {opt_in}");
-        lines.headed("old files", style_of_old(old.is_finding()), &text);
-        lines.all_below(&old.files, old.command.as_ref());
-    }
-    for old in &report.old_binds {
-        print_old_binds(old, &mut lines);
-    }
-    for pinned in &report.pinned {
-        let names = joined_names(&pinned.container, " container ");
-        lines.marked("pinned", false, &format!("by {names}, unmounted here"));
-        let places = pinned.places.iter().take(MAX_PLACES);
-        let places = places.map(|place| place.display());
-        lines.all_below(places, pinned.command.as_ref());
-    }
-    for mount in &report.mounts_below_emptydir {
-        let (place, fs_type) = (mount.mount_point.display(), &mount.fs_type);
-        let text = format!("a mount of the host is below it: {place} ({fs_type})");
-        lines.marked("emptyDir", false, &text);
-        if let Some(pod) = mount.pod.display_name() {
-            lines.below(&format!("of pod {pod}"));
-        }
-        lines.all_below([mount.effect()], Some(&mount.command));
-    }
-    let mut summary = format!("{} checked, {found} with findings", report.checked);
-    if repaired > 0 {
-        summary += &format!(", {repaired} of them repaired");
-    }
-    lines.line(&summary);
-    let old = OldFilesCount::of(report);
-    if old.containers > 0 {
-        let readers = counted(
-            old.containers,
-            "running container reads old files",
-            "running containers read old files",
-        );
-        let opted_in = old.opted_in;
-        lines.line(&format!(
-            "{readers}, {opted_in} of them opted in to live refresh"
-        ));
-    }
-    lines
-}
-
-fn style_of_old(is_finding: bool) -> Style {
-    if is_finding { FAULTY } else { UNCHECKED }
-}
-
-fn print_old_binds(old: &OldBinds, lines: &mut Lines) {
-    let (heading, shown) = match old.what {
-        BindKind::Volumes => ("old volume", "the host has another mount or file there"),
-        BindKind::HostFiles => ("old file", "the host has another file or none"),
-        BindKind::HostRoot => ("private", "it keeps what the host unmounts"),
-    };
-    let word = old.what;
-    let opt_in = match (old.engine, old.opted_in) {
-        (Some(_), _) if old.what == BindKind::HostFiles => {
-            "followed with the label bindguard.refresh=true".to_owned()
-        }
-        (Some(_), _) => format!("followed with the label bindguard.refresh-binds={word}"),
-        (None, Some(true)) => format!("opted in to {word}"),
-        (None, Some(false)) => format!("not opted in (bindguard.io/refresh-binds: {word})"),
-        (None, None) => format!("no CRI reported whether it opted in to {word}"),
-    };
-    let names = match old.engine {
-        Some(engine) => format!("{engine} container {}", old.container.id),
-        None => joined_names(&old.container, " container "),
-    };
-    let text = format!("in {names}, {shown}: {opt_in}");
-    lines.headed(heading, style_of_old(old.is_finding()), &text);
-    lines.all_below(&old.mounts, old.command.as_ref());
-}
-
-fn print_more(bind: &NodeBind, lines: &mut Lines) {
-    if let Some(pod) = bind.pod.as_ref().and_then(|pod| pod.display_name()) {
-        let mut whose = format!("of pod {pod}");
-        if let Some(container) = &bind.container
-            && let Some(name) = &container.name
-        {
-            let state = container.state.unwrap_or(ContainerState::Running);
-            whose += &format!(", container {name} ({state}");
-            if let Some(attempt) = container.attempt.filter(|attempt| *attempt > 0) {
-                whose += &format!(", created again {}", counted(attempt, "time", "times"));
-            }
-            whose += ")";
-        }
-        lines.below(&whose);
-    }
-    if let Some(origin) = bind.origin.as_ref().filter(|_| bind.is_finding()) {
-        lines.below(&format!("it was bound from {}", origin.original_source));
-        lines.below(&format!("see {}", origin.issue));
-    }
-    lines.all_below(&bind.notes, bind.command.as_ref());
 }
 
 #[cfg(test)]

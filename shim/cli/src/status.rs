@@ -21,7 +21,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::pods::PodsFrom;
-use crate::show::{self, Lines, OldFilesCount, UNCHECKED, counted};
+use crate::show::{self, Lines, OldFilesCount, Output, UNCHECKED, counted};
 use crate::{config, journal};
 
 const LAST_ADMISSIONS: usize = 3;
@@ -29,9 +29,8 @@ const LAST_ADMISSIONS: usize = 3;
 /// Arguments of `status`.
 #[derive(Debug, Args)]
 pub struct StatusVerb {
-    /// Print the report as JSON.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: Output,
     #[command(flatten)]
     pods: PodsFrom,
 }
@@ -112,7 +111,7 @@ impl StatusVerb {
             || status.old_files.opted_in > 0
             || matches!(status.agent, AgentState::Silent { .. });
         let text = status.text();
-        show::finish(&status, self.json, text, is_incomplete, has_findings)
+        show::finish(&status, self.output, text, is_incomplete, has_findings)
     }
 }
 
