@@ -5,7 +5,7 @@
 //! pod sees the mount table and the root directory. `repair` runs the guard's re-bind now, for pods
 //! that crash-loop under a runtime without bindguard.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -35,7 +35,7 @@ use serde_json::{Map, Value};
 use crate::findings::node_text;
 use crate::named_file;
 use crate::pods::{PodsFrom, Selection, bundled_containers, pod_argument};
-use crate::show::{self, Lines, Output, print_remark, print_text, unrecorded};
+use crate::show::{Output, code, print_remark, print_text, unrecorded};
 
 const WATCH_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -87,135 +87,40 @@ impl Diagnose {
         self.selection = self.selection.with(self.named.take());
         loop {
             let (mountinfo, table) = self.read_table()?;
-            let report = self.wanted_report(config, &table)?;
-            let (is_incomplete, has_findings) = (report.is_incomplete(), report.has_findings());
+            let mut report = self.report(config, &table)?;
+            // kubediag gets the verdicts on healthy binds.
+            if !self.all && self.format == Format::Text {
+                report = report.without_healthy();
+            }
             let is_read = match self.format {
                 Format::Kubediag => print_diagnosis(&report, &mountinfo, &table).map(|()| false),
-                Format::Text => self.output.print(&report, self.text(&report).as_str()),
+                Format::Text => {
+                    let repair_all = Some(self.selection.repair_command());
+                    let text = node_text(&report, self.verbose, repair_all);
+                    self.output.print(&report, text.as_str())
+                }
             };
             if !is_read? || !self.watch {
-                return Ok(show::code(is_incomplete, has_findings));
+                return Ok(code(report.is_incomplete(), report.has_findings()));
             }
             thread::sleep(WATCH_INTERVAL);
         }
     }
 
-    fn text(&self, report: &NodeReport) -> Lines {
-        let repair = self.selection.repair_command();
-        node_text(report, self.verbose, Some(&repair))
-    }
-
     fn read_table(&self) -> Result<(Vec<u8>, MountTable)> {
-        let path = self.mountinfo.as_deref();
-        let path = path.unwrap_or(Path::new("/proc/thread-self/mountinfo"));
+        let (path, act) = match &self.mountinfo {
+            Some(path) => {
+                let again = "take it again, whole, with `cat /proc/1/mountinfo`";
+                (path.as_path(), format!("parse {}: {again}", path.display()))
+            }
+            None => (
+                Path::new("/proc/thread-self/mountinfo"),
+                "parse this node's mountinfo".to_owned(),
+            ),
+        };
         let mountinfo =
             named_file::read(path).with_context(|| format!("read {}", path.display()))?;
-        let table = self.table(&mountinfo)?;
-        Ok((mountinfo, table))
-    }
-
-    fn wanted_report(&self, config: &Config, table: &MountTable) -> Result<NodeReport> {
-        let report = self.report(config, table)?;
-        // kubediag gets the verdicts on healthy binds.
-        if self.all || self.format == Format::Kubediag {
-            return Ok(report);
-        }
-        Ok(report.without_healthy())
-    }
-
-    fn report(&self, config: &Config, table: &MountTable) -> Result<NodeReport> {
-        let (policy, places) = (config.policy(), config.places());
-        let (report, pods) = match &self.root {
-            Some(root) if self.mountinfo.is_some() => {
-                let found = fs::metadata(root);
-                let found = found.with_context(|| format!("read {}", root.display()))?;
-                ensure!(
-                    found.is_dir(),
-                    "{} is no folder: --root takes the root directory of a node",
-                    root.display()
-                );
-                let pods = Pods {
-                    containers: bundled_containers(root),
-                    ..Pods::default()
-                };
-                let wanted = self.wanted(&pods, places)?;
-                let report = survey_recorded(policy, places, &pods, table, root, wanted);
-                (report, pods)
-            }
-            _ => {
-                has_a_kubelet(places)?;
-                let pods = self.pods.pods_under(config);
-                let wanted = self.wanted(&pods, places)?;
-                let mut report = survey_node(policy, places, &pods, wanted);
-                self.add_running(&mut report, &pods, config)?;
-                (report, pods)
-            }
-        };
-        let is_empty = report.checked == 0
-            && report.problems.is_empty()
-            && report.pinned.is_empty()
-            && report.mounts_below_emptydir.is_empty()
-            && report.old_binds.is_empty();
-        // An unknown pod is an error. A known pod may have nothing to check.
-        if is_empty {
-            self.selection.check_known(&pods)?;
-        }
-        Ok(report)
-    }
-
-    /// Adds the running containers that keep mounts of the host, or show old mounts.
-    fn add_running(&self, report: &mut NodeReport, pods: &Pods, config: &Config) -> Result<()> {
-        let (policy, places) = (config.policy(), config.places());
-        let mut pods = pods.clone();
-        pods.containers
-            .retain(|it| self.selection.includes(&it.pod));
-        let found = container_mounts(&pods, places, policy.host_root_scope)
-            .context("find the mounts that running containers keep")?;
-        for keeper in found.keepers {
-            report.pinned.push(keeper.advised(policy, places));
-        }
-        // kubediag has no processor for these.
-        if self.format == Format::Text {
-            let mut add = |(found, unchecked)| {
-                report.old_binds.extend::<Vec<_>>(found);
-                report.problems.extend::<Vec<_>>(unchecked);
-            };
-            add(old_binds(&pods, policy, places));
-            // Only root can read the state of Docker and Podman.
-            if self.selection.is_all() && is_root() {
-                add(old_binds_of_engines(policy, places));
-            }
-        }
-        if !is_root() {
-            let unread =
-                "not read: the mounts of running containers, and the state of Docker and Podman";
-            report.problems.push(unread.to_owned());
-        }
-        Ok(())
-    }
-
-    fn wanted<'a>(
-        &self,
-        pods: &Pods,
-        places: &'a Places,
-    ) -> Result<impl Fn(&Path) -> bool + use<'a>> {
-        let uids = self.selection.uids(pods)?;
-        let is_any = self.selection.is_all();
-        Ok(move |path: &Path| {
-            let path = PodPath::from_path(path, places.kubelet_roots());
-            is_any || path.is_some_and(|path| uids.contains(path.pod_uid))
-        })
-    }
-
-    fn table(&self, mountinfo: &[u8]) -> Result<MountTable> {
-        let act = match &self.mountinfo {
-            Some(path) => format!(
-                "parse {}: take it again, whole, with `cat /proc/1/mountinfo`",
-                path.display()
-            ),
-            None => "parse this node's mountinfo".to_owned(),
-        };
-        let table = MountTable::from_mountinfo_in_part(mountinfo);
+        let table = MountTable::from_mountinfo_in_part(&mountinfo);
         if let Some(skipped) = table.skipped().filter(|_| table.entries().is_empty()) {
             return Err(skipped.clone()).context(act);
         }
@@ -225,7 +130,75 @@ impl Diagnose {
             mountinfo.ends_with(b"\n"),
             "{act}: it ends in the middle of a line"
         );
-        Ok(table)
+        Ok((mountinfo, table))
+    }
+
+    fn report(&self, config: &Config, table: &MountTable) -> Result<NodeReport> {
+        let (policy, places) = (config.policy(), config.places());
+        let recorded = self.root.as_ref().filter(|_| self.mountinfo.is_some());
+        let pods = if let Some(root) = recorded {
+            let found = fs::metadata(root);
+            let found = found.with_context(|| format!("read {}", root.display()))?;
+            ensure!(
+                found.is_dir(),
+                "{} is no folder: --root takes the root directory of a node",
+                root.display()
+            );
+            Pods {
+                containers: bundled_containers(root),
+                ..Pods::default()
+            }
+        } else {
+            has_a_kubelet(places)?;
+            self.pods.pods_under(config)
+        };
+        let uids = self.selection.uids(&pods)?;
+        let wanted = |path: &Path| {
+            let path = PodPath::from_path(path, places.kubelet_roots());
+            self.selection.is_all() || path.is_some_and(|path| uids.contains(path.pod_uid))
+        };
+        let report = if let Some(root) = recorded {
+            survey_recorded(policy, places, &pods, table, root, wanted)
+        } else {
+            let mut report = survey_node(policy, places, &pods, wanted);
+            self.add_running(&mut report, pods.clone(), config)?;
+            report
+        };
+        // An unknown pod is an error. A known pod may have nothing to check.
+        if report.checked == 0 && !report.is_incomplete() && !report.has_findings() {
+            self.selection.check_known(&pods)?;
+        }
+        Ok(report)
+    }
+
+    /// Adds the running containers that keep mounts of the host, or show old mounts.
+    fn add_running(&self, report: &mut NodeReport, mut pods: Pods, config: &Config) -> Result<()> {
+        let (policy, places) = (config.policy(), config.places());
+        pods.containers
+            .retain(|it| self.selection.includes(&it.pod));
+        let found = container_mounts(&pods, places, policy.host_root_scope)
+            .context("find the mounts that running containers keep")?;
+        for keeper in found.keepers {
+            report.pinned.push(keeper.advised(policy, places));
+        }
+        // kubediag has no processor for these.
+        if self.format == Format::Text {
+            let mut surveys = vec![old_binds(&pods, policy, places)];
+            // Only root can read the state of Docker and Podman.
+            if self.selection.is_all() && is_root() {
+                surveys.push(old_binds_of_engines(policy, places));
+            }
+            for (found, unchecked) in surveys {
+                report.old_binds.extend(found);
+                report.problems.extend(unchecked);
+            }
+        }
+        if !is_root() {
+            let unread =
+                "not read: the mounts of running containers, and the state of Docker and Podman";
+            report.problems.push(unread.to_owned());
+        }
+        Ok(())
     }
 }
 
@@ -233,12 +206,12 @@ impl Diagnose {
 fn has_a_kubelet(places: &Places) -> Result<()> {
     let (here, problems) = kubelets_here(places);
     // A folder that is unreadable or does not answer exists.
-    let runs_engine = || !engine_containers(&state_folders(Path::new("/"))).is_empty();
-    if here.is_empty() && problems.is_empty() && !runs_engine() {
-        let roots: Vec<String> = places
-            .kubelet_roots()
-            .map(|root| root.display().to_string())
-            .collect();
+    if here.is_empty()
+        && problems.is_empty()
+        && engine_containers(&state_folders(Path::new("/"))).is_empty()
+    {
+        let roots = places.kubelet_roots();
+        let roots: Vec<String> = roots.map(|root| root.display().to_string()).collect();
         bail!(
             "no kubelet has its folders at {}: name it in [kubelet] roots of config.toml",
             roots.join(" or ")
@@ -306,12 +279,10 @@ impl Repair {
             Handle::of(path)?;
         }
         let pods = self.pods.pods();
-        let mut uids = BTreeSet::new();
-        if !self.selection.is_all() {
-            uids = self.selection.uids(&pods)?;
-        }
+        let uids = self.selection.uids(&pods)?;
+        let is_selected = !self.selection.is_all();
         let wanted = |subpath: &VolumeSubpath| {
-            self.all || uids.contains(subpath.pod_uid()) || named.contains(subpath)
+            self.all || named.contains(subpath) || is_selected && uids.contains(subpath.pod_uid())
         };
         let act = match (self.dry_run, self.unmount) {
             (true, _) => RepairAct::Check,
@@ -329,21 +300,19 @@ impl Repair {
         if let Some(journal) = config.journal().filter(|_| !self.dry_run) {
             record(journal, &report);
         }
-        let code = if self.format == Format::Kubediag {
+        if self.format == Format::Kubediag {
             print_recovery(&report)?;
-            show::code(report.is_incomplete(), report.has_findings())
         } else {
             let report = report.clone().without_healthy();
-            let repair_all = self.selection.repair_command();
-            let repair_all = self.paths.is_empty().then_some(repair_all.as_str());
+            let repair_all = self.paths.is_empty();
+            let repair_all = repair_all.then(|| self.selection.repair_command());
             let text = node_text(&report, self.verbose, repair_all);
-            let (is_incomplete, has_findings) = (report.is_incomplete(), report.has_findings());
-            show::finish(&report, self.output, text, is_incomplete, has_findings)?
-        };
+            self.output.print(&report, text.as_str())?;
+        }
         if !self.paths.is_empty() {
             report_untouched(&report);
         }
-        Ok(code)
+        Ok(code(report.is_incomplete(), report.has_findings()))
     }
 }
 
@@ -351,12 +320,9 @@ impl Repair {
 /// status is that of `--all`.
 fn report_untouched(report: &NodeReport) {
     for NodeBind { bind, .. } in &report.binds {
-        let is_faulty = matches!(
+        let is_faulty = !matches!(
             bind.verdict(),
-            VerdictName::Unmounted
-                | VerdictName::Unknown
-                | VerdictName::Orphaned
-                | VerdictName::Dead
+            VerdictName::Current | VerdictName::Foreign | VerdictName::Stale
         );
         if is_faulty && !bind.is_repaired() {
             return print_remark(format_args!(
@@ -398,15 +364,13 @@ fn record(journal: &Path, report: &NodeReport) {
 // stale subpath, with the keys of the collector and the diagnoser. Keys and values have the form
 // of `pkg/processors` of kubediag/kubediag.
 
-const MOUNTINFO: &str = "collector.system.mountinfo";
 const DIAGNOSER: &str = "diagnoser.kubernetes.subpath_remount";
-const RECOVERER: &str = "recover.kubernetes.subpath_remount.result";
 
 /// Prints the output of the collector and the diagnoser.
 fn print_diagnosis(report: &NodeReport, mountinfo: &[u8], table: &MountTable) -> Result<()> {
     let mut keys = Map::new();
     let mountinfo = String::from_utf8_lossy(mountinfo);
-    keys.insert(MOUNTINFO.to_owned(), mountinfo.into());
+    keys.insert("collector.system.mountinfo".to_owned(), mountinfo.into());
     let mut more = 0;
     for bind in &report.binds {
         if !matches!(bind.bind.finding.kind, SourceKind::Subpath(_)) || !bind.is_stale() {
@@ -421,12 +385,14 @@ fn print_diagnosis(report: &NodeReport, mountinfo: &[u8], table: &MountTable) ->
                 bind.bind.verdict(),
                 bind.bind.reason().unwrap_or_default()
             );
-            let mut insert =
-                |key, value: String| keys.insert(format!("{DIAGNOSER}.{key}"), value.into());
-            insert("result", result);
-            insert("bug_link", ISSUE.to_owned());
-            insert("original_source_path", root);
-            insert("original_destination_path", mount_point);
+            for (key, value) in [
+                ("result", result),
+                ("bug_link", ISSUE.to_owned()),
+                ("original_source_path", root),
+                ("original_destination_path", mount_point),
+            ] {
+                keys.insert(format!("{DIAGNOSER}.{key}"), value.into());
+            }
         }
     }
     if more > 0 {
@@ -441,13 +407,16 @@ fn print_diagnosis(report: &NodeReport, mountinfo: &[u8], table: &MountTable) ->
 fn print_recovery(report: &NodeReport) -> Result<()> {
     let mut repaired = Vec::new();
     for NodeBind { bind, .. } in &report.binds {
-        if let Some(outcome) = bind.outcome.as_ref().filter(|it| it.is_repaired()) {
+        if let Some(outcome) = &bind.outcome
+            && outcome.is_repaired()
+        {
             repaired.push(format!("{}: {outcome}", bind.source().display()));
         }
     }
     let mut keys = Map::new();
     if !repaired.is_empty() {
-        keys.insert(RECOVERER.to_owned(), repaired.join("; ").into());
+        let key = "recover.kubernetes.subpath_remount.result";
+        keys.insert(key.to_owned(), repaired.join("; ").into());
     }
     print_object(keys)
 }
@@ -459,7 +428,7 @@ fn as_written(table: &MountTable, path: &Path) -> Option<(String, String)> {
         return None;
     }
     let line = table.stack_at(path).last()?.to_line();
-    let line = String::from_utf8_lossy(&line).into_owned();
+    let line = String::from_utf8_lossy(&line);
     let mut fields = line.split(' ').skip(3);
     Some((fields.next()?.to_owned(), fields.next()?.to_owned()))
 }

@@ -12,7 +12,7 @@ use std::path::Path;
 
 use anstyle::Style;
 use bindguard_core::judge::Verdict;
-use bindguard_core::kubelet::Writer;
+use bindguard_core::kubelet::{Plugin, Writer};
 use bindguard_core::report::{Outcome, RefreshedMount};
 use bindguard_core::text::one_line;
 use bindguard_operator::node_report::{NodeBind, NodeReport, Note};
@@ -36,7 +36,6 @@ const HEADER: [&str; 7] = [
 const AGE: usize = 1;
 const CURE: usize = 2;
 const PLACE: usize = 5;
-const REASON: usize = 6;
 
 /// Findings of a container with the same verdict, reason and cure.
 struct Row {
@@ -50,11 +49,11 @@ struct Row {
 }
 
 /// The text of the report on a node. `repair_all` is the command that repairs all its subpaths.
-pub fn node_text(report: &NodeReport, in_detail: bool, repair_all: Option<&str>) -> Lines {
+pub fn node_text(report: &NodeReport, in_detail: bool, repair_all: Option<String>) -> Lines {
     let mut lines = Lines::of_problems(&report.problems);
     let mut rows = rows_of(report);
     if !in_detail {
-        rows = joined(rows);
+        rows.dedup_by(Row::joins);
     }
     print_rows(&rows, in_detail, &mut lines);
     let (mut found, mut repaired) = (0, 0);
@@ -75,11 +74,11 @@ pub fn node_text(report: &NodeReport, in_detail: bool, repair_all: Option<&str>)
     }
     lines.line(&summary);
     if !readers.is_empty() {
-        let keep = [
+        lines.line(&counted(
+            readers.len(),
             "running container keeps the old content until it restarts or is refreshed",
             "running containers keep the old content until they restart or are refreshed",
-        ];
-        lines.line(&counted(readers.len() as u64, keep[0], keep[1]));
+        ));
     }
     if !in_detail {
         print_commands(&rows, repair_all, &mut lines);
@@ -96,65 +95,80 @@ fn rows_of(report: &NodeReport) -> Vec<Row> {
             Some(false) => "it did not opt in to live refresh",
             None => "no CRI reported whether it opted in to live refresh",
         };
-        let mut row = Row::new(
-            "old files",
-            style_of_old(old.is_finding()),
-            &old.container,
-            opt_in,
-        );
+        let (container, command) = (&old.container, old.command.as_ref());
+        let style = style_of_old(old.is_finding());
+        let mut row = Row::new("old files", style, container, opt_in, command);
         row.has_mounts(&old.files);
-        rows.push(row.cured_by(old.command.as_ref()));
+        rows.push(row);
     }
     for old in &report.old_binds {
         rows.push(Row::of_old_binds(old));
     }
     for pinned in &report.pinned {
-        let mut row = Row::new("pinned", FAULTY, &pinned.container, "unmounted here");
-        row.places
-            .extend(pinned.places.iter().map(|it| it.display().to_string()));
-        rows.push(row.cured_by(pinned.command.as_ref()));
+        let command = pinned.command.as_ref();
+        let mut row = Row::new(
+            "pinned",
+            FAULTY,
+            &pinned.container,
+            "unmounted here",
+            command,
+        );
+        for place in &pinned.places {
+            row.places.push(place.display().to_string());
+        }
+        rows.push(row);
     }
     for mount in &report.mounts_below_emptydir {
-        let mut pod = PodContainer::default();
-        pod.pod.clone_from(&mount.pod);
-        let mut row = Row::new("emptyDir", FAULTY, &pod, mount.effect());
+        let container = PodContainer {
+            pod: mount.pod.clone(),
+            ..PodContainer::default()
+        };
+        let (effect, command) = (mount.effect(), Some(&mount.command));
+        let mut row = Row::new("emptyDir", FAULTY, &container, effect, command);
         row.places.push(mount.mount_point.display().to_string());
-        row.details.push(format!(
-            "a mount of the host is below it ({})",
-            mount.fs_type
-        ));
-        rows.push(row.cured_by(Some(&mount.command)));
+        let detail = format!("a mount of the host is below it ({})", mount.fs_type);
+        row.details.push(detail);
+        rows.push(row);
     }
     // by pod, with equal rows side by side
-    let key = |row: &Row| (row.columns[3..PLACE].to_vec(), row.columns.clone());
-    rows.sort_by_cached_key(key);
+    rows.sort_by_cached_key(|row| (row.columns[3..PLACE].to_vec(), row.columns.clone()));
     rows
 }
 
 impl Row {
-    fn new(state: &str, style: Style, container: &PodContainer, reason: &str) -> Self {
-        let mut columns = HEADER.map(|_| "-".to_owned());
-        columns[0] = state.to_owned();
-        let names = [container.pod.display_name(), container.name.clone()];
-        for (column, name) in columns[3..].iter_mut().zip(names) {
-            *column = name.unwrap_or_else(|| "-".to_owned());
-        }
-        columns[REASON] = reason.to_owned();
+    fn new(
+        state: &str,
+        style: Style,
+        container: &PodContainer,
+        reason: &str,
+        command: Option<&String>,
+    ) -> Self {
+        let unknown = || "-".to_owned();
         Self {
-            columns,
+            columns: [
+                state.to_owned(),
+                unknown(),
+                command.map_or("-", |command| cure(command)).to_owned(),
+                container.pod.display_name().unwrap_or_else(unknown),
+                container.name.clone().unwrap_or_else(unknown),
+                String::new(),
+                reason.to_owned(),
+            ],
             style,
             places: Vec::new(),
             details: Vec::new(),
-            commands: Vec::new(),
+            commands: Vec::from_iter(command.cloned()),
         }
     }
 
-    fn cured_by(mut self, command: Option<&String>) -> Self {
-        if let Some(command) = command {
-            self.columns[CURE] = cure(command).to_owned();
-            self.commands.push(command.clone());
+    /// Adds this row to the row before, if the two differ only in their places.
+    fn joins(&mut self, before: &mut Self) -> bool {
+        let is_alike = self.columns == before.columns;
+        if is_alike {
+            before.places.append(&mut self.places);
+            before.commands.append(&mut self.commands);
         }
-        self
+        is_alike
     }
 
     fn has_mounts(&mut self, mounts: &[RefreshedMount]) {
@@ -186,9 +200,10 @@ impl Row {
             container.name = Some(container.id.clone());
         }
         let reason = format!("{shown}: {opt_in}");
-        let mut row = Self::new(state, style_of_old(old.is_finding()), &container, &reason);
+        let style = style_of_old(old.is_finding());
+        let mut row = Self::new(state, style, &container, &reason, old.command.as_ref());
         row.has_mounts(&old.mounts);
-        row.cured_by(old.command.as_ref())
+        row
     }
 
     fn of_bind(found: &NodeBind) -> Self {
@@ -220,10 +235,10 @@ impl Row {
             Some(outcome) => reason += &format!("; {outcome}"),
             None => {}
         }
-        if let (true, Some(note)) = (reason.is_empty(), found.notes.first()) {
+        if let Some(note) = found.notes.first().filter(|_| reason.is_empty()) {
             reason = note.to_string();
         }
-        let mut row = Self::new(state, style, &container, &reason);
+        let mut row = Self::new(state, style, &container, &reason, found.command.as_ref());
         if let Verdict::Stale {
             remedy: Ok(remedy), ..
         } = &finding.verdict
@@ -235,17 +250,18 @@ impl Row {
         row.details.push(source.into_owned());
         if let Some(state) = container.state {
             let again = counted(container.attempt.unwrap_or(0), "time", "times");
-            row.details
-                .push(format!("its container is {state}, created again {again}"));
+            let detail = format!("its container is {state}, created again {again}");
+            row.details.push(detail);
         }
         if let Some(origin) = found.origin.as_ref().filter(|_| found.is_finding()) {
-            row.details
-                .push(format!("it was bound from {}", origin.original_source));
-            row.details.push(format!("see {}", origin.issue));
+            row.details.extend([
+                format!("it was bound from {}", origin.original_source),
+                format!("see {}", origin.issue),
+            ]);
         }
-        row.details
-            .extend(found.notes.iter().map(ToString::to_string));
-        row.cured_by(found.command.as_ref())
+        let notes = found.notes.iter().map(ToString::to_string);
+        row.details.extend(notes);
+        row
     }
 }
 
@@ -253,69 +269,51 @@ fn style_of_old(is_finding: bool) -> Style {
     if is_finding { FAULTY } else { UNCHECKED }
 }
 
-/// Joins neighbours that differ only in their places.
-fn joined(rows: Vec<Row>) -> Vec<Row> {
-    let mut joined: Vec<Row> = Vec::new();
-    for row in rows {
-        match joined.last_mut() {
-            Some(last) if last.columns == row.columns => {
-                last.places.extend(row.places);
-                last.commands.extend(row.commands);
-            }
-            _ => joined.push(row),
-        }
-    }
-    joined
-}
-
 fn print_rows(rows: &[Row], in_detail: bool, lines: &mut Lines) {
     if rows.is_empty() {
         return;
     }
     let named = if in_detail { usize::MAX } else { MAX_NAMED };
-    let mut printed = vec![(DIMMED, HEADER.map(str::to_owned))];
+    let mut printed = vec![(DIMMED, HEADER.map(str::to_owned), None)];
     for row in rows {
         let mut columns = row.columns.clone();
-        columns[PLACE] = row.places[..named.min(row.places.len())].join(" ");
-        if row.places.len() > named {
-            columns[PLACE] += &format!(" +{}", row.places.len() - named);
+        let more = row.places.len().saturating_sub(named);
+        columns[PLACE] = row.places[..row.places.len() - more].join(" ");
+        if more > 0 {
+            columns[PLACE] += &format!(" +{more}");
         }
-        printed.push((row.style, columns.map(|text| one_line(&text).into_owned())));
+        let columns = columns.map(|text| one_line(&text).into_owned());
+        printed.push((row.style, columns, Some(row)));
     }
     let mut widths = [0; 7];
-    for (_, columns) in &printed {
+    for (_, columns, _) in &printed {
         for (width, text) in widths.iter_mut().zip(columns) {
             *width = (*width).max(text.chars().count());
         }
     }
     // A pipe has no width.
     let terminal = terminal_size::terminal_size_of(stdout()).filter(|_| !in_detail);
-    for (number, (style, columns)) in printed.iter().enumerate() {
+    let limit = terminal.map_or(usize::MAX, |(width, _)| width.0.into());
+    for (style, columns, row) in printed {
         let mut line = String::new();
         for (width, text) in widths.iter().zip(columns) {
             line += &format!("{text:<width$}  ");
         }
         line.truncate(line.trim_end().len());
-        if let Some((width, _)) = terminal
-            && line.chars().count() > usize::from(width.0)
-        {
-            line = line
-                .chars()
-                .take(usize::from(width.0) - 1)
-                .chain(['…'])
-                .collect();
+        if line.chars().count() > limit {
+            line = line.chars().take(limit - 1).chain(['…']).collect();
         }
         let (state, rest) = line.split_at_checked(widths[0]).unwrap_or((&line, ""));
-        lines.styled(*style, state, rest);
-        if in_detail && number > 0 {
-            let row = &rows[number - 1];
-            lines.all_below(&row.details, row.commands.first());
+        lines.styled(style, state, rest);
+        if let Some(row) = row.filter(|_| in_detail) {
+            row.details.iter().for_each(|detail| lines.below(detail));
+            row.commands.iter().for_each(|command| lines.run(command));
         }
     }
 }
 
 /// Prints the commands, grouped by cure.
-fn print_commands(rows: &[Row], repair_all: Option<&str>, lines: &mut Lines) {
+fn print_commands(rows: &[Row], repair_all: Option<String>, lines: &mut Lines) {
     let mut cures: Vec<(&str, Vec<&str>)> = Vec::new();
     for row in rows {
         for command in &row.commands {
@@ -330,7 +328,10 @@ fn print_commands(rows: &[Row], repair_all: Option<&str>, lines: &mut Lines) {
     for (cure, mut commands) in cures {
         let more = commands.len().saturating_sub(MAX_NAMED);
         commands.truncate(MAX_NAMED);
-        if let Some(all) = repair_all.filter(|_| more > 0 && cure == REPAIR) {
+        if more > 0
+            && cure == REPAIR
+            && let Some(all) = &repair_all
+        {
             lines.run(all);
             continue;
         }
@@ -358,18 +359,12 @@ fn cure(command: &str) -> &str {
 /// The time since the kubelet wrote a volume, which made older mounts of its files stale. `path` is
 /// the volume or a file of the volume. Other volumes may be on a server that does not answer.
 fn age(path: &Path) -> String {
-    let text = path.to_string_lossy();
-    let plugins = ["configmap", "secret", "projected", "downward-api"];
-    if !plugins
-        .iter()
-        .any(|it| text.contains(&format!("/kubernetes.io~{it}/")))
-    {
-        return "-".to_owned();
-    }
-    let mut folders = path.ancestors();
+    let mut plugins = path.iter().filter_map(Plugin::from_folder);
+    let is_kubelets = plugins.any(|plugin| plugin.writer == Writer::Kubelet);
+    let mut folders = path.ancestors().filter(|_| is_kubelets);
     let link = folders.find_map(|folder| fs::symlink_metadata(folder.join("..data")).ok());
-    let written = link.and_then(|link| link.modified().ok());
-    match written.and_then(|it| Some(it.elapsed().ok()?.as_secs())) {
+    let age = link.and_then(|link| link.modified().ok()?.elapsed().ok());
+    match age.map(|age| age.as_secs()) {
         None => "-".to_owned(),
         Some(seconds @ ..120) => format!("{seconds}s"),
         Some(seconds @ ..7_200) => format!("{}m", seconds / 60),
@@ -407,22 +402,18 @@ mod tests {
 
     #[test]
     fn findings_with_one_cause_share_a_line_and_many_commands_one_command() {
-        let mut rows = Vec::new();
+        let (container, mut rows) = (PodContainer::default(), Vec::new());
         for index in 0..5 {
-            let mut row = Row::new("stale", FAULTY, &PodContainer::default(), "deleted\n");
+            let command = format!("bindguard repair /{index}");
+            let mut row = Row::new("stale", FAULTY, &container, "deleted\n", Some(&command));
             row.places.push(format!("conf/{index}"));
-            rows.push(row.cured_by(Some(&format!("bindguard repair /{index}"))));
+            rows.push(row);
         }
-        rows.push(Row::new(
-            "dead",
-            FAULTY,
-            &PodContainer::default(),
-            "no answer",
-        ));
-        let rows = joined(rows);
+        rows.push(Row::new("dead", FAULTY, &container, "no answer", None));
+        rows.dedup_by(Row::joins);
         let mut lines = Lines::default();
         print_rows(&rows, false, &mut lines);
-        print_commands(&rows, Some("bindguard repair --all"), &mut lines);
+        print_commands(&rows, Some("bindguard repair --all".to_owned()), &mut lines);
         let text = anstream::adapter::strip_str(lines.as_str()).to_string();
         assert_eq!(
             text,

@@ -81,13 +81,10 @@ enum What {
     HostFiles,
 }
 
-/// An invalid value of `--notify`.
-#[derive(Debug, thiserror::Error)]
-#[error("expected none, touch, signal:NAME or signal:NAME@PROGRAM with HUP, USR1, USR2 or WINCH")]
-struct InvalidNotify;
-
-fn notify(text: &str) -> Result<Notify, InvalidNotify> {
-    Notify::from_text(text).ok_or(InvalidNotify)
+fn notify(text: &str) -> Result<Notify> {
+    Notify::from_text(text).context(
+        "expected none, touch, signal:NAME or signal:NAME@PROGRAM with HUP, USR1, USR2 or WINCH",
+    )
 }
 
 /// A stale mount of a running container.
@@ -123,11 +120,9 @@ impl Refresh {
             running: &ContainersOfNode("/".into()),
             report: RefreshReport::default(),
         };
-        let of_engine = match &self.container {
-            Some(id) => container_with_id(id)?,
-            None => None,
-        };
-        if let Some(container) = of_engine {
+        if let Some(id) = &self.container
+            && let Some(container) = container_with_id(id)?
+        {
             let name = format!("{} container {}", container.engine.name(), container.id);
             run.refresh_of_engine(&container, &name)
                 .with_context(|| format!("refresh {name}"))?;
@@ -143,15 +138,21 @@ impl Refresh {
             }
         }
         let report = run.report;
-        let mut mounts = report.files.iter().map(|file| &file.mount);
-        let is_left = mounts.any(|mount| !mount.outcome.is_replaced());
-        show::finish(
-            &report,
-            self.output,
-            text(&report),
-            !report.problems.is_empty(),
-            is_left,
-        )
+        let mut lines = Lines::of_problems(&report.problems);
+        let mut is_left = false;
+        for RefreshedFile { container, mount } in &report.files {
+            let (word, is_replaced) = (mount.outcome.as_str(), mount.outcome.is_replaced());
+            let name = format!("{} of {container}", mount.destination);
+            lines.result(word, is_replaced, &name, mount.reason().as_deref());
+            is_left |= !is_replaced;
+        }
+        lines.line(&format!(
+            "{} checked, {} stale before",
+            counted(report.subpaths, "mount", "mounts"),
+            report.files.len()
+        ));
+        let is_incomplete = !report.problems.is_empty();
+        show::finish(&report, self.output, lines, is_incomplete, is_left)
     }
 
     /// The running containers that are meant, without sandboxes.
@@ -161,17 +162,12 @@ impl Refresh {
         if self.container.is_none() {
             selection.check_known(pods)?;
         }
-        let mut found = Vec::new();
-        for container in pods.running() {
-            let is_meant = match (&self.container, &container.pod.uid) {
-                (Some(id), _) => container.id.starts_with(id.as_str()),
-                (None, Some(uid)) => uids.contains(uid),
-                (None, None) => false,
-            };
-            if is_meant {
-                found.push(container);
-            }
-        }
+        let mut found = Vec::from_iter(pods.running());
+        found.retain(|container| match (&self.container, &container.pod.uid) {
+            (Some(id), _) => container.id.starts_with(id.as_str()),
+            (None, Some(uid)) => uids.contains(uid),
+            (None, None) => false,
+        });
         ensure!(
             !found.is_empty(),
             "nothing to refresh: this node has no such running container"
@@ -201,21 +197,19 @@ impl<'a> Run<'a> {
         let pid = verb.pods.init_of(id).context(
             "neither its runtime's record nor the CRI names its process; name the socket with --cri",
         )?;
-        let process = hold_init(Path::new("/"), id, pid)?;
+        let process = hold_init(node, id, pid)?;
         // The files of a kubelet's volume are the same in every mount namespace.
         if verb.what != What::Subpaths {
             refuse_other_mounts(&process)?;
         }
         let (roots, problems) = kubelets_here(places);
         self.report.problems.extend(problems);
-        let pod_below = |root: &PathBuf| root.join("pods").join(uid);
-        let root = roots
-            .into_iter()
-            .find(|root| pod_below(root).symlink_metadata().is_ok())
-            .with_context(|| {
-                format!("no kubelet root has the pod {uid}; see [kubelet] roots in config.toml")
-            })?;
-        let pod = pod_below(&root);
+        let mut roots = roots.into_iter();
+        let root = roots.find(|root| root.join("pods").join(uid).symlink_metadata().is_ok());
+        let root = root.with_context(|| {
+            format!("no kubelet root has the pod {uid}; see [kubelet] roots in config.toml")
+        })?;
+        let pod = root.join("pods").join(uid);
         if !verb.dry_run && matches!(verb.what, What::Subpaths | What::Volumes) {
             self.rebind_host(root, uid);
         }
@@ -298,18 +292,27 @@ impl<'a> Run<'a> {
         line.mounts = refreshed.mounts;
         line.notification = refreshed.notification;
         line.set_duration(start.elapsed());
-        self.report.add(name, &line, refreshed.subpaths);
-        if let Some(journal) = self.journal().filter(|_| !line.mounts.is_empty()) {
-            let recorded = record_refresh(journal, line);
-            self.report
-                .problems
-                .extend(unrecorded("the refresh", recorded));
+        self.report.subpaths += refreshed.subpaths;
+        for mount in &line.mounts {
+            self.report.files.push(RefreshedFile {
+                container: name.to_owned(),
+                mount: mount.clone(),
+            });
+        }
+        if let Some(notification) = &line.notification
+            && let Some(error) = &notification.error
+        {
+            let problem = format!("notify {name}: {error}");
+            self.report.problems.push(problem);
+        }
+        if let Some(journal) = self.config.journal()
+            && !self.verb.dry_run
+            && !line.mounts.is_empty()
+        {
+            let problem = unrecorded("the refresh", record_refresh(journal, line));
+            self.report.problems.extend(problem);
         }
         Ok(())
-    }
-
-    fn journal(&self) -> Option<&'a Path> {
-        self.config.journal().filter(|_| !self.verb.dry_run)
     }
 
     /// The host's subpaths first: a container that restarts meanwhile starts with the current file.
@@ -322,56 +325,21 @@ impl<'a> Run<'a> {
             let volume = VolumeOfPod {
                 kubelet_root: kubelet_root.clone(),
                 pod_uid: uid.to_owned(),
-                volume: name.clone(),
+                volume: name,
             };
+            let name = &volume.volume;
             let rebound = rebind_volume(&volume, self.config.policy());
-            let line = RebindLine::new(Actor::Operator, uid, &name, &rebound);
+            let line = RebindLine::new(Actor::Operator, uid, name, &rebound);
             let problems = &mut self.report.problems;
             problems.extend(rebound.problems);
             if let Some(journal) = self.config.journal()
                 && !(line.binds.is_empty() && line.problems.is_empty())
             {
-                let what = format!("the re-bind of volume {name}");
-                problems.extend(unrecorded(&what, record_rebind(journal, line)));
+                let what = &format!("the re-bind of volume {name}");
+                problems.extend(unrecorded(what, record_rebind(journal, line)));
             }
         }
     }
-}
-
-impl RefreshReport {
-    fn add(&mut self, container: &str, line: &RefreshLine, checked: usize) {
-        self.subpaths += checked;
-        for mount in &line.mounts {
-            self.files.push(RefreshedFile {
-                container: container.to_owned(),
-                mount: mount.clone(),
-            });
-        }
-        if let Some(notification) = &line.notification
-            && let Some(error) = &notification.error
-        {
-            self.problems.push(format!("notify {container}: {error}"));
-        }
-    }
-}
-
-fn text(report: &RefreshReport) -> Lines {
-    let mut lines = Lines::of_problems(&report.problems);
-    for RefreshedFile { container, mount } in &report.files {
-        let (outcome, why) = (&mount.outcome, mount.reason());
-        lines.result(
-            outcome.as_str(),
-            outcome.is_replaced(),
-            &format!("{} of {container}", mount.destination),
-            why.as_deref(),
-        );
-    }
-    lines.line(&format!(
-        "{} checked, {} stale before",
-        counted(report.subpaths, "mount", "mounts"),
-        report.files.len()
-    ));
-    lines
 }
 
 /// The running container of Docker or Podman whose id begins with this text; `None` without such a
@@ -387,8 +355,7 @@ fn container_with_id(id: &str) -> Result<Option<EngineContainer>> {
         found.len() < 2,
         "more than one container has an id that begins with {id}"
     );
-    let container = found.pop();
-    if container.is_none()
+    if found.is_empty()
         && let Some(user) = rootless_owner(node, id)
     {
         bail!(
@@ -396,7 +363,7 @@ fn container_with_id(id: &str) -> Result<Option<EngineContainer>> {
              that user; restart it to use the new files"
         );
     }
-    Ok(container)
+    Ok(found.pop())
 }
 
 #[cfg(test)]
@@ -411,14 +378,15 @@ mod tests {
         let outcome = MountResult::Replaced {
             method: AttachMethod::Beneath,
         };
-        let mut line = RefreshLine::new(Actor::Operator, "bb344d713010", Identity::default());
-        line.mounts.push(RefreshedMount::new(
-            "/etc/app/app.conf".as_ref(),
-            source.as_ref(),
-            outcome,
-        ));
-        let mut report = RefreshReport::default();
-        report.add("default/web/app", &line, 3);
+        let (file, source) = ("/etc/app/app.conf".as_ref(), source.as_ref());
+        let report = RefreshReport {
+            files: vec![RefreshedFile {
+                container: "default/web/app".to_owned(),
+                mount: RefreshedMount::new(file, source, outcome),
+            }],
+            subpaths: 3,
+            problems: Vec::new(),
+        };
         let shown = documented("`refresh`");
         assert_eq!(
             serde_json::to_string_pretty(&report).unwrap(),

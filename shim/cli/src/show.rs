@@ -63,25 +63,22 @@ impl Output {
 
     /// Prints a report. False if its reader left.
     pub fn print(self, report: &impl Serialize, text: &str) -> anyhow::Result<bool> {
-        print_while_read(self.formatted(report, text)?.as_bytes())
-    }
-
-    fn formatted(self, report: &impl Serialize, text: &str) -> anyhow::Result<String> {
         if self.quiet {
-            return Ok(String::new());
+            return Ok(true);
         }
         if self.is_text() {
-            return Ok(text.to_owned());
+            return print_while_read(text.as_bytes());
         }
-        let json = json_text(report)?;
+        let mut formatted = json_text(report)?;
         // YAML has no escape for a character that reorders a terminal's line outside of quotes. A
         // report with such a character is printed as JSON, which is YAML as well.
-        if self.output != Format::Yaml || json.contains("\\u") {
-            return Ok(json);
+        if self.output == Format::Yaml && !formatted.contains("\\u") {
+            // By its JSON: the journal's lines are JSON texts.
+            let value: serde_norway::Value =
+                serde_norway::from_str(&formatted).context("read the JSON")?;
+            formatted = serde_norway::to_string(&value).context("write the report as YAML")?;
         }
-        // By its JSON: the journal's lines are JSON texts.
-        let value: serde_norway::Value = serde_norway::from_str(&json).context("read the JSON")?;
-        serde_norway::to_string(&value).context("write the report as YAML")
+        print_while_read(formatted.as_bytes())
     }
 }
 
@@ -99,10 +96,12 @@ pub fn finish(
 
 /// 2 if the check is incomplete, else 1 if there are findings, else 0.
 pub fn code(is_incomplete: bool, has_findings: bool) -> ExitCode {
-    if is_incomplete {
-        return ExitCode::from(COULD_NOT_TELL);
-    }
-    u8::from(has_findings).into()
+    let findings = u8::from(has_findings);
+    ExitCode::from(if is_incomplete {
+        COULD_NOT_TELL
+    } else {
+        findings
+    })
 }
 
 /// The known names of a container's pod and of the container.
@@ -162,17 +161,15 @@ impl Lines {
 
     /// A line about the result for a mount, and the reason if it stays.
     pub fn result(&mut self, word: &str, is_good: bool, mount: &str, why: Option<&str>) {
-        match why {
-            Some(why) => self.marked(word, is_good, &format!("{mount}: {why}")),
-            None => self.marked(word, is_good, mount),
-        }
+        let text = why.map(|why| format!("{mount}: {why}"));
+        self.marked(word, is_good, text.as_deref().unwrap_or(mount));
     }
 
     /// A line about a copy of an unmounted mount.
     pub fn copy(&mut self, copy: &ReleasedCopy, place: &str) {
         let is_released = copy.result == ReleaseResult::Released;
-        let why = copy.error.as_deref();
-        self.result(copy.result.into_str(), is_released, place, why);
+        let word = copy.result.into_str();
+        self.result(word, is_released, place, copy.error.as_deref());
     }
 
     pub fn problems(&mut self, problems: &[String]) {
@@ -186,27 +183,13 @@ impl Lines {
         let _ = writeln!(self.0, "{:WIDTH$}{}", "", one_line(text));
     }
 
-    /// Lines below a line that began with a word, and a command for the operator.
-    pub fn all_below(
-        &mut self,
-        texts: impl IntoIterator<Item = impl Display>,
-        command: Option<&String>,
-    ) {
-        for text in texts {
-            self.below(&text.to_string());
-        }
-        if let Some(command) = command {
-            self.run(command);
-        }
-    }
-
     /// Adds a command for the operator.
     pub fn run(&mut self, command: &str) {
         let style = AnsiColor::Cyan.on_default();
         let (mut run, mut command) = ("run", command.to_owned());
         if let Some(root) = NODE_ROOT.get() {
             if command.starts_with("bindguard ") {
-                command.push_str(&format!(" --root {}", shell_word(root)));
+                command += &format!(" --root {}", shell_word(root));
             } else if !command.starts_with("kubectl ") {
                 // An image with bindguard has no other program.
                 run = "run on the node";
@@ -233,11 +216,9 @@ impl Lines {
             place += &format!(" at {destination}");
         }
         self.headed(bind.verdict.as_str(), style_of(bind.verdict), &place);
-        if let Some(reason) = &bind.reason {
-            self.below(reason);
-        }
-        if let Some(outcome) = &bind.outcome {
-            self.below(&outcome.to_string());
+        let outcome = bind.outcome.as_ref().map(ToString::to_string);
+        for text in bind.reason.iter().chain(&outcome) {
+            self.below(text);
         }
     }
 }
