@@ -77,12 +77,21 @@ impl Doctor {
         // The point `installation` reports why a record cannot be read.
         let record = recorded().unwrap_or_default();
         let daemons = guarded_runtimes();
-        let seen = containerd(&pods, &record, &daemons).map_err(|error| format!("{error:#}"));
-        let seen = seen.as_ref().map(Option::as_ref).map_err(String::as_str);
-        add("containerd", doctor::containerd(seen));
+        let point = containerd(&pods, &record, &daemons);
+        add(
+            "containerd",
+            point.unwrap_or_else(|error| Check::unknown(format!("{error:#}"))),
+        );
         add("programs", programs(loaded.config.runtime(), &pods));
         add("installation", installation(&record, &daemons));
-        add("config", config(loaded));
+        let remarks = loaded.remarks();
+        add(
+            "config",
+            match remarks.is_empty() {
+                true => Check::ok("the config is valid"),
+                false => Check::failed(remarks.join("; "), "bindguard config check"),
+            },
+        );
         let agent = agent_state(&loaded.config);
         add("agent", check_agent(&agent, has_agent_unit()));
         let report = survey_node(policy, places, &pods, |_| true);
@@ -114,9 +123,24 @@ fn or_unknown<E: Error + 'static>(check: Result<Check, E>) -> Check {
 
 /// Prints the points, and returns 1 if one failed, else 2 if one could not be checked.
 pub fn print(report: &DoctorReport, output: Output) -> Result<ExitCode> {
+    let mut lines = Lines::default();
+    let mut not_ok = 0;
+    for Point { name, check } in &report.points {
+        let (word, style) = match check.status {
+            PointStatus::Ok => ("ok", HEALTHY),
+            PointStatus::Failed => ("failed", FAULTY),
+            PointStatus::Unknown => ("unknown", UNCHECKED),
+        };
+        not_ok += usize::from(check.status != PointStatus::Ok);
+        lines.headed(word, style, &format!("{name}: {}", check.message));
+        if let Some(command) = &check.command {
+            lines.run(command);
+        }
+    }
+    lines.line(&format!("{} points, {not_ok} not ok", report.points.len()));
     let has_failed = report.has(PointStatus::Failed);
     let is_incomplete = report.has(PointStatus::Unknown) && !has_failed;
-    show::finish(report, output, text(report), is_incomplete, has_failed)
+    show::finish(report, output, lines, is_incomplete, has_failed)
 }
 
 fn helpers(kubelet_roots: &[PathBuf], problems: Vec<String>) -> Check {
@@ -135,8 +159,8 @@ fn helpers(kubelet_roots: &[PathBuf], problems: Vec<String>) -> Check {
         }
     }
     let is_there = |name: &str| {
-        let mut folders = PROGRAM_FOLDERS.iter().map(Path::new);
-        folders.any(|folder| folder.join(name).symlink_metadata().is_ok())
+        let mut paths = PROGRAM_FOLDERS.iter().map(|it| Path::new(it).join(name));
+        paths.any(|path| path.symlink_metadata().is_ok())
     };
     let distribution = LinuxDistribution::from_os_release(&os_release(Path::new("/")));
     doctor::mount_helpers(&in_use, is_there, &distribution)
@@ -154,20 +178,21 @@ fn installation(record: &Record, daemons: &Daemons) -> Check {
     all.extend(problems);
     // The point `containerd` reports containerd.
     for owner in [Owner::Docker, Owner::Crio] {
-        all.extend(unseen(owner, record.verified(owner).is_some()));
+        all.extend(unseen(owner, record));
     }
     for (name, daemon) in daemons {
-        if let (true, Err(error)) = (*name != CONTAINERD, daemon) {
+        if *name != CONTAINERD
+            && let Err(error) = daemon
+        {
             all.push(format!("{error:#}"));
         }
     }
-    let mut owed = record.owed();
-    owed.retain(|owed| owed.owner != Owner::Containerd);
-    let owed = owed.into_iter().map(|owed| owed.command).next();
+    let mut owed = record.owed().into_iter();
+    let owed = owed.find(|owed| owed.owner != Owner::Containerd);
     if owed.is_some() {
         all.push("a daemon has not read its changed file".to_owned());
     }
-    match command.or(owed) {
+    match command.or(owed.map(|owed| owed.command)) {
         Some(command) => Check::failed(all.join("; "), command),
         None if all.is_empty() && record.installed.is_empty() => {
             Check::ok("no `bindguard install` is recorded on this node")
@@ -177,63 +202,34 @@ fn installation(record: &Record, daemons: &Daemons) -> Check {
     }
 }
 
-fn config(loaded: &Loaded) -> Check {
-    match loaded.remarks() {
-        remarks if remarks.is_empty() => Check::ok("the config is valid"),
-        remarks => Check::failed(remarks.join("; "), "bindguard config check"),
-    }
-}
-
-fn text(report: &DoctorReport) -> Lines {
-    let mut lines = Lines::default();
-    let mut not_ok = 0;
-    for Point { name, check } in &report.points {
-        let (word, style) = match check.status {
-            PointStatus::Ok => ("ok", HEALTHY),
-            PointStatus::Failed => ("failed", FAULTY),
-            PointStatus::Unknown => ("unknown", UNCHECKED),
-        };
-        not_ok += usize::from(check.status != PointStatus::Ok);
-        lines.headed(word, style, &format!("{name}: {}", check.message));
-        if let Some(command) = &check.command {
-            lines.run(command);
-        }
-    }
-    lines.line(&format!("{} points, {not_ok} not ok", report.points.len()));
-    lines
-}
-
 // containerd's configuration: of its files, from `containerd config dump`, with imports and
 // defaults; and of the running process, which read the files at its start.
 
 /// The CRI plugin's tables: of version 2, and of version 3 of the config.
 const PLUGINS: [&str; 2] = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"];
 
-/// The running containerd, if there is one. `pods`: those that run.
-fn containerd(pods: &Pods, record: &Record, daemons: &Daemons) -> Result<Option<ContainerdSeen>> {
+/// The point on the running containerd, if there is one. `pods`: those that run.
+fn containerd(pods: &Pods, record: &Record, daemons: &Daemons) -> Result<Check> {
     let found = containerds();
     let Some(containerd) = found.first() else {
-        let is_installed = record.verified(Owner::Containerd).is_some();
-        if let Some(why) = unseen(Owner::Containerd, is_installed) {
+        if let Some(why) = unseen(Owner::Containerd, record) {
             bail!("{why}");
         }
-        return Ok(None);
+        return Ok(Check::ok("none runs here"));
     };
-    let mut loaded = None;
-    if let Some((_, runtimes)) = daemons.iter().find(|(name, _)| *name == CONTAINERD) {
-        match runtimes {
-            Ok(runtimes) => loaded = Some(runtimes.clone()),
-            Err(error) => bail!("{error:#}"),
+    let loaded = match daemons.iter().find(|(name, _)| *name == CONTAINERD) {
+        Some((_, Ok(runtimes))) => Some(runtimes.clone()),
+        Some((_, Err(error))) => bail!("{error:#}"),
+        None => None,
+    };
+    let mut owed = record.owed().into_iter();
+    let restart = match owed.find(|owed| owed.owner == Owner::Containerd) {
+        Some(owed) => owed.command,
+        None => {
+            let service = containerd.service();
+            let service = service.as_deref().unwrap_or("containerd");
+            format!("systemctl restart {service}")
         }
-    }
-    let owed = record.owed().into_iter();
-    let mut owed = owed.filter(|owed| owed.owner == Owner::Containerd);
-    let restart = match (owed.next(), containerd.service()) {
-        (Some(owed), _) => owed.command,
-        (None, service) => format!(
-            "systemctl restart {}",
-            service.as_deref().unwrap_or("containerd")
-        ),
     };
     let program = containerd.program();
     let program = program.context("read which program containerd is")?;
@@ -263,7 +259,7 @@ fn containerd(pods: &Pods, record: &Record, daemons: &Daemons) -> Result<Option<
             "its default runtime {default_runtime:?} is not configured"
         ));
     }
-    Ok(Some(ContainerdSeen {
+    Ok(doctor::containerd(&ContainerdSeen {
         version: number(&version),
         runtimes,
         default_runtime,

@@ -15,9 +15,7 @@ use bindguard_guard::record_release;
 use bindguard_guard::refresh::{HelperProcess, HostRoots, Release, Released, release_copies};
 use bindguard_operator::block_device;
 use bindguard_operator::containers::{NotInit, bundle_of_container, hold_init};
-use bindguard_operator::holders::{
-    HeldMount, Holder, HoldersReport, MountsToFind, ReleaseCommand, Trial,
-};
+use bindguard_operator::holders::{HeldMount, Holder, HoldersReport, MountsToFind, Trial};
 use bindguard_operator::namespaces::{HeldBy, Proc};
 use bindguard_operator::node::{Process, is_root, refuse_other_mounts, users_of_mount};
 use bindguard_operator::pods::{ContainerState, PodContainer};
@@ -65,17 +63,23 @@ impl Holders {
             true => Trial::default(),
         };
         let pods = self.pods.pods();
-        let (own, others) = (&seen.own, &seen.others);
-        let mut report = HoldersReport::find(&path, &wanted, own, others, &pods, places, &trial);
+        let mut report = HoldersReport::find(
+            &path,
+            &wanted,
+            &seen.own,
+            &seen.others,
+            &pods,
+            places,
+            &trial,
+        );
         report.checked = seen.checked;
         report.problems.splice(0..0, seen.problems);
-        let has_holders = !report.holders.is_empty();
         show::finish(
             &report,
             self.output,
             text(&report, if self.verbose { usize::MAX } else { NAMED }),
             !report.problems.is_empty(),
-            has_holders,
+            !report.holders.is_empty(),
         )
     }
 }
@@ -90,15 +94,13 @@ fn resolved(path: &Path) -> Result<PathBuf> {
     if let (Err(_), Some(root)) = (&handle, show::NODE_ROOT.get())
         && let Ok(below) = path.strip_prefix(root)
     {
-        let of_node = Path::new("/").join(below);
         bail!(
-            "{} is no path of the node: name it as the node does, {}",
+            "{} is no path of the node: name it as the node does, /{}",
             path.display(),
-            of_node.display()
+            below.display()
         );
     }
-    let handle = handle?;
-    handle
+    handle?
         .resolved_path()
         .with_context(|| format!("resolve {}", path.display()))
 }
@@ -146,40 +148,37 @@ fn text(report: &HoldersReport, named: usize) -> Lines {
         }
     }
     for group in groups {
-        describe(&group, named, &mut lines);
+        let heading = match &group[..] {
+            [holder] => who(holder),
+            _ => processes_of_pod(&group),
+        };
+        lines.headed("held", FAULTY, &heading);
+        let mut mounts = Vec::new();
+        // The commands that free the mounts: mildest first, each once.
+        let mut releases = Vec::new();
+        for holder in group {
+            mounts.extend(&holder.mounts);
+            releases.extend(holder.release.iter().enumerate());
+        }
+        for mount in mounts.iter().take(named) {
+            lines.below(&format!("has {}", of_mount(mount)));
+        }
+        say_how_many_more(mounts.len(), named, &mut lines);
+        releases.sort_by_key(|(rank, _)| *rank);
+        let mut printed = Vec::new();
+        for (_, release) in releases {
+            if !printed.contains(&release) {
+                lines.below(&format!("{}:", release.effect));
+                lines.run(&release.command);
+                printed.push(release);
+            }
+        }
     }
     if let Some(note) = &report.note {
         lines.headed("note", DIMMED, note);
     }
     lines.line(&summary(report));
     lines
-}
-
-fn describe(group: &[&Holder], named: usize, lines: &mut Lines) {
-    let heading = match group {
-        [holder] => who(holder),
-        _ => processes_of_pod(group),
-    };
-    lines.headed("held", FAULTY, &heading);
-    let mounts: Vec<&HeldMount> = group.iter().flat_map(|holder| &holder.mounts).collect();
-    for mount in mounts.iter().take(named) {
-        lines.below(&format!("has {}", of_mount(mount)));
-    }
-    say_how_many_more(mounts.len(), named, lines);
-    // The commands that free the mounts: mildest first, each once.
-    let mut releases: Vec<(usize, &ReleaseCommand)> = Vec::new();
-    for holder in group {
-        releases.extend(holder.release.iter().enumerate());
-    }
-    releases.sort_by_key(|(rank, _)| *rank);
-    let mut printed = Vec::new();
-    for (_, release) in releases {
-        if !printed.contains(&release) {
-            lines.below(&format!("{}:", release.effect));
-            lines.run(&release.command);
-            printed.push(release);
-        }
-    }
 }
 
 fn say_how_many_more(all: usize, named: usize, lines: &mut Lines) {
@@ -225,7 +224,7 @@ fn who(holder: &Holder) -> String {
         }
         HeldBy::OwnNamespace => return "elsewhere in this mount namespace".to_owned(),
     };
-    if matches!(holder.held_by, HeldBy::Process { .. }) && holder.processes > 1 {
+    if holder.processes > 1 {
         who += &format!(" and {} more", holder.processes - 1);
     }
     if let Some(id) = &holder.container {

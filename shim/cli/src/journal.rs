@@ -12,7 +12,8 @@ use anyhow::{Context, anyhow, bail};
 use bindguard_config::Config;
 use bindguard_core::identity::PodName;
 use bindguard_core::report::{
-    Actor, BindRecord, CreateLine, JournalLine, Notification, UnreadLine,
+    BindRecord, CreateLine, JournalLine, Notification, RebindLine, RefreshLine, ReleaseLine,
+    UnreadLine,
 };
 use bindguard_operator::agent_status::seconds;
 use clap::Args;
@@ -63,27 +64,19 @@ impl Journal {
             Some(text) => Some(since(text, OffsetDateTime::now_utc())?),
             None => None,
         };
-        let journal = match (&self.file, config.journal()) {
-            (Some(file), _) => file,
-            (None, Some(journal)) => journal,
-            (None, None) => bail!("there is no journal: [journal] enabled is false in config.toml"),
+        let Some(journal) = self.file.as_deref().or(config.journal()) else {
+            bail!("there is no journal: [journal] enabled is false in config.toml");
         };
         let selection = Selection {
-            pod: self.named.or(self.pod),
-            namespace: self.namespace,
+            pod: self.named.clone().or(self.pod.clone()),
+            namespace: self.namespace.clone(),
             all_namespaces: false,
         };
         let is_wanted = |line: &RecordedLine| {
             since.is_none_or(|since| line.time() >= Some(since)) && selection.includes(&line.pod)
         };
         if self.follow {
-            let is_text = self.output.is_text();
-            let is_shown = |line: &RecordedLine| {
-                is_wanted(line) && (self.all || !is_text || line.has_findings())
-            };
-            let newest = self.lines.unwrap_or(10);
-            check_answers(journal)?;
-            return follow(journal, self.file.is_some(), newest, is_text, is_shown);
+            return self.follow(journal, is_wanted);
         }
         let mut content = read(journal, self.file.is_some())?;
         content.lines.retain(is_wanted);
@@ -99,49 +92,52 @@ impl Journal {
             is_left,
         )
     }
+
+    /// Prints the newest lines, then each new line until the reader leaves. For programs, each line
+    /// is one JSON object.
+    fn follow(
+        &self,
+        journal: &Path,
+        is_wanted: impl Fn(&RecordedLine) -> bool,
+    ) -> anyhow::Result<ExitCode> {
+        check_answers(journal)?;
+        let is_text = self.output.is_text();
+        let (mut last, mut seen) = (String::new(), None);
+        loop {
+            // The journal is read again only after a change.
+            let found = journal.metadata().ok().map(|it| (it.ino(), it.len()));
+            if seen != Some(found) {
+                let mut lines = read(journal, self.file.is_some())?.lines;
+                let known = lines.iter().rposition(|line| line.text.get() == last);
+                if let Some(line) = lines.last() {
+                    line.text.get().clone_into(&mut last);
+                }
+                lines.drain(..known.map_or(0, |at| at + 1));
+                lines.retain(|line| {
+                    is_wanted(line) && (self.all || !is_text || line.has_findings())
+                });
+                if seen.is_none() {
+                    let newest = self.lines.unwrap_or(10);
+                    lines.drain(..lines.len().saturating_sub(newest));
+                }
+                let mut text = Lines::default();
+                for line in &lines {
+                    match is_text {
+                        true => line.print(&mut text),
+                        false => text.line(line.text.get()),
+                    }
+                }
+                if !print_while_read(text.as_str().as_bytes())? {
+                    return Ok(ExitCode::SUCCESS);
+                }
+                seen = Some(found);
+            }
+            thread::sleep(FOLLOW_INTERVAL);
+        }
+    }
 }
 
 const FOLLOW_INTERVAL: std::time::Duration = std::time::Duration::from_secs(1);
-
-/// Prints the newest lines, then each new line until the reader leaves. For programs, each line is
-/// one JSON object.
-fn follow(
-    journal: &Path,
-    is_named: bool,
-    newest: usize,
-    is_text: bool,
-    is_shown: impl Fn(&RecordedLine) -> bool,
-) -> anyhow::Result<ExitCode> {
-    let (mut last, mut seen) = (String::new(), None);
-    loop {
-        // The journal is read again only after a change.
-        let found = journal.metadata().ok().map(|it| (it.ino(), it.len()));
-        if seen != Some(found) {
-            let mut lines = read(journal, is_named)?.lines;
-            let known = lines.iter().rposition(|line| line.text.get() == last);
-            if let Some(line) = lines.last() {
-                line.text.get().clone_into(&mut last);
-            }
-            lines.drain(..known.map_or(0, |at| at + 1));
-            lines.retain(&is_shown);
-            if seen.is_none() {
-                lines.drain(..lines.len().saturating_sub(newest));
-            }
-            let mut text = Lines::default();
-            for line in &lines {
-                match is_text {
-                    true => line.print(&mut text),
-                    false => text.line(line.text.get()),
-                }
-            }
-            if !print_while_read(text.as_str().as_bytes())? {
-                return Ok(ExitCode::SUCCESS);
-            }
-            seen = Some(found);
-        }
-        thread::sleep(FOLLOW_INTERVAL);
-    }
-}
 
 /// The headlines of the newest admissions, the newest first; none if the node has no journal.
 pub fn last_headlines(config: &Config, count: usize) -> anyhow::Result<Vec<String>> {
@@ -156,25 +152,20 @@ pub fn last_headlines(config: &Config, count: usize) -> anyhow::Result<Vec<Strin
 
 /// Parses a time, or an age before `now`.
 fn since(text: &str, now: OffsetDateTime) -> anyhow::Result<OffsetDateTime> {
-    let ago = text
-        .split_at_checked(text.len().saturating_sub(1))
-        .and_then(|(number, unit)| {
-            let number: i64 = number.parse().ok()?;
-            let seconds = match unit {
-                "s" => 1,
-                "m" => 60,
-                "h" => 3_600,
-                "d" => 86_400,
-                _ => return None,
-            };
-            now.checked_sub(Duration::seconds(number.checked_mul(seconds)?))
-        });
-    match ago {
-        Some(time) => Ok(time),
-        None => OffsetDateTime::parse(text, &Rfc3339).map_err(|_| {
-            anyhow!("{text:?} is neither a time such as 2026-11-21T05:10:00Z nor how long ago, such as 30m")
-        }),
+    for (unit, seconds) in [("s", 1), ("m", 60), ("h", 3_600), ("d", 86_400)] {
+        if let Some(number) = text.strip_suffix(unit)
+            && let Ok(number) = number.parse::<i64>()
+            && let Some(seconds) = number.checked_mul(seconds)
+            && let Some(time) = now.checked_sub(Duration::seconds(seconds))
+        {
+            return Ok(time);
+        }
     }
+    OffsetDateTime::parse(text, &Rfc3339).map_err(|_| {
+        anyhow!(
+            "{text:?} is neither a time such as 2026-11-21T05:10:00Z nor how long ago, such as 30m"
+        )
+    })
 }
 
 /// A busy node creates thousands of containers without findings: they are only counted.
@@ -262,15 +253,12 @@ pub fn read(journal: &Path, is_named: bool) -> anyhow::Result<JournalContent> {
 
 impl JournalContent {
     fn take(&mut self, file: &Path, text: &str) {
-        let mut lines = text.split_inclusive('\n').enumerate().peekable();
-        while let Some((index, line)) = lines.next() {
+        for (index, line) in text.split_inclusive('\n').enumerate() {
             match RecordedLine::parse(line) {
                 Ok(recorded) => self.lines.push(recorded),
                 Err(UnreadLine::Newer) => self.newer_lines += 1,
-                // A guard is writing this line.
-                Err(UnreadLine::Foreign)
-                    if lines.peek().is_none() && line.starts_with('{') && !line.ends_with('\n') => {
-                }
+                // A guard is writing this line, the last.
+                Err(UnreadLine::Foreign) if line.starts_with('{') && !line.ends_with('\n') => {}
                 Err(UnreadLine::Foreign) => {
                     self.problems.push(format!(
                         "line {} of {} is no line of a journal",
@@ -286,7 +274,9 @@ impl JournalContent {
     fn name_pods(&mut self) {
         let mut names = BTreeMap::new();
         for RecordedLine { pod, .. } in &self.lines {
-            if let Some(uid) = pod.uid.as_ref().filter(|_| pod.name.is_some()) {
+            if pod.name.is_some()
+                && let Some(uid) = &pod.uid
+            {
                 names.insert(uid.clone(), pod.clone());
             }
         }
@@ -407,10 +397,9 @@ impl RecordedLine {
         for name in [self.pod.display_name(), container].into_iter().flatten() {
             headline += &format!(" {name}");
         }
-        let short = |id: &str| id.chars().take(12).collect::<String>();
         let event = match &self.line {
             JournalLine::Create(line) => {
-                let mut event = short(line.id.as_deref().unwrap_or("?"));
+                let mut event = format!("{:.12}", line.id.as_deref().unwrap_or("?"));
                 if line.pid.is_some() {
                     event += ", after its create";
                 } else if line.attempt > 0 {
@@ -422,19 +411,17 @@ impl RecordedLine {
                 event
             }
             JournalLine::NriCreate(line) => {
-                let id = short(line.id.as_deref().unwrap_or("?"));
-                format!("{id}, by the NRI plugin")
+                let id = line.id.as_deref().unwrap_or("?");
+                format!("{id:.12}, by the NRI plugin")
             }
-            JournalLine::Rebind(line) => {
-                format!("volume {} on the host, by {}", line.volume, actor(line.by))
+            JournalLine::Rebind(RebindLine { volume, by, .. }) => {
+                format!("volume {volume} on the host, by {by}")
             }
-            JournalLine::Refresh(line) => {
-                let (id, by) = (short(&line.id), actor(line.by));
-                format!("{id}, refreshed while it runs, by {by}")
+            JournalLine::Refresh(RefreshLine { id, by, .. }) => {
+                format!("{id:.12}, refreshed while it runs, by {by}")
             }
-            JournalLine::Release(line) => {
-                let (id, by) = (short(&line.id), actor(line.by));
-                format!("{id}, copies of unmounted mounts, by {by}")
+            JournalLine::Release(ReleaseLine { id, by, .. }) => {
+                format!("{id:.12}, copies of unmounted mounts, by {by}")
             }
         };
         format!("{headline} ({event})")
@@ -467,14 +454,6 @@ impl RecordedLine {
                 }
             }
         }
-    }
-}
-
-fn actor(by: Actor) -> &'static str {
-    match by {
-        Actor::Agent => "the agent",
-        Actor::Operator => "an operator",
-        Actor::Guard => "the guard",
     }
 }
 

@@ -116,15 +116,12 @@ enum Verb {
 }
 
 /// Adds the list of the verbs by task, and examples and exit codes.
-fn with_ends(mut command: Command) -> Command {
-    let verbs = command
-        .get_subcommands()
-        .map(|verb| verb.get_name().to_owned());
-    for verb in Vec::from_iter(verbs) {
-        let end = end_of_help(&format!("bindguard-{verb}"));
-        command = command.mut_subcommand(verb, |it| it.after_help(end));
-    }
+fn with_ends(command: Command) -> Command {
     command
+        .mut_subcommands(|verb| {
+            let end = end_of_help(&format!("bindguard-{}", verb.get_name()));
+            verb.after_help(end)
+        })
         .before_help(include_str!("tasks.txt"))
         .after_help(end_of_help("bindguard"))
         .help_template(

@@ -45,17 +45,17 @@ pub struct Manual {
 
 impl Manual {
     pub fn run(self, command: Command) -> Result<ExitCode> {
-        let Some(folder) = &self.dir else {
+        if let Some(folder) = &self.dir {
+            fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+            let mut command = command.disable_help_subcommand(true);
+            command.build();
+            let config = include_bytes!("bindguard.toml.5").to_vec();
+            write_pages(&command, folder)
+                .and_then(|()| fs::write(folder.join("bindguard.toml.5"), finish(config, SHIPPED)?))
+                .with_context(|| format!("write the manual into {}", folder.display()))?;
+        } else {
             print_bytes(&page(command).context("make a page of the manual")?)?;
-            return Ok(ExitCode::SUCCESS);
-        };
-        fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-        let mut command = command.disable_help_subcommand(true);
-        command.build();
-        let config = include_bytes!("bindguard.toml.5").to_vec();
-        write_pages(&command, folder)
-            .and_then(|()| fs::write(folder.join("bindguard.toml.5"), finish(config, SHIPPED)?))
-            .with_context(|| format!("write the manual into {}", folder.display()))?;
+        }
         Ok(ExitCode::SUCCESS)
     }
 }

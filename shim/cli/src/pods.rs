@@ -68,7 +68,15 @@ impl PodsFrom {
                 None => pods.containers.push(bundle),
             }
         }
-        let supervised = guarded();
+        // The ids that supervisors were started for (containerd: the id of the pod's sandbox), and
+        // whether the guard runs there.
+        let mut supervised = HashMap::new();
+        for words in arguments_of_processes(SHIMS) {
+            supervised.extend(of_shim(&words));
+        }
+        for words in arguments_of_processes("conmon") {
+            supervised.extend(of_conmon(&words));
+        }
         for container in &mut pods.containers {
             let supervised = supervised.get(&container.id);
             container.guarded = container.guarded.or(supervised.copied());
@@ -171,8 +179,7 @@ impl Selection {
     }
 
     pub fn includes(&self, pod: &PodName) -> bool {
-        let is_called = |wanted: &String| is_called(pod, wanted);
-        self.pod.as_ref().is_none_or(is_called)
+        self.pod.as_ref().is_none_or(|name| is_called(pod, name))
             && (self.namespace.is_none() || self.namespace == pod.namespace)
     }
 
@@ -230,42 +237,40 @@ impl Selection {
                 "this node has no pod of namespace {namespace}: `bindguard diagnose` lists all namespaces"
             );
         };
-        let mut known = BTreeSet::new();
-        for container in &pods.containers {
-            known.extend(container.pod.display_name());
+        let mut message = format!("this node has no subpath and no volume of a pod {pod}");
+        if let Some(namespace) = &self.namespace {
+            message += &format!(" in namespace {namespace}");
         }
-        let of_namespace = self
-            .namespace
-            .as_ref()
-            .map(|it| format!(" in namespace {it}"));
-        let similar = similar(&known, pod);
-        let similar = similar.map(|it| format!("; known here: {it}"));
-        bail!(
-            "this node has no subpath and no volume of a pod {pod}{}: is it another node's?{}",
-            of_namespace.unwrap_or_default(),
-            similar.unwrap_or_default()
-        )
+        message += ": is it another node's?";
+        let similar = similar(pods, pod);
+        if !similar.is_empty() {
+            message += &format!("; known here: {}", similar.join(", "));
+        }
+        bail!(message)
     }
 }
 
 /// The pods whose names resemble a name, at most three. A name may lack the suffix of its
 /// `ReplicaSet`.
-fn similar(known: &BTreeSet<String>, name: &str) -> Option<String> {
+fn similar(pods: &Pods, name: &str) -> Vec<String> {
     let wanted = name.rsplit('/').next().unwrap_or(name);
+    let mut known = BTreeSet::new();
+    for container in &pods.containers {
+        known.extend(container.pod.display_name());
+    }
     let mut ranked = Vec::new();
     for pod in known {
-        let called = pod.rsplit('/').next().unwrap_or(pod);
+        let called = pod.rsplit('/').next().unwrap_or(&pod);
         let likeness = match called.contains(wanted) || wanted.contains(called) {
             true => 1.0,
             false => strsim::jaro_winkler(called, wanted),
         };
         if likeness > 0.8 {
-            ranked.push((likeness, pod.as_str()));
+            ranked.push((likeness, pod));
         }
     }
     ranked.sort_by(|one, other| other.0.total_cmp(&one.0));
-    let names: Vec<&str> = ranked.into_iter().take(3).map(|(_, pod)| pod).collect();
-    (!names.is_empty()).then(|| names.join(", "))
+    ranked.into_iter().take(3).map(|(_, pod)| pod).collect()
 }
 
 // The running containers, from the annotations of containerd's bundles.
@@ -308,21 +313,6 @@ fn container(bundle: &Path) -> Option<PodContainer> {
 
 /// The kernel cuts the names of all of containerd's shims to this.
 const SHIMS: &str = "containerd-shim";
-
-const CONMON: &str = "conmon";
-
-/// The ids that supervisors were started for (containerd: the id of the pod's sandbox), and whether
-/// the guard runs there.
-fn guarded() -> HashMap<String, bool> {
-    let mut guarded = HashMap::new();
-    for words in arguments_of_processes(SHIMS) {
-        guarded.extend(of_shim(&words));
-    }
-    for words in arguments_of_processes(CONMON) {
-        guarded.extend(of_conmon(&words));
-    }
-    guarded
-}
 
 fn of_shim(words: &[String]) -> Option<(String, bool)> {
     Some((

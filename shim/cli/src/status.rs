@@ -14,7 +14,7 @@ use bindguard_installer::removal::pending;
 use bindguard_installer::running::{guarded_runtimes, unseen};
 use bindguard_installer::{Owner, recorded};
 use bindguard_operator::agent_status::{AgentState, STATUS_PATH, describe};
-use bindguard_operator::doctor::GuardedRuntimes;
+use bindguard_operator::doctor::{GuardedRuntimes, RunningPods};
 use bindguard_operator::pods::PodsOfVersion;
 use bindguard_operator::{survey_node, unix_http};
 use clap::Args;
@@ -85,14 +85,17 @@ struct ConfigStatus {
     warnings: Vec<String>,
 }
 
+impl ConfigStatus {
+    fn is_valid(&self) -> bool {
+        self.problem.is_none() && self.warnings.is_empty()
+    }
+}
+
 #[derive(Debug, Default, Serialize)]
 struct PodCount {
     /// Absent if no CRI answered.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    running: Option<usize>,
-    /// Those under a shim without the guard.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    unguarded: Option<usize>,
+    #[serde(flatten)]
+    running: Option<RunningPods>,
     /// The pods under bindguard's shim, by version.
     versions: Vec<PodsOfVersion>,
 }
@@ -101,12 +104,14 @@ impl StatusVerb {
     pub fn run(self, loaded: &Loaded) -> anyhow::Result<ExitCode> {
         let status = NodeStatus::read(loaded, &self.pods);
         let is_incomplete = status.is_incomplete || !status.problems.is_empty();
-        let has_findings = !status.is_guarded()
+        let is_guarded = !status.is_broken
+            && !status.is_unguarded
+            && status.daemons.iter().any(|it| !it.runtimes.is_empty());
+        let has_findings = !is_guarded
             || !status.restart_owed.is_empty()
             || !status.drift.is_empty()
             || status.removal.is_some()
-            || status.config.problem.is_some()
-            || !status.config.warnings.is_empty()
+            || !status.config.is_valid()
             || status.findings > 0
             || status.old_files.opted_in > 0
             || matches!(status.agent, AgentState::Silent { .. });
@@ -147,18 +152,18 @@ impl NodeStatus {
         // `drift` reports why a record cannot be read
         let record = recorded().unwrap_or_default();
         for owner in [Owner::Containerd, Owner::Docker, Owner::Crio] {
-            unknown.extend(unseen(owner, record.verified(owner).is_some()));
+            unknown.extend(unseen(owner, &record));
         }
         let mut problems = unknown.clone();
-        let count = counted.unwrap_or_else(|error| {
+        let running = counted.unwrap_or_else(|error| {
             problems.push(format!("count the pods: {error:#}"));
             None
         });
         let (drift, unchecked) = drift();
         problems.extend(unchecked);
-        let admissions = journal::last_headlines(&loaded.config, LAST_ADMISSIONS);
         let survey = survey_node(policy, places, &pods, |_| true);
-        problems.extend(survey.problems.iter().cloned());
+        problems.extend(survey.problems.clone());
+        let admissions = journal::last_headlines(&loaded.config, LAST_ADMISSIONS);
         let last_admissions = admissions.unwrap_or_else(|error| {
             problems.push(format!("{error:#}"));
             Vec::new()
@@ -177,11 +182,10 @@ impl NodeStatus {
                 exists: path.symlink_metadata().is_ok(),
                 path,
                 problem: loaded.problem.as_ref().map(|problem| error_chain(problem)),
-                warnings: loaded.warnings.iter().map(ToString::to_string).collect(),
+                warnings: loaded.warnings.clone(),
             },
             pods: PodCount {
-                running: count.map(|count| count.all),
-                unguarded: count.map(|count| count.unguarded),
+                running,
                 versions: pods.by_shim_version(),
             },
             agent: agent_state(&loaded.config),
@@ -193,43 +197,26 @@ impl NodeStatus {
         }
     }
 
-    fn is_guarded(&self) -> bool {
-        let mut daemons = self.daemons.iter();
-        !self.is_broken && !self.is_unguarded && daemons.any(|daemon| !daemon.runtimes.is_empty())
-    }
-
     fn text(&self) -> Lines {
         let mut lines = Lines::default();
         lines.marked("version", true, self.version);
         for daemon in &self.daemons {
-            let names = daemon.runtimes.join(", ");
-            let reach = if daemon.default {
-                "for every new pod"
-            } else {
-                "for new pods that select it"
-            };
-            let (word, is_good, what) = if names.is_empty() {
-                (
-                    "unguarded",
-                    false,
-                    "has no runtime of bindguard's".to_owned(),
-                )
-            } else if self.is_broken {
-                (
-                    "broken",
-                    false,
-                    format!("runs {names}, and its programs are gone"),
-                )
+            let (name, names) = (daemon.daemon, daemon.runtimes.join(", "));
+            if names.is_empty() {
+                let none = format!("{name} has no runtime of bindguard's");
+                lines.marked("unguarded", false, &none);
+                continue;
+            }
+            let (word, is_good, effect) = if self.is_broken {
+                ("broken", false, "and its programs are gone")
             } else if self.is_unguarded {
-                (
-                    "unguarded",
-                    false,
-                    format!("runs {names}, and the guard is gone"),
-                )
+                ("unguarded", false, "and the guard is gone")
+            } else if daemon.default {
+                ("guarded", true, "for every new pod")
             } else {
-                ("guarded", true, format!("runs {names}, {reach}"))
+                ("guarded", true, "for new pods that select it")
             };
-            lines.marked(word, is_good, &format!("{} {what}", daemon.daemon));
+            lines.marked(word, is_good, &format!("{name} runs {names}, {effect}"));
         }
         for why in &self.unknown {
             lines.headed("unknown", UNCHECKED, why);
@@ -246,45 +233,47 @@ impl NodeStatus {
             lines.run(command);
         }
         if let Some(removal) = self.removal {
-            lines.marked("removal", false, &describe_removal(removal));
-            if removal.handler_kept_for_pods + removal.programs_kept_for_pods == 0 {
+            let handler = removal.handler_kept_for_pods;
+            let programs = removal.programs_kept_for_pods;
+            if handler + programs == 0 {
+                let rest = "not complete, and no pod needs the rest";
+                lines.marked("removal", false, rest);
                 lines.run("bindguard uninstall");
+            } else {
+                let kept = format!(
+                    "handler kept for {}, programs kept for {}",
+                    counted(handler, "pod", "pods"),
+                    counted(programs, "pod", "pods")
+                );
+                lines.marked("removal", false, &kept);
             }
         }
-        let path = self.config.path.display().to_string();
-        match (&self.config.problem, self.config.exists) {
-            (Some(problem), _) => lines.marked("config", false, problem),
-            (None, true) => lines.marked("config", self.config.warnings.is_empty(), &path),
-            (None, false) => {
-                let default = format!("no {path}: every setting has its default");
-                lines.marked("config", true, &default);
-            }
-        }
+        let path = self.config.path.display();
+        let config = match &self.config.problem {
+            Some(problem) => problem.clone(),
+            None if self.config.exists => path.to_string(),
+            None => format!("no {path}: every setting has its default"),
+        };
+        lines.marked("config", self.config.is_valid(), &config);
         for warning in &self.config.warnings {
             lines.below(warning);
         }
-        let PodCount {
-            running,
-            unguarded,
-            versions,
-        } = &self.pods;
-        match (running, unguarded) {
-            (Some(running), Some(unguarded)) => {
-                let pods = format!("{running} run, {unguarded} of them under another shim");
-                lines.marked("pods", true, &pods);
+        if let Some(RunningPods { all, unguarded }) = self.pods.running {
+            let pods = format!("{all} run, {unguarded} of them under another shim");
+            lines.marked("pods", true, &pods);
+            if unguarded > 0 {
+                let is_default = self.daemons.iter().any(|daemon| daemon.default);
+                lines.below(if is_default {
+                    "these keep it until they are created anew; to repair their stale subPaths now:"
+                } else {
+                    "these do not select bindguard's runtime; to repair their stale subPaths now:"
+                });
+                lines.run("bindguard repair --all");
             }
-            _ => lines.headed("pods", UNCHECKED, "unknown: no CRI answered"),
+        } else {
+            lines.headed("pods", UNCHECKED, "unknown: no CRI answered");
         }
-        if unguarded.is_some_and(|count| count > 0) {
-            let is_default = self.daemons.iter().any(|daemon| daemon.default);
-            lines.below(if is_default {
-                "these keep it until they are created anew; to repair their stale subPaths now:"
-            } else {
-                "these do not select bindguard's runtime; to repair their stale subPaths now:"
-            });
-            lines.run("bindguard repair --all");
-        }
-        for pods in versions {
+        for pods in &self.pods.versions {
             lines.below(&pods.summary());
         }
         match &self.agent {
@@ -317,21 +306,6 @@ impl NodeStatus {
         }
         lines
     }
-}
-
-fn describe_removal(removal: Removal) -> String {
-    let (handler, programs) = (
-        removal.handler_kept_for_pods,
-        removal.programs_kept_for_pods,
-    );
-    if handler + programs == 0 {
-        return "not complete, and no pod needs the rest".to_owned();
-    }
-    format!(
-        "handler kept for {}, programs kept for {}",
-        counted(handler, "pod", "pods"),
-        counted(programs, "pod", "pods")
-    )
 }
 
 #[cfg(test)]
@@ -369,8 +343,10 @@ mod tests {
                 warnings: Vec::new(),
             },
             pods: PodCount {
-                running: Some(12),
-                unguarded: Some(3),
+                running: Some(RunningPods {
+                    all: 12,
+                    unguarded: 3,
+                }),
                 versions: vec![PodsOfVersion {
                     version: "0.0.9".to_owned(),
                     pods: vec![PodName {

@@ -221,13 +221,16 @@ impl<R> CreateLine<R> {
 
 // A line about the subpaths of a volume that were re-bound on the host, between creates.
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Actor {
+    #[strum(to_string = "the agent")]
     Agent,
     /// A command of an operator.
+    #[strum(to_string = "an operator")]
     Operator,
     /// The guard, at the end of a pod's sandbox.
+    #[strum(to_string = "the guard")]
     Guard,
 }
 
