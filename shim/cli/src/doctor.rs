@@ -178,7 +178,7 @@ fn installation(record: &Record, daemons: &Daemons) -> Check {
     all.extend(problems);
     // The point `containerd` reports containerd.
     for owner in [Owner::Docker, Owner::Crio] {
-        all.extend(unseen(owner, record));
+        all.extend(unseen(owner, record.verified(owner).is_some()));
     }
     for (name, daemon) in daemons {
         if *name != CONTAINERD
@@ -212,7 +212,10 @@ const PLUGINS: [&str; 2] = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.r
 fn containerd(pods: &Pods, record: &Record, daemons: &Daemons) -> Result<Check> {
     let found = containerds();
     let Some(containerd) = found.first() else {
-        if let Some(why) = unseen(Owner::Containerd, record) {
+        if let Some(why) = unseen(
+            Owner::Containerd,
+            record.verified(Owner::Containerd).is_some(),
+        ) {
             bail!("{why}");
         }
         return Ok(Check::ok("none runs here"));

@@ -58,7 +58,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Report what a create would find in a bundle, and do.
+    /// Report what a create would find and do in a bundle.
     ///
     /// Changes nothing.
     Check(check::Check),

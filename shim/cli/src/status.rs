@@ -152,7 +152,7 @@ impl NodeStatus {
         // `drift` reports why a record cannot be read
         let record = recorded().unwrap_or_default();
         for owner in [Owner::Containerd, Owner::Docker, Owner::Crio] {
-            unknown.extend(unseen(owner, &record));
+            unknown.extend(unseen(owner, record.verified(owner).is_some()));
         }
         let mut problems = unknown.clone();
         let running = counted.unwrap_or_else(|error| {

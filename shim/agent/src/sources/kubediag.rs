@@ -565,13 +565,17 @@ mod tests {
         let pod = format!(r#"{{"spec":{{"nodeName":"n","containers":[{{"env":[{env}null]}}]}}}}"#);
         let mounts = "[],".repeat(1_300_000);
         let hostile = format!(r#"{{"spec":{{"containers":[{{"volumeMounts":[{mounts}{{}}]}}]}}}}"#);
-        // The peak begins anew.
-        std::fs::write("/proc/self/clear_refs", "5").unwrap();
-        let before = peak();
-        assert_eq!(Pod::parse(&pod).unwrap().spec.node_name, "n");
-        diagnose(&pod, "").unwrap_err();
-        diagnose(&hostile, "").unwrap_err();
-        let kib = peak() - before;
+        // The peak is of the whole process: other tests may add to some rounds, but not to all.
+        let rounds = (0..8).map(|_| {
+            // The peak begins anew.
+            std::fs::write("/proc/self/clear_refs", "5").unwrap();
+            let before = peak();
+            assert_eq!(Pod::parse(&pod).unwrap().spec.node_name, "n");
+            diagnose(&pod, "").unwrap_err();
+            diagnose(&hostile, "").unwrap_err();
+            peak() - before
+        });
+        let kib = rounds.min().unwrap();
         assert!(kib < 20 << 10, "{kib} KiB");
     }
 

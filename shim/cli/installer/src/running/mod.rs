@@ -45,7 +45,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::change::{Owner, identity, read_text};
-use crate::record::Record;
 
 pub use self::containers::{
     ProgramUser, docker_containers, docker_root, leave_own_sandbox, podman_containers,
@@ -355,8 +354,9 @@ pub fn sees_processes() -> bool {
     Path::new("/proc/1/stat").symlink_metadata().is_ok()
 }
 
-/// Why the state of a daemon is not known although no process of it is seen here.
-pub fn unseen(owner: Owner, record: &Record) -> Option<String> {
+/// Why the state of a daemon is not known although no process of it is seen here. `is_installed`:
+/// bindguard is installed for it.
+pub fn unseen(owner: Owner, is_installed: bool) -> Option<String> {
     let name = match owner {
         Owner::Containerd => CONTAINERD,
         Owner::Docker => DOCKER,
@@ -369,10 +369,7 @@ pub fn unseen(owner: Owner, record: &Record) -> Option<String> {
     if is_hidden(name) {
         return Some(format!("{name} runs, and only root may read its arguments"));
     }
-    record.verified(owner)?;
-    Some(format!(
-        "{name} does not run, and bindguard is installed for it"
-    ))
+    is_installed.then(|| format!("{name} does not run, and bindguard is installed for it"))
 }
 
 /// True if a daemon of this name runs, and only root may read to which root it belongs.
