@@ -35,8 +35,8 @@ pub const KEPT_PATH: &str = "/var/lib/bindguard/config.toml";
 /// The file that a node gets: every table and key as a comment, with its default.
 pub const SHIPPED: &str = include_str!("../config.toml");
 
-/// The keys by which bindguard changes a node or a container. A mistake that may be about one of these
-/// keys makes the first three "report" and the last "off".
+/// The keys by which bindguard changes a node or a container. If a mistake can concern a key of this
+/// list, the first three keys become "report", and the last key "off".
 pub const CHANGING_KEYS: [&str; 4] = [
     "checks.stale-subpaths",
     "checks.host-root",

@@ -1,6 +1,6 @@
-//! The Grafana dashboard: what its rows answer, and that each name and label of its queries and of
-//! the alert rules is one that the agent has. The list in docs/agent.md is that of the agent: a test
-//! of the agent compares the two.
+//! The Grafana dashboard. Its rows answer an operator's questions, and the agent has each metric and
+//! label of the queries and alert rules. The metrics come from the list in docs/agent.md, which a test
+//! of the agent compares with the agent.
 
 use std::collections::BTreeMap;
 

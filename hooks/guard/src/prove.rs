@@ -127,8 +127,8 @@ impl ExpectedSources {
     }
 }
 
-/// The expectations for recorded binds, by what their recorded sources are now. `None` for a source
-/// that shows no place any more.
+/// The expectations for recorded binds, from a new look at the recorded sources. `None` for a source
+/// whose mount and path cannot be read.
 pub(crate) fn expect_again(
     bundle: &Path,
     expected: &ExpectedBinds,

@@ -62,8 +62,8 @@ struct Group {
 /// The search for writers, namespace by namespace.
 struct Search {
     groups: Vec<Group>,
-    /// The namespaces that are not read yet, the first one last: the group, the processes, and false for
-    /// a process that blocks its readers, so that its namespace is unknown.
+    /// The namespaces that are not read yet, the first namespace last: the group, the processes, and
+    /// false if a process blocks its readers and hides its namespace.
     left: Vec<(usize, Vec<u32>, bool)>,
     own_root: Option<FilePlace>,
 }

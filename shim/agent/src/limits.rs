@@ -163,8 +163,8 @@ impl TokenBucket {
 // news are logged, journaled or written as events.
 
 /// Limit of findings, of all subjects together: containers come and go, and each can have thousands.
-/// Beyond the limit the subject with the most findings is forgotten, so that no pod makes the agent
-/// repeat its messages about other pods.
+/// Beyond the limit the subject with the most findings is forgotten: a pod with many findings makes
+/// the agent repeat no message about other pods.
 const MAX_FINDINGS: usize = 32 * 1024;
 
 /// The findings about each subject at its last check. Their hashes: a pod chooses how long the paths in

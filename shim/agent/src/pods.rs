@@ -35,8 +35,8 @@ const REMEMBERED: Duration = Duration::from_secs(60);
 /// The time for which a listing of all pods is kept after the last lookup.
 const LISTING_KEPT: Duration = Duration::from_secs(1);
 
-/// Limit of containers that are kept, each with a part of its spec. The others are queried at each
-/// refresh.
+/// Limit of containers that are kept, each with a part of its spec. Other containers are queried
+/// at each refresh.
 const MAX_CONTAINERS: NonZeroUsize = NonZeroUsize::new(256).unwrap();
 
 /// Limit of names that are kept.

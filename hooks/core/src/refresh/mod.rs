@@ -1,14 +1,17 @@
 //! Finds the mounts of a running container that show a replaced file.
 //!
 //! A mount keeps the file that it was made of (kubernetes#50345, moby#15793). Three kinds of mounts
-//! are found: the subpaths of kubelet-written volumes, and volumes that were mounted anew, with
-//! their nested binds ([`volumes`]); and the single files that a container engine or a pod bound
+//! are found: the subpaths of kubelet-written volumes with nested binds ([`volumes`]), volumes that
+//! were mounted anew ([`mounts`]), and the single files that a container engine or a pod bound
 //! ([`files`]). [`host_roots_in_container`] finds the private binds that keep mounts of the host. All
 //! compare devices and roots of mount tables, and open nothing.
 
 mod files;
+mod host_roots;
 mod kept_mounts;
+mod mounts;
 mod volumes;
+mod way;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -22,18 +25,19 @@ use crate::judge::{Expected, OnIt, Shown, Verdict, judge};
 use crate::mount_table::{MountEntry, MountId, MountTable};
 use crate::text::serialize_path;
 
-pub use crate::refresh::files::{
-    BoundFile, Found, HostRootBind, LookUp, ReliedOn, Way, WayFolder, can_lead, files_in_container,
-    host_roots_in_container,
-};
+pub use crate::refresh::files::{BoundFile, files_in_container};
+pub use crate::refresh::host_roots::{HostRootBind, host_roots_in_container};
 pub use crate::refresh::kept_mounts::{
     GoneMount, KeptMounts, MountsBelow, Restriction, changed_by_tuck, is_record_needed, left_shared,
 };
+pub use crate::refresh::mounts::{
+    BoundMount, REFRESHED_FILE, RefreshedBind, RefreshedMounts, mounts_in_container,
+};
 pub use crate::refresh::volumes::{
-    BoundMount, InnerBind, MountsInVolume, NestedBind, PodVolume, REFRESHED_FILE, RefreshedBind,
-    RefreshedMounts, SpecBind, missing_binds, mounts_in_container, mounts_in_volume,
+    InnerBind, MountsInVolume, NestedBind, PodVolume, SpecBind, missing_binds, mounts_in_volume,
     subpaths_in_container,
 };
+pub use crate::refresh::way::{Found, LookUp, ReliedOn, Way, WayFolder, can_lead};
 
 /// A mount of a container that shows a file or directory of a volume, or a file of a directory on
 /// the host.

@@ -42,7 +42,7 @@ const CHILD_INTERVAL: Duration = Duration::from_millis(50);
 /// Limit of the wait for the end of an init that cannot be read.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The refresh of a container: what its mounts shall show, and what keeps them stale.
+/// The refresh of a container: the files and volumes that are due, and the reasons for stale mounts.
 pub struct ContainerRefresh<'f> {
     container: &'f Container,
     notify: &'f Notify,

@@ -10,9 +10,9 @@
 //! this folder: an upgrade does not mix versions. The programs to install are opened first, because with
 //! `--root` their folder is out of reach afterwards.
 //!
-//! The commented default config is installed if there is no config. Some runtimes cannot pass on the OCI
-//! runtime that their own options name. Then `runtime.path` must name the OCI runtime. Otherwise a
-//! different runtime than before would create the containers.
+//! The commented default config is installed if there is no config. The options of some runtimes
+//! name an OCI runtime, and the engine does not pass this name on. Then `runtime.path` must name the
+//! OCI runtime. Otherwise a different runtime than before would create the containers.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
